@@ -1,0 +1,41 @@
+"""The v2 datatypes and what they are in memory.
+
+Source: Open Inference Protocol v2, "Tensor Data Types"; ONNX `TensorProto.DataType`.
+Raw form: little-endian, row-major, no padding; BYTES elements as a 4-byte little-endian length and the bytes.
+BF16 has no numpy dtype: it is carried as its 16 bits in `uint16`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: v2 datatype -> numpy dtype of its raw form. BYTES is absent: its elements differ in length.
+NUMPY: dict[str, np.dtype] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype("<u1"),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype("<i1"),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+}
+
+BYTES = "BYTES"
+
+#: every datatype a signature may name
+DATATYPES = frozenset(NUMPY) | {BYTES}
+
+#: datatypes that have no JSON form (binary only), as in the v2 reference
+BINARY_ONLY = frozenset({"FP16", "BF16"})
+
+#: v2 datatype -> bytes of one element; BYTES is absent
+ITEM_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY.items()}
+
+#: the largest number of elements a shape may name (int64)
+ELEMENTS_MAX = 2**63 - 1

@@ -1,0 +1,93 @@
+"""One error type for the whole product, and the one table that maps its codes to protocol statuses.
+
+A `Failure` carries a code (what kind), a message (what to do about it) and, for refusals, when to come back.
+Protocol adapters turn codes into statuses with `HTTP_STATUS` and `GRPC_STATUS`; nothing else decides a status.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """What went wrong, in terms of who can mend it."""
+
+    INVALID = "invalid"  # the request is wrong and will be wrong again
+    UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
+    NOT_FOUND = "not_found"  # no such model, version, path
+    METHOD = "method"  # the path exists, the method does not
+    CONFLICT = "conflict"  # already there, or changed in between
+    TOO_LARGE = "too_large"  # over a limit on bytes
+    ENCODING = "encoding"  # a content encoding that is not spoken
+    OVERLOADED = "overloaded"  # this lane is full: come back later
+    UNAVAILABLE = "unavailable"  # nothing can take the request now: come back later
+    EXPIRED = "expired"  # the deadline passed before an answer was there
+    CANCELLED = "cancelled"  # the caller went away
+    MODEL = "model"  # the model itself failed on this input
+    STORAGE = "storage"  # the disk is full
+    UNSUPPORTED = "unsupported"  # a valid request for something not offered
+    INTERNAL = "internal"  # our fault
+
+
+HTTP_STATUS: dict[Code, int] = {
+    Code.INVALID: 400,
+    Code.UNAUTHENTICATED: 401,
+    Code.NOT_FOUND: 404,
+    Code.METHOD: 405,
+    Code.CONFLICT: 409,
+    Code.TOO_LARGE: 413,
+    Code.ENCODING: 415,
+    Code.OVERLOADED: 429,
+    Code.UNAVAILABLE: 503,
+    Code.EXPIRED: 504,
+    Code.CANCELLED: 499,
+    Code.MODEL: 500,
+    Code.STORAGE: 507,
+    Code.UNSUPPORTED: 501,
+    Code.INTERNAL: 500,
+}
+
+GRPC_STATUS: dict[Code, str] = {
+    Code.INVALID: "INVALID_ARGUMENT",
+    Code.UNAUTHENTICATED: "UNAUTHENTICATED",
+    Code.NOT_FOUND: "NOT_FOUND",
+    Code.METHOD: "UNIMPLEMENTED",
+    Code.CONFLICT: "ALREADY_EXISTS",
+    Code.TOO_LARGE: "RESOURCE_EXHAUSTED",
+    Code.ENCODING: "UNIMPLEMENTED",
+    Code.OVERLOADED: "RESOURCE_EXHAUSTED",
+    Code.UNAVAILABLE: "UNAVAILABLE",
+    Code.EXPIRED: "DEADLINE_EXCEEDED",
+    Code.CANCELLED: "CANCELLED",
+    Code.MODEL: "INTERNAL",
+    Code.STORAGE: "RESOURCE_EXHAUSTED",
+    Code.UNSUPPORTED: "UNIMPLEMENTED",
+    Code.INTERNAL: "INTERNAL",
+}
+
+
+class Failure(Exception):
+    """An operation that failed, said in one line that tells what to do.
+
+    `retry_after_s` is set on refusals (`OVERLOADED`, `UNAVAILABLE`): seconds until another try makes sense.
+    """
+
+    def __init__(self, code: Code, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    @property
+    def http_status(self) -> int:
+        return HTTP_STATUS[self.code]
+
+
+def invalid(message: str) -> Failure:
+    """The caller's mistake: 400 over HTTP."""
+    return Failure(Code.INVALID, message)
+
+
+def not_found(message: str) -> Failure:
+    """No such model, version or path: 404 over HTTP."""
+    return Failure(Code.NOT_FOUND, message)

@@ -1,0 +1,31 @@
+"""Which names models, pools and versions may have. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from services.errors import invalid
+
+NAME_CHARACTERS_MAX = 128
+VERSION_MAX = 2**31 - 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+
+
+def check_name(name: str, what: str = "model name") -> str:
+    """Return `name` if it may name a model or pool. Raises Failure(INVALID).
+
+    One path component that is safe on every file system and object store: starts with a letter or digit.
+    """
+    if len(name) > NAME_CHARACTERS_MAX or not _NAME.match(name) or name.endswith("."):
+        raise invalid(
+            f"{what} {name[:80]!r} is not allowed: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit and not ending with '.'"
+        )
+    return name
+
+
+def check_version(version: int) -> int:
+    """Return `version` if it is a whole number from 1 to 2^31 - 1. Raises Failure(INVALID)."""
+    if not 1 <= version <= VERSION_MAX:
+        raise invalid(f"version {version} is not allowed: use a whole number from 1 to {VERSION_MAX}")
+    return version

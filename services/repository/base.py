@@ -1,0 +1,70 @@
+"""What a repository is: folders of immutable versions and small mutable documents. The only durable truth.
+
+Implementations are synchronous (callers in an event loop use a thread) and pass tests/contract/test_repository.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from services.manifest import Endpoint, Manifest
+
+
+class Staging(Protocol):
+    """A private place where an upload gathers before it becomes a version. Leaving the `with` block removes it."""
+
+    @property
+    def path(self) -> Path:
+        """An empty local folder: write `source/…` and `compiled/…` below it."""
+
+    def __enter__(self) -> Staging: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Repository(Protocol):
+    """Raises Failure: NOT_FOUND, CONFLICT, STORAGE (no space), INTERNAL (the folder cannot be used)."""
+
+    def stage(self) -> Staging:
+        """Open a staging area on the same storage as the versions, so that publishing is one rename."""
+
+    def publish(self, staging: Staging, manifest: Manifest) -> None:
+        """Make the staged files the version that `manifest` names, atomically and durably.
+
+        Raises Failure(CONFLICT) if the version exists: versions are immutable.
+        """
+
+    def models(self) -> Sequence[str]:
+        """Names of the models that have an endpoint or a version, sorted."""
+
+    def versions(self, model: str) -> Sequence[int]:
+        """Published versions, ascending; empty for an unknown model."""
+
+    def manifest(self, model: str, version: int) -> Manifest:
+        """Raises Failure(NOT_FOUND)."""
+
+    def local_path(self, model: str, version: int) -> Path:
+        """A local folder that holds the version's files. Raises Failure(NOT_FOUND)."""
+
+    def endpoint(self, model: str) -> Endpoint:
+        """The model's endpoint document; generation 0 when none was written yet. Raises NOT_FOUND: no such model."""
+
+    def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
+        """Write `endpoint` if the stored generation still equals `endpoint.generation`; returns it one higher.
+
+        Raises Failure(CONFLICT) when somebody else was faster: read again and decide again.
+        """
+
+    def delete_version(self, model: str, version: int) -> None:
+        """Remove a version, atomically for readers. Raises Failure(NOT_FOUND)."""
+
+    def delete_model(self, model: str) -> None:
+        """Remove a model with all its versions. Raises Failure(NOT_FOUND)."""
+
+    def next_version(self, model: str) -> int:
+        """One more than the highest version that was ever published, so that numbers are not used again by themselves."""
+
+    def token(self) -> str:
+        """Changes whenever anything in the repository changes; cheap to call once a second."""

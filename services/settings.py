@@ -1,0 +1,59 @@
+"""Every setting of every process, read from the environment here and nowhere else (`MILLRACE_<FIELD>`)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIB = 1 << 20
+
+
+class Settings(BaseSettings):
+    """Validated when built: a bad value stops the process at start, with the field's name."""
+
+    model_config = SettingsConfigDict(env_prefix="MILLRACE_", frozen=True, extra="ignore")
+
+    home: Path = Field(Path(".millrace"), description="Folder for everything that is kept: models, sockets, logs.")
+    host: str = Field("127.0.0.1", description="Address the gateway listens on.")
+    http_port: int = Field(8000, ge=0, le=65535, description="Port the gateway listens on; 0 picks a free one.")
+    gateways: int = Field(1, ge=1, le=64, description="Gateway processes.")
+    pools: str = Field("cpu=1", description="Worker pools as NAME=WORKERS, comma separated.")
+    threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: its share of the machine.")
+    redis_url: SecretStr | None = Field(None, description="Redis to use; unset: an embedded one.")
+    admin_key: SecretStr | None = Field(None, description="Bearer key for the admin API; unset: loopback only.")
+    example: bool = Field(True, description="Load the digits example at start.")
+
+    device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Port of a worker's own /metrics; 0: none.")
+    metrics_dir: Path | None = Field(None, description="Folder of the metric files shared on a host.")
+    segments_dir: Path = Field(Path("/dev/shm"), description="Folder of the shared memory segments.")
+    instance: str = Field("millrace", description="Prefix of shared memory names of this installation.")
+
+    body_bytes_max: int = Field(64 * MIB, ge=1024, description="Largest body of an inference request, decompressed.")
+    upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")
+    inflight_max: int = Field(4096, ge=1, description="Requests admitted at once by one gateway.")
+    inflight_bytes_max: int = Field(1024 * MIB, ge=1024, description="Bytes of admitted requests in one gateway.")
+    queue_rows_max: int = Field(8192, ge=1, description="Rows that may wait in one lane of one gateway.")
+    timeout_ms_max: float = Field(600_000, gt=0, description="Longest deadline a request may ask for.")
+    segment_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")
+    segment_tensor_bytes_min: int = Field(32 * 1024, ge=1, description="Tensors of this size and more travel there.")
+    connections_max: int = Field(4096, ge=1, description="Open connections of one gateway.")
+    keep_alive_s: float = Field(75, gt=0, description="How long an idle connection is kept.")
+    drain_s: float = Field(30, gt=0, description="How long a process may finish what it has when told to stop.")
+    lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")
+    check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
+    check_s_max: float = Field(120, gt=0, description="Time of a model check.")
+    fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
+
+    @property
+    def models_dir(self) -> Path:
+        """The repository's root folder."""
+        return self.home / "repository"
+
+
+def child_environment(overrides: dict[str, str]) -> dict[str, str]:
+    """The environment for a child process: this one's, with `MILLRACE_…` overrides."""
+    return {**os.environ, **overrides}

@@ -1,0 +1,47 @@
+"""What an inference library must offer to serve: one function that loads, one object that runs.
+
+load(path, signature, device, threads) -> Instance ── run({name: array}) ──> [array, …] ── close()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from services.tensor import Signature
+
+Array = np.ndarray[Any, Any]
+
+
+class Instance(Protocol):
+    """A loaded variant on a device. Not shared between threads."""
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        """Run once. `inputs`: by name; BF16 as uint16, BYTES as object arrays of `bytes`.
+
+        Returns all outputs in the signature's order, same conventions. Raises Failure(MODEL) with the library's
+        own message when the model fails on these inputs.
+        """
+
+    @property
+    def size_bytes(self) -> int:
+        """Resident bytes that this instance added to the process, as far as they are known."""
+
+    def close(self) -> None:
+        """Give everything back to the system."""
+
+
+class Backend(Protocol):
+    """An inference library. Importing its module must not import the library."""
+
+    name: str
+
+    def load(self, path: Path, signature: Signature, device: str, threads: int) -> Instance:
+        """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0").
+
+        Raises Failure(MODEL) if it cannot be loaded, Failure(UNAVAILABLE) if the device cannot be used: a backend
+        never falls back to another device by itself.
+        """
