@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from services.manifest import Endpoint, Manifest
 
@@ -19,7 +19,7 @@ class Staging(Protocol):
     def path(self) -> Path:
         """An empty local folder: write `source/…` and `compiled/…` below it."""
 
-    def __enter__(self) -> Staging: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
 

@@ -1,0 +1,53 @@
+"""What workers publish about themselves: short-lived records, renewed with every heartbeat. Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+
+class State(StrEnum):
+    """Where a version is on its way to serving; a version's state is the best of its instances' states."""
+
+    UPLOADED = "uploaded"
+    CHECKING = "checking"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+class InstanceRecord(BaseModel):
+    """A variant loaded, or on its way, in one worker.
+
+    `profile`: rows of a run -> measured seconds. `rows_max`: the largest run this instance takes.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    release: str
+    model: str
+    version: int
+    state: State
+    reason: str | None = None
+    profile: dict[int, float] = {}
+    rows_max: int = 1
+    size_bytes: int = 0
+
+
+class WorkerRecord(BaseModel):
+    """A worker process. `host`: equal for processes that can share memory segments."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    pool: str
+    device: str
+    backend: str
+    pid: int
+    host: str
+    started: float
+    heartbeat: float
+    instances: tuple[InstanceRecord, ...] = ()
