@@ -1,0 +1,172 @@
+"""Where Redis is: a URL as the user wrote it -> an address -> clients.
+
+redis://[[user]:password@]host[:port][/db]   rediss://… (TLS)   unix://[[user]:password@]/path[?db=N]
+The URL rules are redis-py's own; TLS options of a `rediss` URL are its `ssl_…` query arguments.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.connection import SSLConnection, parse_url
+from redis.retry import Retry
+
+from services.errors import invalid
+
+PORT_DEFAULT = 6379
+CONNECT_S_MAX = 5.0
+REPLY_S_MAX = 10.0
+RETRIES_MAX = 3
+HEALTH_CHECK_S = 30
+
+_FORMS = "redis://[[user]:password@]host[:port][/db], rediss://… for TLS, or unix://[[user]:password@]/path[?db=N]"
+_VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+#: query argument of a `rediss` URL -> field of `Tls`
+_TLS_OPTIONS = {
+    "ssl_cert_reqs": "verify",
+    "ssl_check_hostname": "check_hostname",
+    "ssl_ca_certs": "ca_file",
+    "ssl_ca_path": "ca_folder",
+    "ssl_certfile": "certificate_file",
+    "ssl_keyfile": "key_file",
+    "ssl_password": "key_password",
+}
+_OPTIONS = {"connection_class", "path", "host", "port", "db", "username", "password"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How a TLS server is verified. `verify`: required, optional or none, as in `ssl_cert_reqs`."""
+
+    verify: str = "required"
+    check_hostname: bool = True
+    ca_file: str | None = None
+    ca_folder: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+
+    def context(self) -> ssl.SSLContext:
+        """A client context. Raises Failure(INVALID) if a certificate file cannot be used."""
+        context = ssl.create_default_context()
+        context.check_hostname = self.check_hostname and self.verify != "none"
+        context.verify_mode = _VERIFY[self.verify]
+        try:
+            if self.ca_file or self.ca_folder:
+                context.load_verify_locations(cafile=self.ca_file, capath=self.ca_folder)
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file, self.key_password)
+        except OSError as error:
+            raise invalid(f"the certificate files of the Redis URL cannot be used: {error}") from error
+        return context
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """A unix socket (`path`) or a TCP server (`host`, `port`), and who we are there.
+
+    `url` is the URL as it was given, password included: it is for connecting and for child processes. Whatever is
+    shown to people or written to logs is `str(address)`, which has no password; neither has the repr.
+    """
+
+    url: str = field(repr=False, compare=False)
+    path: str | None = None
+    host: str = "localhost"
+    port: int = PORT_DEFAULT
+    tls: Tls | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    db: int = 0
+
+    @classmethod
+    def parse(cls, url: str) -> RedisAddress:
+        """Read a URL. Raises Failure(INVALID); no part of the URL is in the message, since it may hold a password."""
+        parse: Callable[[str], dict[str, Any]] = parse_url
+        try:
+            options = parse(url.strip())
+        except ValueError as error:
+            raise invalid(
+                f"the Redis URL cannot be read: write {_FORMS}, special characters percent-encoded"
+            ) from error
+        scheme, _, rest = url.strip().partition("://")
+        if scheme == "unix" and "path" not in options:
+            raise invalid(f"the Redis URL has no socket path: write {_FORMS}")
+        has_path = bool(rest.partition("?")[0].partition("/")[2].strip("/"))
+        if (scheme != "unix" and has_path and "db" not in options) or options.get("db", 0) < 0:
+            raise invalid("the database in the Redis URL is not a number: write redis://host:port/0")
+        tls = _tls(options) if options.get("connection_class") is SSLConnection else None
+        unknown = sorted(options.keys() - _OPTIONS - (set(_TLS_OPTIONS) if tls else set()))
+        if unknown:
+            known = ", ".join(["db", "username", "password", *(_TLS_OPTIONS if tls else ())])
+            raise invalid(f"the Redis URL has an option {unknown[0]!r} that is not supported; supported: {known}")
+        fields = {name: options[name] for name in _OPTIONS - {"connection_class"} if name in options}
+        return cls(url=url.strip(), tls=tls, **fields)
+
+    @classmethod
+    def unix(cls, path: str) -> RedisAddress:
+        """The address of a server on a unix socket, without AUTH, database 0."""
+        return cls(url=f"unix://{quote(path)}", path=path)
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """A fresh TLS client context, or None where the URL does not ask for TLS."""
+        return self.tls.context() if self.tls else None
+
+    def __str__(self) -> str:
+        secret = "***" if self.password else None
+        who = f"{self.username or ''}:{secret}@" if secret else f"{self.username}@" if self.username else ""
+        if self.path is not None:
+            return f"unix://{who}{self.path}" + (f"?db={self.db}" if self.db else "")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'rediss' if self.tls else 'redis'}://{who}{host}:{self.port}/{self.db}"
+
+
+def _tls(options: dict[str, Any]) -> Tls:
+    tls = Tls(**{field_: options[name] for name, field_ in _TLS_OPTIONS.items() if name in options})
+    if tls.verify not in _VERIFY:
+        raise invalid(f"ssl_cert_reqs in the Redis URL is {tls.verify!r}: use {', '.join(_VERIFY)}")
+    return tls
+
+
+def _options(address: RedisAddress) -> dict[str, Any]:
+    """Arguments that both clients take.
+
+    RESP2 is pinned because reply shapes differ between protocol versions. A blocking command must ask for less than
+    REPLY_S_MAX seconds, or its wait counts as a dead connection.
+    """
+    options: dict[str, Any] = {
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "protocol": 2,
+        "socket_connect_timeout": CONNECT_S_MAX,
+        "socket_timeout": REPLY_S_MAX,
+        "socket_keepalive": address.path is None,
+        "health_check_interval": HEALTH_CHECK_S,
+        "client_name": "millrace",
+    }
+    if address.path is not None:
+        return options | {"unix_socket_path": address.path}
+    options |= {"host": address.host, "port": address.port}
+    if address.tls is None:
+        return options
+    tls = {name: getattr(address.tls, field_) for name, field_ in _TLS_OPTIONS.items()}
+    return options | {"ssl": True, **tls}
+
+
+def client(address: RedisAddress) -> redis.Redis:
+    """A redis-py client that connects on first use; bytes in, bytes out."""
+    return redis.Redis(**_options(address), retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), RETRIES_MAX))
+
+
+def async_client(address: RedisAddress) -> redis.asyncio.Redis:
+    """The asyncio form of `client`."""
+    retry = AsyncRetry(ExponentialBackoff(cap=0.5, base=0.05), RETRIES_MAX)
+    return redis.asyncio.Redis(**_options(address), retry=retry)
