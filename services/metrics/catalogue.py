@@ -1,0 +1,124 @@
+"""Every metric of the product: its name, what it says, its labels and how processes' values are put together. Pure.
+
+Base units (seconds, bytes), names `millrace_…`; labels hold only names that an administrator chose or that are fixed
+here, so that the number of series is bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a series is and how the values of several processes make one; the value is its letter in metric files."""
+
+    COUNTER = "c"  # summed, also after the process died
+    HISTOGRAM = "h"  # the same, bucket by bucket
+    GAUGE_SUM = "s"  # each process has a share: summed over the living
+    GAUGE_MAX = "m"  # the same fact seen by several processes: the largest of the living
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what a process counted stays true after its death."""
+        return self in {Kind.COUNTER, Kind.HISTOGRAM}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; `buckets` are the inclusive upper bounds of a histogram, ascending, without +Inf."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+    @property
+    def slots(self) -> int:
+        """How many float64 a series takes: a histogram has its buckets, +Inf and the sum of what it saw."""
+        return len(self.buckets) + 2 if self.kind is Kind.HISTOGRAM else 1
+
+
+# Three to a decade from 0.1 ms, the floor of a local round trip, to 60 s, past the default deadline.
+SECONDS = (
+    *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
+    *(0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+ROWS = tuple(float(1 << power) for power in range(11))
+_LANE = ("model", "version", "pool")
+
+REQUEST_SECONDS = Metric(
+    "millrace_request_seconds", Kind.HISTOGRAM, "Time from a request's last byte to its reply.", _LANE, SECONDS
+)
+QUEUE_WAIT_SECONDS = Metric(
+    "millrace_queue_wait_seconds",
+    Kind.HISTOGRAM,
+    "Time from admission of a request to the start of its execution.",
+    _LANE,
+    SECONDS,
+)
+EXECUTION_SECONDS = Metric(
+    "millrace_execution_seconds", Kind.HISTOGRAM, "Time that a batch took on its device.", _LANE, SECONDS
+)
+BATCH_ROWS = Metric("millrace_batch_rows", Kind.HISTOGRAM, "Rows of the batches that ran.", _LANE, ROWS)
+
+REQUESTS = Metric(
+    "millrace_requests_total", Kind.COUNTER, "Requests answered, by outcome.", ("model", "version", "outcome")
+)
+REFUSED = Metric("millrace_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",))
+REQUESTS_IN_FLIGHT = Metric("millrace_requests_in_flight", Kind.GAUGE_SUM, "Requests admitted and not yet answered.")
+LANE_ROWS = Metric("millrace_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the gateways' lanes.", _LANE)
+STREAM_ENTRIES = Metric("millrace_stream_entries", Kind.GAUGE_MAX, "Batches in the stream: waiting and leased.", _LANE)
+INSTANCES_READY = Metric("millrace_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
+INSTANCE_BYTES = Metric("millrace_instance_bytes", Kind.GAUGE_MAX, "Memory that an instance takes.", (*_LANE, "worker"))
+SEGMENT_BYTES_IN_USE = Metric("millrace_segment_bytes_in_use", Kind.GAUGE_SUM, "Shared memory that holds tensors now.")
+WORKER_INFO = Metric(
+    "millrace_worker_info", Kind.GAUGE_MAX, "A worker that is running, and its device.", ("worker", "pool", "device")
+)
+WORKER_BUSY_SECONDS = Metric(
+    "millrace_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
+)
+REDIS_BYTES = Metric("millrace_redis_bytes_total", Kind.COUNTER, "Bytes through Redis.", ("direction",))
+SEGMENT_BYTES = Metric(
+    "millrace_segment_bytes_total", Kind.COUNTER, "Tensor bytes through shared memory.", ("direction",)
+)
+BATCHES = Metric(
+    "millrace_batches_total", Kind.COUNTER, "Batches that a worker finished, by outcome.", (*_LANE, "outcome")
+)
+RECLAIMED = Metric("millrace_reclaimed_total", Kind.COUNTER, "Batches taken over from a silent worker.", ("pool",))
+REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
+DUPLICATE_REPLIES = Metric(
+    "millrace_duplicate_replies_total", Kind.COUNTER, "Replies to requests that had been answered already."
+)
+BUILD_INFO = Metric("millrace_build_info", Kind.GAUGE_MAX, "The running release and its Python.", ("version", "python"))
+SERIES_REFUSED = Metric(
+    "millrace_metrics_series_refused_total",
+    Kind.COUNTER,
+    "Metric series refused because a process had too many; they are counted under the label value other.",
+)
+
+CATALOGUE: tuple[Metric, ...] = (
+    REQUEST_SECONDS,
+    QUEUE_WAIT_SECONDS,
+    EXECUTION_SECONDS,
+    BATCH_ROWS,
+    REQUESTS,
+    REFUSED,
+    REQUESTS_IN_FLIGHT,
+    LANE_ROWS,
+    STREAM_ENTRIES,
+    INSTANCES_READY,
+    INSTANCE_BYTES,
+    SEGMENT_BYTES_IN_USE,
+    WORKER_INFO,
+    WORKER_BUSY_SECONDS,
+    REDIS_BYTES,
+    SEGMENT_BYTES,
+    BATCHES,
+    RECLAIMED,
+    REDIS_RECONNECTS,
+    DUPLICATE_REPLIES,
+    BUILD_INFO,
+    SERIES_REFUSED,
+)

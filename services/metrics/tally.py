@@ -1,0 +1,237 @@
+"""Counters, gauges and histograms of one process, in memory that outlives it.
+
+    add / set / observe -> a float64 in a mapped file -> `Tally.totals`, with the files of the other processes
+
+An update is one store into mapped memory: no lock, no system call, and nothing to flush when the process is killed.
+A series is written by one thread; making and removing series is safe from any.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+from bisect import bisect_left
+from pathlib import Path
+
+from services.metrics import ledger
+from services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
+from services.metrics.record import (
+    CHUNK_BYTES,
+    GENERATION,
+    GENERATION_OFFSET,
+    HEADER_BYTES,
+    LABEL_CHARACTERS_MAX,
+    MAGIC,
+    Key,
+    free_record,
+    generation,
+    record_bytes,
+    records,
+    values_offset,
+    write_record,
+)
+from services.metrics.totals import OTHER, Totals
+
+SERIES_MAX = 20_000
+
+
+class Counter:
+    """Only grows."""
+
+    __slots__ = ("_slot", "_values")
+
+    def __init__(self, values: memoryview[float], slot: int) -> None:
+        self._values = values
+        self._slot = slot
+
+    def add(self, v: float = 1.0) -> None:
+        self._values[self._slot] += v
+
+
+class Gauge:
+    """Goes up and down."""
+
+    __slots__ = ("_slot", "_values")
+
+    def __init__(self, values: memoryview[float], slot: int) -> None:
+        self._values = values
+        self._slot = slot
+
+    def set(self, v: float) -> None:
+        self._values[self._slot] = v
+
+    def add(self, v: float) -> None:
+        self._values[self._slot] += v
+
+    def detach(self) -> None:
+        """Let further updates go nowhere: the place will be another series'."""
+        self._values, self._slot = memoryview(bytearray(8)).cast("d"), 0
+
+
+class Histogram:
+    """How often which magnitude was seen."""
+
+    __slots__ = ("_bounds", "_slot", "_sum", "_values")
+
+    def __init__(self, values: memoryview[float], slot: int, bounds: tuple[float, ...]) -> None:
+        self._values = values
+        self._slot = slot
+        self._sum = slot + len(bounds) + 1
+        self._bounds = bounds
+
+    def observe(self, v: float, n: int = 1) -> None:
+        """Count `v`, `n` times."""
+        values = self._values
+        values[self._slot + bisect_left(self._bounds, v)] += n
+        values[self._sum] += v * n
+
+
+_Series = Counter | Gauge | Histogram
+
+
+class Tally:
+    """The metrics of one process: in a file of `directory`, or with None in its own memory."""
+
+    def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:
+        """Take a new file. `role` is a word for its name (gateway, worker). Raises OSError."""
+        self._directory = directory
+        self._series_max = series_max
+        self._lock = threading.Lock()
+        self._series: dict[Key, _Series] = {}
+        self._places: dict[Key, tuple[int, int]] = {}  # chunk, offset
+        self._free: dict[int, list[tuple[int, int]]] = {}  # record size -> places
+        self._chunks: list[mmap.mmap] = []
+        self._end = HEADER_BYTES  # of what is written in the last chunk
+        self._descriptor: int | None = None
+        if directory is not None:
+            self._descriptor, self.path = ledger.claim(directory, role)
+            ledger.retire(directory)
+        self._grow()
+        self._chunks[0][: len(MAGIC)] = MAGIC
+        self._refused = self.counter(SERIES_REFUSED)
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the files are; None for a tally that is alone."""
+        return self._directory
+
+    def counter(self, metric: Metric, *labels: str) -> Counter:
+        """The counter with these label values, made if it is not there."""
+        series = self._get(metric, labels)
+        assert isinstance(series, Counter)
+        return series
+
+    def gauge(self, metric: Metric, *labels: str) -> Gauge:
+        """The gauge with these label values, made if it is not there."""
+        series = self._get(metric, labels)
+        assert isinstance(series, Gauge)
+        return series
+
+    def histogram(self, metric: Metric, *labels: str) -> Histogram:
+        """The histogram with these label values, made if it is not there."""
+        series = self._get(metric, labels)
+        assert isinstance(series, Histogram)
+        return series
+
+    def remove(self, metric: Metric, *labels: str) -> None:
+        """Take a gauge away whose subject is gone. Its object may still be used, to no effect.
+
+        Counters and histograms stay: what was counted has happened.
+        """
+        key = _key(metric, labels)
+        with self._lock:
+            series = self._series.get(key)
+            if not isinstance(series, Gauge):
+                return
+            del self._series[key]
+            series.detach()
+            chunk, record = place = self._places.pop(key)
+            self._bump_generation()
+            free_record(memoryview(self._chunks[chunk]), record)
+            self._free.setdefault(record_bytes(key.encode(), key.slots), []).append(place)
+
+    def totals(self) -> Totals:
+        """What this process and its neighbours counted. Reads files: call it off the event loop. Raises OSError."""
+        if self._directory is not None:
+            ledger.retire(self._directory)
+            return ledger.read(self._directory)
+        totals = Totals()
+        with self._lock:
+            content = b"".join(chunk[:] for chunk in self._chunks)
+        totals.merge(records(memoryview(content)), alive=True)
+        return totals
+
+    def close(self) -> None:
+        """Say that this process is done: what it counted stays, its gauges go."""
+        if self._descriptor is not None:
+            # Closing is not enough: every mapping holds a duplicate of the descriptor, and with it the lock.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _get(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
+        key = _key(metric, labels)
+        with self._lock:
+            series = self._series.get(key)
+            if series is not None:
+                return series
+            if len(self._series) >= self._series_max and labels:
+                self._refused.add()
+                key = Key(key.kind, key.name, (OTHER,) * len(labels), key.slots)
+                if key in self._series:
+                    return self._series[key]
+            return self._make(key, metric)
+
+    def _make(self, key: Key, metric: Metric) -> _Series:
+        encoded = key.encode()
+        size = record_bytes(encoded, key.slots)
+        try:
+            index, record = self._place(size)
+        except OSError:  # the disk is full: requests go on, uncounted
+            self._refused.add()
+            return _object(metric, memoryview(bytearray(8 * key.slots)).cast("d"), 0)
+        chunk = memoryview(self._chunks[index])
+        write_record(chunk, record, encoded, key.slots)
+        self._places[key] = index, record
+        self._series[key] = made = _object(metric, chunk.cast("d"), values_offset(record) // 8)
+        return made
+
+    def _place(self, size: int) -> tuple[int, int]:
+        free = self._free.get(size)
+        if free:
+            self._bump_generation()
+            return free.pop()
+        if self._end + size > CHUNK_BYTES:
+            self._grow()
+            self._end = 0
+        self._end += size
+        return len(self._chunks) - 1, self._end - size
+
+    def _grow(self) -> None:
+        """Map one more piece; earlier ones stay where they are, so that nobody's memoryview moves."""
+        if self._descriptor is None:
+            self._chunks.append(mmap.mmap(-1, CHUNK_BYTES))
+            return
+        start = len(self._chunks) * CHUNK_BYTES
+        # Real blocks, now: a store into a hole of a full disk would be a SIGBUS.
+        os.posix_fallocate(self._descriptor, start, CHUNK_BYTES)
+        self._chunks.append(mmap.mmap(self._descriptor, CHUNK_BYTES, offset=start))
+
+    def _bump_generation(self) -> None:
+        GENERATION.pack_into(self._chunks[0], GENERATION_OFFSET, generation(memoryview(self._chunks[0])) + 1)
+
+
+def _key(metric: Metric, labels: tuple[str, ...]) -> Key:
+    if len(labels) != len(metric.labels):
+        raise ValueError(f"{metric.name} has the labels {metric.labels}, not {len(labels)} of them")
+    return Key(metric.kind, metric.name, tuple(label[:LABEL_CHARACTERS_MAX] for label in labels), metric.slots)
+
+
+def _object(metric: Metric, values: memoryview[float], slot: int) -> _Series:
+    if metric.kind is Kind.COUNTER:
+        return Counter(values, slot)
+    if metric.kind is Kind.HISTOGRAM:
+        return Histogram(values, slot, metric.buckets)
+    return Gauge(values, slot)

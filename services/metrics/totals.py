@@ -1,0 +1,28 @@
+"""The series of several processes, put together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import add
+
+from services.metrics.catalogue import Kind
+from services.metrics.record import Key
+
+OTHER = "other"  # the label value of series beyond a bound
+
+
+class Totals(dict[Key, list[float]]):
+    """Merged values by series."""
+
+    def merge(self, series: Iterable[tuple[Key, list[float]]], *, alive: bool, series_max: int | None = None) -> None:
+        """Add one process's series; of a dead one only what lasts. Beyond `series_max` they go to label `other`."""
+        for key, values in series:
+            if not (alive or key.kind.lasting):
+                continue
+            if series_max is not None and len(self) >= series_max and key not in self:
+                key = Key(key.kind, key.name, (OTHER,) * len(key.labels), key.slots)
+            there = self.get(key)
+            if there is None:
+                self[key] = list(values)
+            else:
+                self[key] = list(map(max if key.kind is Kind.GAUGE_MAX else add, there, values))
