@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.metrics.catalogue import Kind
-from services.metrics.record import Key, generation, records
+from services.metrics.record import Key, records
 from services.metrics.totals import Totals
 
 VALUES_SUFFIX = ".values"
@@ -145,21 +145,10 @@ def _merge_file(totals: Totals, path: Path) -> None:
         return  # retired meanwhile: the token tells `read`
     try:
         alive = not _unowned(descriptor)
-        content = _content(descriptor)
+        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
         os.close(descriptor)
     totals.merge(records(memoryview(content)), alive=alive)
-
-
-def _content(descriptor: int) -> bytes:
-    """A file's bytes, read while no place in it went from one series to another."""
-    content = b""
-    for _ in range(_READ_ATTEMPTS):
-        before = generation(os.pread(descriptor, 64, 0))
-        content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-        if generation(os.pread(descriptor, 64, 0)) == before:
-            break
-    return content
 
 
 def _token(directory: Path) -> str:

@@ -1,10 +1,11 @@
 """How series lie in a metric file: one record each, key and float64 values together. Pure.
 
-    file   = header (64 bytes: magic, generation) + records; mapped in pieces of CHUNK_BYTES that no record straddles
+    file   = header (64 bytes: magic) + records; mapped in pieces of CHUNK_BYTES that no record straddles
     record = size u32 | crc32(key) u32 | key bytes u16 | slots u16 | state u32 | values f64 x slots | key JSON | padding
 
 A record counts once its head is written, which is the last thing its owner does; so an owner killed at any store leaves
-either a whole record or one that `records` steps over. The generation changes before a place is used for another series.
+either a whole record or one that `records` steps over. The key comes last: whoever reads, from front to back, while a
+place goes to another series has the old checksum and the new key, and steps over it too.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from services.metrics.catalogue import Kind
 
 MAGIC = b"MILLRAC1"
 HEADER_BYTES = 64
-GENERATION = struct.Struct("<Q")
-GENERATION_OFFSET = 8
 CHUNK_BYTES = 128 * 1024
 LABEL_CHARACTERS_MAX = 256
 
@@ -66,13 +65,6 @@ def free_record(chunk: memoryview, record: int) -> None:
     """Take a series away; its place and size stay."""
     size, crc, key_bytes, slots, _ = _HEAD.unpack_from(chunk, record)
     _HEAD.pack_into(chunk, record, size, crc, key_bytes, slots, _FREE)
-
-
-def generation(head: bytes | memoryview) -> int:
-    """The generation in a file's first bytes; 0 when they are not all there."""
-    if len(head) < GENERATION_OFFSET + GENERATION.size:
-        return 0
-    return int(GENERATION.unpack_from(head, GENERATION_OFFSET)[0])
 
 
 def records(content: memoryview) -> Iterator[tuple[Key, list[float]]]:

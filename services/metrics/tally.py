@@ -19,14 +19,11 @@ from services.metrics import ledger
 from services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
 from services.metrics.record import (
     CHUNK_BYTES,
-    GENERATION,
-    GENERATION_OFFSET,
     HEADER_BYTES,
     LABEL_CHARACTERS_MAX,
     MAGIC,
     Key,
     free_record,
-    generation,
     record_bytes,
     records,
     values_offset,
@@ -148,7 +145,6 @@ class Tally:
             del self._series[key]
             series.detach()
             chunk, record = place = self._places.pop(key)
-            self._bump_generation()
             free_record(memoryview(self._chunks[chunk]), record)
             self._free.setdefault(record_bytes(key.encode(), key.slots), []).append(place)
 
@@ -201,7 +197,6 @@ class Tally:
     def _place(self, size: int) -> tuple[int, int]:
         free = self._free.get(size)
         if free:
-            self._bump_generation()
             return free.pop()
         if self._end + size > CHUNK_BYTES:
             self._grow()
@@ -218,9 +213,6 @@ class Tally:
         # Real blocks, now: a store into a hole of a full disk would be a SIGBUS.
         os.posix_fallocate(self._descriptor, start, CHUNK_BYTES)
         self._chunks.append(mmap.mmap(self._descriptor, CHUNK_BYTES, offset=start))
-
-    def _bump_generation(self) -> None:
-        GENERATION.pack_into(self._chunks[0], GENERATION_OFFSET, generation(memoryview(self._chunks[0])) + 1)
 
 
 def _key(metric: Metric, labels: tuple[str, ...]) -> Key:

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from services.metrics import catalogue, ledger
 from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.exposition import render, serve
-from services.metrics.record import CHUNK_BYTES
+from services.metrics.record import CHUNK_BYTES, HEADER_BYTES, MAGIC, Key, records, values_offset, write_record
 from services.metrics.tally import Tally
 
 ROOT = Path(__file__).parents[2]
@@ -319,6 +319,45 @@ def test_killed_between_taking_in_and_removing(tmp_path):
     assert values(mine)["millrace_reclaimed_total,pool=cpu"] == 4
     assert value_files(tmp_path) == [mine.path.name]
     ended.close()
+
+
+def test_retired_while_it_is_read(tmp_path, monkeypatch):
+    """A file goes between the look at what is retired and the look at the files: it counts all the same, once."""
+    ended, _mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
+    ended.counter(catalogue.RECLAIMED, "cpu").add(4)
+    ended.close()
+    load = ledger._load
+    looks = []
+
+    def load_then_retire(directory):
+        loaded = load(directory)
+        looks.append(loaded)
+        monkeypatch.setattr(ledger, "_load", load)
+        ledger.retire(directory)
+        monkeypatch.setattr(ledger, "_load", load_then_retire)
+        return loaded
+
+    monkeypatch.setattr(ledger, "_load", load_then_retire)
+    totals = ledger.read(tmp_path)
+    assert [values for key, values in totals.items() if key.name == "millrace_reclaimed_total"] == [[4]]
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("split", range(8, 128, 8))
+def test_place_goes_to_another_series_while_it_is_read(split):
+    """Whatever part was read before the change: the old series, the new one or neither, never a mixture."""
+    series = [Key(Kind.GAUGE_SUM, "millrace_lane_rows", (model, "1", "cpu"), 1) for model in ("old", "new")]
+    chunk = bytearray(MAGIC.ljust(HEADER_BYTES, b"\0") + bytes(1024))
+    contents = []
+    for number, key in enumerate(series):
+        write_record(memoryview(chunk), HEADER_BYTES, key.encode(), 1)
+        begin = values_offset(HEADER_BYTES)
+        memoryview(chunk)[begin : begin + 8].cast("d")[0] = number + 1.0
+        contents.append(bytes(chunk))
+    at = HEADER_BYTES + split
+    read = list(records(memoryview(contents[0][:at] + contents[1][at:])))
+    assert read in ([], [(series[0], [1.0])], [(series[1], [2.0])])
+    assert list(records(memoryview(contents[1]))) == [(series[1], [2.0])]
 
 
 def test_names_of_files_that_were_never_claimed_are_cleaned_away(tmp_path):
