@@ -1,0 +1,17 @@
+"""The inference libraries that can serve, by name; a library is imported when its first model is loaded."""
+
+from __future__ import annotations
+
+from services.errors import invalid
+from workers.backends.base import Backend
+from workers.backends.echo import Echo
+from workers.backends.onnxruntime import OnnxRuntime
+
+_BACKENDS: dict[str, type[Backend]] = {"onnxruntime": OnnxRuntime, "echo": Echo}
+
+
+def get_backend(name: str) -> Backend:
+    """The backend called `name`. Raises Failure(INVALID) for a name that is not known."""
+    if name not in _BACKENDS:
+        raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(_BACKENDS))}")
+    return _BACKENDS[name]()

@@ -1,0 +1,232 @@
+"""Small real ONNX models for every test: each builder writes one file and returns its path.
+
+The bytes are built once in a test session (weights are seeded, so they are the same in every session); a call
+only writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from itertools import pairwise
+from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+P = ParamSpec("P")
+Dim = int | str
+
+OPSET = 17
+IR_VERSION = 8
+
+#: v2 datatype -> ONNX element type
+ELEMENT_TYPE: dict[str, int] = {
+    "BOOL": TensorProto.BOOL,
+    "UINT8": TensorProto.UINT8,
+    "UINT16": TensorProto.UINT16,
+    "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64,
+    "INT8": TensorProto.INT8,
+    "INT16": TensorProto.INT16,
+    "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64,
+    "FP16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+    "FP32": TensorProto.FLOAT,
+    "FP64": TensorProto.DOUBLE,
+    "BYTES": TensorProto.STRING,
+}
+
+
+def _builder(build: Callable[P, onnx.ModelProto]) -> Callable[Concatenate[Path, P], Path]:
+    """Turn a function that makes a model into one that writes it to a path, made once for each set of arguments."""
+
+    made: dict[object, bytes] = {}
+
+    def write(path: Path, /, *args: P.args, **kwargs: P.kwargs) -> Path:
+        key = (args, tuple(sorted(kwargs.items())))
+        if key not in made:
+            model = build(*args, **kwargs)
+            onnx.checker.check_model(model)
+            made[key] = bytes(model.SerializeToString())
+        path.write_bytes(made[key])
+        return path
+
+    update_wrapper(write, build)
+    return write
+
+
+def _value(name: str, datatype: str, shape: Sequence[Dim]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, ELEMENT_TYPE[datatype], list(shape))
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    weights: Sequence[onnx.TensorProto] = (),
+    opset: int = OPSET,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(list(nodes), "graph", list(inputs), list(outputs), list(weights))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=IR_VERSION)
+
+
+def _float(name: str, array: np.ndarray) -> onnx.TensorProto:
+    return numpy_helper.from_array(array.astype(np.float32), name)
+
+
+def _integer(name: str, values: Sequence[int] | int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(values, np.int64), name)
+
+
+@_builder
+def mlp(rows: Dim = "N") -> onnx.ModelProto:
+    """64-256-256-10 with ReLU: "input" FP32 [rows, 64] -> "output" FP32 [rows, 10]. What the benchmarks serve."""
+    rng = np.random.default_rng(1)
+    sizes = [64, 256, 256, 10]
+    nodes, weights, value = [], [], "input"
+    for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        weights += [
+            _float(f"w{layer}", rng.standard_normal((fan_in, fan_out)) * (2 / fan_in) ** 0.5),
+            _float(f"b{layer}", rng.standard_normal(fan_out) * 0.1),
+        ]
+        last = layer == len(sizes) - 2
+        sums = "output" if last else f"sums{layer}"
+        nodes.append(helper.make_node("Gemm", [value, f"w{layer}", f"b{layer}"], [sums]))
+        if not last:
+            nodes.append(helper.make_node("Relu", [sums], [f"hidden{layer}"]))
+            value = f"hidden{layer}"
+    return _model(nodes, [_value("input", "FP32", [rows, 64])], [_value("output", "FP32", [rows, 10])], weights)
+
+
+@_builder
+def identity(datatype: str = "FP32", shape: tuple[Dim, ...] = ("N", 2)) -> onnx.ModelProto:
+    """ "x" -> "y", the same tensor, of any v2 datatype and shape."""
+    node = helper.make_node("Identity", ["x"], ["y"])
+    return _model([node], [_value("x", datatype, shape)], [_value("y", datatype, shape)])
+
+
+@_builder
+def add_sub() -> onnx.ModelProto:
+    """Two inputs, two outputs: "a", "b" FP32 [N, 4] -> "sum", "difference" FP32 [N, 4]."""
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]
+    shape: list[Dim] = ["N", 4]
+    return _model(
+        nodes,
+        [_value("a", "FP32", shape), _value("b", "FP32", shape)],
+        [_value("sum", "FP32", shape), _value("difference", "FP32", shape)],
+    )
+
+
+@_builder
+def convolution(rows: Dim = 1) -> onnx.ModelProto:
+    """A small CNN whose rows are independent: "image" FP32 [rows, 3, 8, 8] -> "scores" FP32 [rows, 5].
+
+    With `rows` 1 it is what exporters often write: a batch fixed at 1 that can be made symbolic.
+    """
+    rng = np.random.default_rng(2)
+    weights = [
+        _float("kernel", rng.standard_normal((4, 3, 3, 3)) * 0.3),
+        _float("matrix", rng.standard_normal((4 * 6 * 6, 5)) * 0.1),
+    ]
+    nodes = [
+        helper.make_node("Conv", ["image", "kernel"], ["features"]),
+        helper.make_node("Relu", ["features"], ["active"]),
+        helper.make_node("Flatten", ["active"], ["flat"], axis=1),
+        helper.make_node("MatMul", ["flat", "matrix"], ["scores"]),
+    ]
+    return _model(nodes, [_value("image", "FP32", [rows, 3, 8, 8])], [_value("scores", "FP32", [rows, 5])], weights)
+
+
+@_builder
+def row_mixing() -> onnx.ModelProto:
+    """Batch fixed at 1 and must stay so: "x" FP32 [1, 4] is divided by the sum over *all* rows -> "y" FP32 [1, 4]."""
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=1),
+        helper.make_node("Div", ["x", "total"], ["y"]),
+    ]
+    return _model(nodes, [_value("x", "FP32", [1, 4])], [_value("y", "FP32", [1, 4])])
+
+
+@_builder
+def lookup() -> onnx.ModelProto:
+    """Fails at run time on some values: "index" INT64 [N, 1] outside -8 … 7 -> an error; else "y" FP32 [N, 1] = 10 x."""
+    table = _float("table", np.arange(8) * 10.0)
+    node = helper.make_node("Gather", ["table", "index"], ["y"], axis=0)
+    return _model([node], [_value("index", "INT64", ["N", 1])], [_value("y", "FP32", ["N", 1])], [table])
+
+
+@_builder
+def slow(rounds: int = 2000) -> onnx.ModelProto:
+    """A loop of `rounds` 128 x 128 matrix products (about 5 us each): "x" FP32 [N, 128] -> "y" FP32 [N, 128]."""
+    rotation, _ = np.linalg.qr(np.random.default_rng(3).standard_normal((128, 128)))
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["going_on"]),
+            helper.make_node("MatMul", ["state", "rotation"], ["state_next"]),
+        ],
+        "body",
+        [_value("round", "INT64", []), _value("going", "BOOL", []), _value("state", "FP32", ["N", 128])],
+        [_value("going_on", "BOOL", []), _value("state_next", "FP32", ["N", 128])],
+    )
+    node = helper.make_node("Loop", ["rounds", "", "x"], ["y"], body=body)
+    weights = [_integer("rounds", rounds), _float("rotation", rotation)]
+    return _model([node], [_value("x", "FP32", ["N", 128])], [_value("y", "FP32", ["N", 128])], weights)
+
+
+@_builder
+def variable_length() -> onnx.ModelProto:
+    """Rows of any length: "x" FP32 [N, L] -> "doubled" FP32 [N, L], "total" FP32 [N, 1]."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["doubled"]),
+        helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=1),
+    ]
+    outputs = [_value("doubled", "FP32", ["N", "L"]), _value("total", "FP32", ["N", 1])]
+    return _model(nodes, [_value("x", "FP32", ["N", "L"])], outputs, [_integer("axes", [1])])
+
+
+@_builder
+def windowed(window: int = 16) -> onnx.ModelProto:
+    """Rows whose length must be a multiple of `window`: "x" FP32 [N, L] -> "means" FP32 [N, M]."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "windows"], ["parts"]),
+        helper.make_node("ReduceMean", ["parts"], ["means"], axes=[2], keepdims=0),
+    ]
+    inputs, outputs = [_value("x", "FP32", ["N", "L"])], [_value("means", "FP32", ["N", "M"])]
+    return _model(nodes, inputs, outputs, [_integer("windows", [0, -1, window])])
+
+
+@_builder
+def transpose() -> onnx.ModelProto:
+    """Does not batch: "x" FP32 [3, 4] -> "y" FP32 [4, 3]."""
+    node = helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])
+    return _model([node], [_value("x", "FP32", [3, 4])], [_value("y", "FP32", [4, 3])])
+
+
+@_builder
+def squeezenet(rows: Dim = "N") -> onnx.ModelProto:
+    """SqueezeNet 1.0 with seeded He-normal weights (5 MB): "data_0" FP32 [rows, 3, 224, 224] -> "scores" [rows, 1000].
+
+    The architecture is the onnx package's light model, whose constant weights make every output the same.
+    """
+    light = onnx.load(str(Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"))
+    rng = np.random.default_rng(4)
+    kept = {tensor.name: tensor for tensor in light.graph.initializer}
+    shapes = {name: numpy_helper.to_array(tensor) for name, tensor in kept.items() if name.endswith("__SHAPE")}
+    weights, nodes = [], []
+    for node in light.graph.node:
+        if node.op_type == "ConstantOfShape":
+            shape = tuple(int(size) for size in shapes[node.input[0]])
+            fan_in = int(np.prod(shape[1:])) or 1
+            weights.append(_float(node.output[0], rng.standard_normal(shape) * (2 / fan_in) ** 0.5))
+        else:
+            nodes.append(node)
+    weights += [tensor for name, tensor in kept.items() if name not in shapes]
+    softmax = nodes[-1]
+    flatten = helper.make_node("Flatten", [softmax.input[0]], ["flat"], axis=1)
+    nodes[-1:] = [flatten, helper.make_node("Softmax", ["flat"], ["scores"], axis=1)]
+    inputs, outputs = [_value("data_0", "FP32", [rows, 3, 224, 224])], [_value("scores", "FP32", [rows, 1000])]
+    return _model(nodes, inputs, outputs, weights, opset=9)

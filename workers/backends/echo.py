@@ -1,0 +1,81 @@
+"""A backend without a library, for tests: output i is input i; a JSON file says how it misbehaves.
+
+{"sleep_s": 0.01, "fail_if": 13, "crash_if": 99} -> each run sleeps, fails when any element is 13, kills the process at 99
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.datatypes import BYTES
+from services.errors import Code, Failure
+from services.tensor import Signature
+from workers.backends.base import Array
+
+
+class Behaviour(BaseModel):
+    """What a model file of this backend may say. `fail_if`, `crash_if`: a number, or text for BYTES."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sleep_s: float = Field(0, ge=0, description="How long each run takes.")
+    fail_if: float | str | None = Field(None, description="A run with an element equal to this fails.")
+    crash_if: float | str | None = Field(None, description="A run with an element equal to this kills the process.")
+
+
+def _holds(arrays: Mapping[str, Array], value: float | str | None) -> bool:
+    if value is None:
+        return False
+    wanted: Any = value.encode() if isinstance(value, str) else value
+    texts = isinstance(wanted, bytes)
+    return any(bool((array == wanted).any()) for array in arrays.values() if (array.dtype == object) == texts)
+
+
+class EchoInstance:
+    """Copies inputs to outputs by position."""
+
+    def __init__(self, behaviour: Behaviour, names: Sequence[str]) -> None:
+        self._behaviour = behaviour
+        self._names = names
+        self.size_bytes = 0
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        if _holds(inputs, self._behaviour.crash_if):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._behaviour.sleep_s:
+            time.sleep(self._behaviour.sleep_s)
+        if _holds(inputs, self._behaviour.fail_if):
+            raise Failure(Code.MODEL, f"echo: an element equals {self._behaviour.fail_if}")
+        missing = [name for name in self._names if name not in inputs]
+        if missing:
+            raise Failure(Code.MODEL, f"echo: required inputs {missing} are missing")
+        return [inputs[name].copy() for name in self._names]
+
+    def close(self) -> None:
+        self._names = ()
+
+
+class Echo:
+    """Loads a behaviour; takes any device name and any number of threads."""
+
+    name = "echo"
+
+    def load(self, path: Path, signature: Signature, device: str, threads: int) -> EchoInstance:
+        """Read the behaviour at `path`. Raises Failure(MODEL) for a bad file or outputs that differ from inputs."""
+        try:
+            behaviour = Behaviour.model_validate(json.loads(path.read_bytes()))
+        except (OSError, ValueError, ValidationError) as error:
+            raise Failure(Code.MODEL, f"echo: {path.name}: {' '.join(str(error).split())}") from error
+        pairs = zip(signature.inputs, signature.outputs, strict=False)
+        alike = all((given.datatype == BYTES) == (taken.datatype == BYTES) for given, taken in pairs)
+        if len(signature.inputs) != len(signature.outputs) or not alike:
+            raise Failure(Code.MODEL, "echo: outputs must match inputs one by one")
+        return EchoInstance(behaviour, [spec.name for spec in signature.inputs])

@@ -1,0 +1,235 @@
+"""ONNX Runtime: serves ONNX files on the CPU, on CUDA and on TensorRT.
+
+load ─> session on exactly the device asked for ─> run: numpy in ─> (text, BF16 converted) ─> session ─> numpy out
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.datatypes import BYTES
+from services.errors import Code, Failure, invalid
+from services.tensor import Signature
+from workers.backends.base import Array
+
+MESSAGE_CHARACTERS_MAX = 1000
+
+_DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+#: TensorProto.BFLOAT16; spelled out because the onnx package is not needed to serve
+_BFLOAT16 = 16
+
+
+def _reason(error: Exception, path: Path | None = None) -> str:
+    """The library's own message on one line, without its prefix and the server's folders."""
+    text = str(error) if path is None else str(error).replace(str(path), path.name)
+    return " ".join(_PREFIX.sub("", text).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
+
+
+def _providers(device: str, engines: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Execution providers for a device, the wanted one first. Raises Failure(UNAVAILABLE) for an unknown device."""
+    match = _DEVICE.fullmatch(device)
+    if match is None or device.startswith("cpu:"):
+        raise Failure(Code.UNAVAILABLE, f"unknown device {device!r}; known: cpu, cuda[:N], tensorrt[:N]")
+    kind, number = match[1], int(match[2] or 0)
+    cpu: tuple[str, dict[str, Any]] = ("CPUExecutionProvider", {})
+    if kind == "cpu":
+        return [cpu]
+    # The exhaustive default tries every algorithm at the first run of each new batch size, in a caller's time.
+    cuda = ("CUDAExecutionProvider", {"device_id": number, "cudnn_conv_algo_search": "HEURISTIC"})
+    if kind == "cuda":
+        return [cuda, cpu]
+    cache = {
+        "device_id": number,
+        "trt_engine_cache_enable": True,
+        "trt_engine_cache_path": str(engines),
+        "trt_timing_cache_enable": True,
+        "trt_timing_cache_path": str(engines),
+    }
+    return [("TensorrtExecutionProvider", cache), cuda, cpu]
+
+
+def _options(runtime: Any, signature: Signature, threads: int) -> Any:
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = max(1, threads)
+    options.inter_op_num_threads = 1
+    options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Spinning threads take the core that the gateway and Redis need.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    # An arena keeps each session's own high-water mark and was not faster than malloc, which all sessions share.
+    options.enable_cpu_mem_arena = False
+    # A memory pattern is kept for every combination of input shapes: without a bound on them there is none on it.
+    fixed_from = 1 if signature.batching else 0
+    options.enable_mem_pattern = all(-1 not in spec.shape[fixed_from:] for spec in signature.inputs)
+    # What fails is raised; the log would repeat every caller's mistake.
+    options.log_severity_level = 4
+    return options
+
+
+def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
+    """A session on `device`, or a Failure; ONNX Runtime by itself would go on with the CPU and say nothing.
+
+    Single operators without a kernel for the device may still run on the CPU (shape arithmetic belongs there), so
+    session.disable_cpu_ep_fallback stays off; what must be there is the device's provider.
+    """
+    wanted = [name for name, _ in providers]
+    absent = [name for name in wanted if name not in runtime.get_available_providers()]
+    if absent:
+        raise Failure(
+            Code.UNAVAILABLE,
+            f"device {device!r} needs {absent[0]}, which the installed onnxruntime does not have: "
+            "install millrace[gpu] in place of millrace[cpu]",
+        )
+    state = runtime.capi.onnxruntime_pybind11_state
+    try:
+        session = runtime.InferenceSession(path, options, providers=providers, enable_fallback=0)
+    except (state.EPFail, state.EngineError, state.RuntimeException, RuntimeError) as error:
+        if device == "cpu":
+            raise Failure(Code.MODEL, f"the model cannot be loaded: {_reason(error, path)}") from error
+        raise Failure(Code.UNAVAILABLE, f"device {device!r} cannot be used: {_reason(error, path)}") from error
+    except Exception as error:
+        raise Failure(Code.MODEL, f"the model cannot be loaded: {_reason(error, path)}") from error
+    missing = [name for name in wanted if name not in session.get_providers()]
+    if missing:
+        raise Failure(
+            Code.UNAVAILABLE,
+            f"device {device!r} cannot be used: {missing[0]} did not start; look for a missing driver, device or "
+            "library in the lines that ONNX Runtime logged above",
+        )
+    session.disable_fallback()
+    return session
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:  # not Linux: the file's size is all that is known
+        return 0
+    return pages * mmap.PAGESIZE
+
+
+def _return_memory() -> None:
+    """Give freed pages back: without it a process keeps nearly all that its unloaded models held."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc only
+        trim(0)
+
+
+def _decoded(name: str, array: Array) -> Array:
+    """Object array of bytes -> object array of str, the only text that ONNX Runtime's Python API takes."""
+    elements = array.ravel().tolist()
+    try:
+        texts = [element.decode() for element in elements]
+    except UnicodeDecodeError as error:
+        index = next(i for i, element in enumerate(elements) if element is error.object)
+        raise invalid(f"input {name!r}: element {index} is not UTF-8, and ONNX Runtime takes no other text") from error
+    return np.array(texts, dtype=object).reshape(array.shape)
+
+
+def _encoded(array: Array) -> Array:
+    return np.array([text.encode() for text in array.ravel().tolist()], dtype=object).reshape(array.shape)
+
+
+def _bits(value: Any) -> Array:
+    """A BF16 OrtValue on the CPU -> its 16 bits as uint16; numpy() of such a value is refused by the library."""
+    array = np.empty(value.shape(), np.uint16)
+    if array.size:
+        ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array
+
+
+class OnnxRuntimeInstance:
+    """A session with what its signature needs around it."""
+
+    def __init__(self, runtime: Any, session: Any, signature: Signature, size_bytes: int) -> None:
+        self._value = runtime.OrtValue
+        self._session = session
+        self._datatypes = {spec.name: spec.datatype for spec in signature.inputs}
+        self._outputs = [spec.name for spec in signature.outputs]
+        self._output_datatypes = [spec.datatype for spec in signature.outputs]
+        converted = {BYTES, "BF16"}
+        self._plain = converted.isdisjoint([*self._datatypes.values(), *self._output_datatypes])
+        self.size_bytes = size_bytes
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        session = self._session
+        if session is None:
+            raise Failure(Code.UNAVAILABLE, "the model was unloaded")
+        try:
+            if self._plain:
+                outputs: Sequence[Array] = session.run(self._outputs, inputs)
+                return outputs
+            return self._run_converted(session, inputs)
+        except Failure:
+            raise
+        except Exception as error:
+            raise Failure(Code.MODEL, f"ONNX Runtime: {_reason(error)}") from error
+
+    def _run_converted(self, session: Any, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        feed = {name: self._fed(name, array) for name, array in inputs.items()}
+        if "BF16" not in self._output_datatypes:
+            outputs = session.run(self._outputs, feed)
+            pairs = zip(self._output_datatypes, outputs, strict=True)
+            return [_encoded(array) if datatype == BYTES else array for datatype, array in pairs]
+        values = {
+            name: self._value.ortvalue_from_numpy(fed) if isinstance(fed, np.ndarray) else fed
+            for name, fed in feed.items()
+        }
+        results = session.run_with_ort_values(self._outputs, values)
+        pairs = zip(self._output_datatypes, results, strict=True)
+        return [_bits(value) if datatype == "BF16" else value.numpy() for datatype, value in pairs]
+
+    def _fed(self, name: str, array: Array) -> Any:
+        datatype = self._datatypes.get(name)
+        if datatype == BYTES:
+            return _decoded(name, array)
+        # An OrtValue reads the array's memory as it lies, so it must lie in order.
+        ordered = np.asarray(array, order="C")
+        if datatype == "BF16":
+            return self._value.ortvalue_from_numpy_with_onnx_type(ordered, _BFLOAT16)
+        return ordered
+
+    def close(self) -> None:
+        self._session = None
+        _return_memory()
+
+
+class OnnxRuntime:
+    """Loads ONNX files. `engines`: folder for TensorRT's engines; by default beside the version's compiled files."""
+
+    name = "onnxruntime"
+
+    def __init__(self, engines: Path | None = None) -> None:
+        self._engines = engines
+
+    def load(self, path: Path, signature: Signature, device: str, threads: int) -> OnnxRuntimeInstance:
+        """A session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise Failure(
+                Code.UNAVAILABLE, f"onnxruntime cannot be imported ({error}): install millrace[cpu] or millrace[gpu]"
+            ) from error
+        engines = self._engines or path.parent.parent / "compiled" / f"tensorrt-ort{onnxruntime.__version__}"
+        providers = _providers(device, engines)
+        datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
+        if BYTES in datatypes and any(spec.datatype == "BF16" for spec in signature.outputs):
+            raise Failure(Code.MODEL, "ONNX Runtime cannot return BF16 from a model that also takes or gives text")
+        if len(providers) > 1:
+            onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
+        if providers[0][0] == "TensorrtExecutionProvider":
+            engines.mkdir(parents=True, exist_ok=True)
+        resident = _resident_bytes()
+        session = _open(onnxruntime, path, _options(onnxruntime, signature, threads), device, providers)
+        # Memory freed by an unloaded model may be used again and hide the growth; the weights are there all the same.
+        size_bytes = max(_resident_bytes() - resident, path.stat().st_size)
+        return OnnxRuntimeInstance(onnxruntime, session, signature, size_bytes)
