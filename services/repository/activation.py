@@ -1,0 +1,28 @@
+"""Which version a model's name resolves to: read, decide, compare-and-set, again when somebody was faster."""
+
+from __future__ import annotations
+
+from services.errors import Code, Failure
+from services.manifest import Endpoint
+from services.repository.base import Repository
+
+_TRIES_MAX = 100
+
+
+def endpoint_activate(repository: Repository, model: str, version: int) -> Endpoint:
+    """Make `version` the active one; what was active becomes `previous` and serves until `version` is ready.
+
+    Raises Failure: NOT_FOUND (no such version), CONFLICT (others keep changing the endpoint).
+    """
+    for attempt in range(1, _TRIES_MAX + 1):
+        repository.manifest(model, version)
+        endpoint = repository.endpoint(model)
+        if endpoint.active == version:
+            return endpoint
+        wanted = endpoint.model_copy(update={"active": version, "previous": endpoint.active})
+        try:
+            return repository.replace_endpoint(wanted)
+        except Failure as failure:
+            if failure.code is not Code.CONFLICT or attempt == _TRIES_MAX:
+                raise
+    raise AssertionError  # the last attempt returned or raised

@@ -1,0 +1,283 @@
+"""A repository in a local folder. Every change is one rename; readers take no lock and never see half of anything.
+
+<root>/models/<model>/<version>/…        renamed in from .staging/ (publish), out to it (delete)
+<root>/models/<model>/endpoint.json      replaced under <root>/.lock
+<root>/models/<model>/numbers.json       the highest version number that was ever published
+<root>/.token                            new content, of the same length, before and after each change
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from services.errors import Code, Failure, not_found
+from services.manifest import Endpoint, Manifest
+from services.names import check_name, check_version
+from services.repository.base import Staging
+from services.repository.disk import (
+    fsync,
+    fsync_tree,
+    locked,
+    overwrite,
+    replace_file,
+    storage_errors,
+    storage_failure,
+    try_lock,
+)
+from services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
+
+_CHANGING = "changing"
+_SETTLED = "settled "
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
+_NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
+_Document = TypeVar("_Document", bound=BaseModel)
+
+
+class _Numbers(BaseModel):
+    """What outlives a deleted version: `highest` is the largest number that was ever published."""
+
+    highest: int = 0
+
+
+class FolderRepository:
+    """The Repository interface over `root`, which is made when it is missing. Safe for many processes and threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._models = self._root / "models"
+        self._staging = self._root / ".staging"
+        self._lock = self._root / ".lock"
+        self._token = self._root / ".token"
+        with storage_errors(self._root):
+            self._make()
+        sweep_staging(self._staging)
+        self._settle_token()
+
+    def stage(self) -> FolderStaging:
+        """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
+        return open_staging(self._staging)
+
+    def publish(self, staging: Staging, manifest: Manifest) -> None:
+        """Rename the staged files to the version that `manifest` names. Raises Failure(CONFLICT) if it exists."""
+        target = self._version_folder(manifest.model, manifest.version)
+        if (target / "manifest.json").exists():
+            raise _exists(manifest)
+        with storage_errors(self._root):
+            (staging.path / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+            fsync_tree(staging.path)
+            with self._changing():
+                target.parent.mkdir(exist_ok=True)
+                fsync(self._models)
+                # Remembered first: a crash in between then skips a number and never gives one out again.
+                self._remember(manifest.model, manifest.version)
+                try:
+                    staging.path.rename(target)
+                except OSError as error:
+                    if error.errno in _TAKEN:
+                        raise _exists(manifest) from None
+                    raise
+                fsync(target.parent)
+
+    def models(self) -> Sequence[str]:
+        """Names of the models that have an endpoint or a version, sorted."""
+        return sorted(name for name in self._names() if self._listed(name))
+
+    def versions(self, model: str) -> Sequence[int]:
+        """Published versions, ascending; empty for an unknown model."""
+        return self._versions(check_name(model))
+
+    def manifest(self, model: str, version: int) -> Manifest:
+        """The version's manifest. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
+        path = self._version_folder(model, version) / "manifest.json"
+        manifest = self._read(path, Manifest)
+        if manifest is None:
+            raise self._missing(model, version)
+        if (manifest.model, manifest.version) != (model, version):
+            raise _damaged(path, f"it describes version {manifest.version} of {manifest.model!r}")
+        return manifest
+
+    def local_path(self, model: str, version: int) -> Path:
+        """The version's folder. Raises Failure(NOT_FOUND)."""
+        folder = self._version_folder(model, version)
+        with storage_errors(self._root):
+            if not (folder / "manifest.json").exists():
+                raise self._missing(model, version)
+        return folder
+
+    def endpoint(self, model: str) -> Endpoint:
+        """The endpoint document. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
+        path = self._models / check_name(model) / "endpoint.json"
+        endpoint = self._read(path, Endpoint)
+        if endpoint is None:
+            if not self._versions(model):
+                raise not_found(f"there is no model {model!r}")
+            return Endpoint(model=model)
+        if endpoint.model != model:
+            raise _damaged(path, f"it describes {endpoint.model!r}")
+        return endpoint
+
+    def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
+        """Compare `endpoint.generation` with the stored one and write. Raises Failure(CONFLICT, NOT_FOUND)."""
+        path = self._models / check_name(endpoint.model) / "endpoint.json"
+        with storage_errors(self._root), self._changing():
+            stored = self.endpoint(endpoint.model)
+            if stored.generation != endpoint.generation:
+                raise Failure(
+                    Code.CONFLICT,
+                    f"endpoint {endpoint.model!r} was changed in between (generation {stored.generation}, "
+                    f"not {endpoint.generation}): read it again",
+                )
+            written = endpoint.model_copy(update={"generation": endpoint.generation + 1})
+            replace_file(path, written.model_dump_json(indent=2).encode() + b"\n")
+            return written
+
+    def delete_version(self, model: str, version: int) -> None:
+        """Rename the version away, then remove it. Raises Failure(NOT_FOUND)."""
+        folder = self._version_folder(model, version)
+        with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing():
+            if not folder.is_dir():
+                raise self._missing(model, version)
+            self._remember(model, version)
+            folder.rename(trash.path)
+            fsync(folder.parent)
+
+    def delete_model(self, model: str) -> None:
+        """Rename the model's folder away, then remove it. Raises Failure(NOT_FOUND)."""
+        folder = self._models / check_name(model)
+        with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing():
+            if not self._has(model):
+                raise not_found(f"there is no model {model!r}")
+            folder.rename(trash.path)
+            fsync(self._models)
+
+    def next_version(self, model: str) -> int:
+        """One more than the highest version ever published; Failure(INVALID) when the numbers are used up."""
+        return check_version(max(self._highest(check_name(model)), *self._versions(model), 0) + 1)
+
+    def token(self) -> str:
+        """Different after every change. While a change goes on, or if one was cut short, different at each call."""
+        try:
+            token = self._token.read_text(encoding="ascii")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise storage_failure(error, self._root) from error
+        return f"{token} {time.monotonic_ns()}" if token.startswith(_CHANGING) else token
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """One change at a time. A holder that dies leaves the token at "changing", so that no reader misses it."""
+        with locked(self._lock):
+            self._write_token(_CHANGING)
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # the change itself stands; at "changing" readers keep looking
+                    self._write_token(_SETTLED)
+
+    def _write_token(self, phase: str) -> None:
+        overwrite(self._token, f"{phase} {secrets.token_hex(8)}".encode())
+
+    def _settle_token(self) -> None:
+        """Write a settled token where a dead process left "changing"; on a read-only folder readers keep looking."""
+        with suppress(OSError):
+            if not self._token.read_text(encoding="ascii").startswith(_CHANGING):
+                return
+            descriptor = try_lock(self._lock)
+            if descriptor is None:
+                return
+            try:
+                self._write_token(_SETTLED)
+            finally:
+                os.close(descriptor)
+
+    def _make(self) -> None:
+        try:
+            self._models.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a read-only disk is good enough for readers
+            if not self._models.is_dir():
+                raise
+
+    def _version_folder(self, model: str, version: int) -> Path:
+        return self._models / check_name(model) / str(check_version(version))
+
+    def _names(self) -> list[str]:
+        with storage_errors(self._root):
+            return [entry.name for entry in self._models.iterdir() if _allowed(entry.name)]
+
+    def _listed(self, model: str) -> bool:
+        try:
+            return self._has(model)
+        except (Failure, OSError):  # unreadable: listed, so that reading it says what is wrong, and the others stay
+            return True
+
+    def _has(self, model: str) -> bool:
+        return (self._models / model / "endpoint.json").exists() or bool(self._versions(model))
+
+    def _versions(self, model: str) -> list[int]:
+        try:
+            return sorted(
+                int(entry.name)
+                for entry in (self._models / model).iterdir()
+                if _NUMBER.fullmatch(entry.name) and (entry / "manifest.json").exists()
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise storage_failure(error, self._root) from error
+
+    def _remember(self, model: str, version: int) -> None:
+        if version > self._highest(model):
+            numbers = _Numbers(highest=version)
+            replace_file(self._models / model / "numbers.json", numbers.model_dump_json().encode() + b"\n")
+
+    def _highest(self, model: str) -> int:
+        numbers = self._read(self._models / model / "numbers.json", _Numbers)
+        return numbers.highest if numbers else 0
+
+    def _read(self, path: Path, kind: type[_Document]) -> _Document | None:
+        try:
+            content = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise storage_failure(error, self._root) from error
+        try:
+            return kind.model_validate_json(content)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]
+            raise _damaged(path, ".".join(map(str, problem["loc"])) + f" {problem['msg']}".strip()) from error
+
+    def _missing(self, model: str, version: int) -> Failure:
+        if self._has(model):
+            return not_found(f"model {model!r} has no version {version}")
+        return not_found(f"there is no model {model!r}")
+
+
+def _allowed(name: str) -> bool:
+    try:
+        return check_name(name) == name
+    except Failure:
+        return False
+
+
+def _exists(manifest: Manifest) -> Failure:
+    return Failure(
+        Code.CONFLICT,
+        f"version {manifest.version} of model {manifest.model!r} is already there and versions are immutable: "
+        "use another number, or delete it first",
+    )
+
+
+def _damaged(path: Path, reason: str) -> Failure:
+    return Failure(Code.INTERNAL, f"{path} is damaged: {reason}; restore it from a backup, or delete it")

@@ -1,0 +1,100 @@
+"""Private folders on the repository's own disk, so that what gathers there becomes visible by one rename.
+
+.staging/<random>.lock    locked for as long as the process that owns the folder lives
+.staging/<random>/        what is staged
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from services.repository.disk import storage_errors, try_lock
+
+_LOCK = ".lock"
+
+
+class FolderStaging:
+    """A staging folder of this process. Leaving the `with` block removes it with all that is still in it."""
+
+    def __init__(self, folder: Path, lock: Path, descriptor: int) -> None:
+        self._folder = folder
+        self._lock = lock
+        self._descriptor: int | None = descriptor
+
+    @property
+    def path(self) -> Path:
+        """The folder to write to."""
+        return self._folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._descriptor is None:
+            return
+        _remove(self._folder, self._lock)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+
+def open_staging(parent: Path) -> FolderStaging:
+    """Make a new staging folder below `parent`. Raises Failure(STORAGE, INTERNAL)."""
+    with storage_errors(parent):
+        staging = reserve_staging(parent)
+        try:
+            staging.path.mkdir()
+        except BaseException:
+            staging.__exit__()
+            raise
+        return staging
+
+
+def reserve_staging(parent: Path) -> FolderStaging:
+    """A staging folder whose `path` does not exist yet: the target of a rename. Needs no block on a full disk."""
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = parent / secrets.token_hex(8)
+        lock = folder.with_suffix(_LOCK)
+        descriptor = try_lock(lock)
+        if descriptor is None:
+            continue
+        if _is_at(descriptor, lock):
+            return FolderStaging(folder, lock, descriptor)
+        os.close(descriptor)  # a sweep removed the file between making and locking it
+
+
+def sweep_staging(parent: Path) -> None:
+    """Remove what dead processes left below `parent`; folders whose owner lives are left alone."""
+    with suppress(OSError):
+        for entry in sorted(parent.iterdir()):
+            with suppress(OSError):
+                _sweep(entry)
+
+
+def _sweep(entry: Path) -> None:
+    lock = entry.with_suffix(_LOCK)
+    if not lock.exists():  # a lock is made before its folder and removed after it: this is debris
+        shutil.rmtree(entry, ignore_errors=True)
+        return
+    descriptor = try_lock(lock)
+    if descriptor is None:
+        return
+    _remove(entry.with_suffix(""), lock)
+    os.close(descriptor)
+
+
+def _remove(folder: Path, lock: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.unlink(missing_ok=True)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
