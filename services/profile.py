@@ -1,0 +1,62 @@
+"""How long a run takes by its number of rows, as measured at warm-up, and what follows from it. Pure.
+
+{1: 1 ms, 8: 2 ms, 64: 9 ms} ── predict(20) ─> 3.5 ms ── efficient_rows() ─> 64
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+EFFICIENT_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measured seconds of a run by rows. Empty when nothing could be measured.
+
+    Raises ValueError for rows below 1 or negative seconds.
+    """
+
+    seconds: Mapping[int, float]
+    _rows: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _seconds: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if any(rows < 1 or not 0 <= seconds < float("inf") for rows, seconds in self.seconds.items()):
+            raise ValueError(f"a profile maps rows (at least 1) to seconds (at least 0), got {dict(self.seconds)}")
+        ordered = sorted(self.seconds.items())
+        object.__setattr__(self, "_rows", tuple(rows for rows, _ in ordered))
+        # More rows never take less time; where a measurement says so it was disturbed.
+        object.__setattr__(self, "_seconds", tuple(accumulate((seconds for _, seconds in ordered), max)))
+
+    def predict(self, rows: int) -> float:
+        """Seconds that a run of `rows` takes: interpolated between measurements; 0 if nothing was measured.
+
+        Never falls as rows grow. Below the smallest measured size it is that size's time, above the largest one
+        grows in proportion to the rows.
+        """
+        if not self._rows or rows < 1:
+            return 0.0
+        at = bisect_left(self._rows, rows)
+        if at == len(self._rows):
+            return self._seconds[-1] * rows / self._rows[-1]
+        if at == 0 or self._rows[at] == rows:
+            return self._seconds[at]
+        low, high = self._rows[at - 1], self._rows[at]
+        share = (rows - low) / (high - low)
+        return self._seconds[at - 1] * (1 - share) + self._seconds[at] * share
+
+    def efficient_rows(self) -> int:
+        """The smallest measured size that reaches 95 % of the best rows per second; 1 if nothing was measured.
+
+        A larger run gains next to nothing and makes its callers wait.
+        """
+        if not self._rows:
+            return 1
+        # seconds per row instead of rows per second: a run too short for the clock is a zero, not a division by it
+        cost = [seconds / rows for rows, seconds in zip(self._rows, self._seconds, strict=True)]
+        bound = min(cost) / EFFICIENT_SHARE
+        return next(rows for rows, seconds in zip(self._rows, cost, strict=True) if seconds <= bound)
