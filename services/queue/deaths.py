@@ -1,0 +1,21 @@
+"""A supervisor that saw a worker die says so at once, so that nobody waits for the lease to run out."""
+
+from __future__ import annotations
+
+from redis.exceptions import RedisError
+
+from services.queue.keys import CHANGES
+from services.queue.url import RedisAddress, async_client
+
+
+async def publish_death(address: RedisAddress, worker: str) -> bool:
+    """Tell every gateway that `worker` (`<pool>-<index>-<pid>`) is gone; False if Redis could not be told.
+
+    The lease time still covers a message that is lost.
+    """
+    try:
+        async with async_client(address) as redis:
+            await redis.publish(CHANGES.decode(), f"died:{worker}")
+    except (RedisError, OSError):
+        return False
+    return True

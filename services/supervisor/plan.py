@@ -1,0 +1,157 @@
+"""Which processes an installation consists of: settings -> programs. Pure.
+
+Settings + what the machine has -> Plan: redis?, gateways, workers of each pool
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from services.errors import Failure, invalid
+from services.names import check_name
+from services.settings import Settings
+
+WORKERS_MAX = 1024
+_DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A child to run. `environment`: what it gets on top of this process's. `worker`: its id is NAME-PID."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    fds: tuple[int, ...] = ()
+    worker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a gateway and a worker are started, before their own arguments.
+
+    `-P`: the user's folder is not searched for modules, whatever its folders are called.
+    """
+
+    gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "gateway")
+    worker: tuple[str, ...] = (sys.executable, "-P", "-m", "workers")
+
+
+def parse_pools(text: str) -> dict[str, int]:
+    """`cpu=2,gpu=1` -> workers by pool name. Raises Failure(INVALID)."""
+    pools: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, number = part.partition("=")
+        try:
+            workers = int(number)
+            check_name(name, "pool name")
+        except (ValueError, Failure):
+            workers = 0
+        if not equals or not 1 <= workers <= WORKERS_MAX:
+            raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2")
+        if name == "gateway":
+            raise invalid(f"--pool {part}: a pool cannot be called gateway, its logs would be the gateways'")
+        if name in pools:
+            raise invalid(f"--pool {part}: the pool {name} is named twice")
+        pools[name] = workers
+    if not pools:
+        raise invalid("--pool: at least one pool is needed, like cpu=1")
+    return pools
+
+
+def threads_of(settings: Settings, cpus: int) -> int:
+    """Threads of one worker: as set, else an equal share of the machine."""
+    return settings.threads or max(1, cpus // sum(parse_pools(settings.pools).values()))
+
+
+def instance_of(settings: Settings) -> str:
+    """The prefix of our shared memory names: as set, else one of this home's own, so that two homes never meet."""
+    if "instance" in settings.model_fields_set:
+        return settings.instance
+    return f"millrace-{hashlib.sha256(os.fsencode(settings.home.resolve())).hexdigest()[:12]}"
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Every setting that has a value as `MILLRACE_…`, so that a child sees what the command line said, too."""
+    environment = {}
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        if value is not None:
+            text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+            environment[f"MILLRACE_{name.upper()}"] = text
+    return environment
+
+
+def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus: int) -> Settings:
+    """The settings with what was only known at start filled in."""
+    home = settings.home.resolve()
+    return settings.model_copy(
+        update={
+            "home": home,
+            "http_port": port,
+            "redis_url": SecretStr(redis_url),
+            "instance": instance_of(settings),
+            "metrics_dir": home / "run" / "metrics",
+            "threads": threads_of(settings, cpus),
+            # A child that reaches its limit still has time to end by itself, and to say so.
+            "drain_s": settings.drain_s * 0.9,
+        }
+    )
+
+
+def gateways(settings: Settings, fd: int, entry: Entry) -> list[Program]:
+    """The gateway processes; each inherits the listening socket `fd`."""
+    environment = _common(settings)
+    return [
+        Program(
+            name=f"gateway-{index}",
+            command=(*entry.gateway, "--fd", str(fd), "--index", str(index)),
+            environment=environment,
+            fds=(fd,),
+        )
+        for index in range(settings.gateways)
+    ]
+
+
+def workers(settings: Settings, entry: Entry) -> list[Program]:
+    """The worker processes of every pool. Pools called gpu and tensorrt run on that device, others as set."""
+    return [
+        Program(
+            name=f"{pool}-{index}",
+            command=(*entry.worker, "--pool", pool, "--index", str(index)),
+            environment=_common(settings) | {"MILLRACE_DEVICE": _DEVICES.get(pool, settings.device)},
+            worker=True,
+        )
+        for pool, number in parse_pools(settings.pools).items()
+        for index in range(number)
+    ]
+
+
+def redis(command: list[str]) -> Program:
+    """The embedded Redis."""
+    return Program(name="redis", command=tuple(command))
+
+
+def _common(settings: Settings) -> dict[str, str]:
+    # Unbuffered: what a process said before it died is what one wants to read.
+    return environment_of(settings) | {"PYTHONUNBUFFERED": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What was started, for people to read."""
+
+    url: str
+    local_url: str
+    home: Path
+    redis: str
+    gateways: int
+    pools: Mapping[str, int]
+    threads: int

@@ -1,0 +1,223 @@
+"""All of an installation on one machine: Redis, gateways and workers, from one command to one Ctrl-C.
+
+lock -> listen -> Redis -> workers, gateways -> front.prepare (models, canary) -> front.ready … signal -> drain in order
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from services.errors import Code, Failure, invalid
+from services.queue.deaths import publish_death
+from services.queue.server import (
+    check_server,
+    choose_binary,
+    remove_socket,
+    server_command,
+    socket_path,
+    wait_until_answers,
+)
+from services.queue.url import RedisAddress
+from services.settings import Settings
+from services.supervisor import listener, machine, plan
+from services.supervisor.child import Child
+from services.supervisor.lock import HomeLock
+from services.supervisor.plan import Entry, Program, Running
+from services.supervisor.segments import remove_segments
+
+REDIS_S_MAX = 10.0
+#: a child that dies so often in a row before anything was ever ready will not be ready
+DEATHS_MAX_AT_START = 5
+
+
+class Front(Protocol):
+    """Who shows the people what happens, and says when it is ready."""
+
+    def say(self, line: str) -> None:
+        """One line about something that happened."""
+
+    async def prepare(self, running: Running) -> None:
+        """Everything was started: return when it serves. Raises Failure if it will not; then all is stopped."""
+
+    def ready(self, running: Running) -> None:
+        """It serves."""
+
+
+class Supervisor:
+    """Runs once; made inside a running event loop. `entry`: how gateways and workers are started."""
+
+    def __init__(self, settings: Settings, front: Front, entry: Entry | None = None) -> None:
+        self._settings = settings.model_copy(update={"home": settings.home.expanduser().resolve()})
+        self._front = front
+        self._entry = entry or Entry()
+        self._run_dir = self._settings.home / "run"
+        self._lock = HomeLock(self._run_dir)
+        self._socket: Path | None = None
+        self._listener: socket.socket | None = None
+        self._address: RedisAddress | None = None
+        self._redis: list[Child] = []
+        self._workers: list[Child] = []
+        self._gateways: list[Child] = []
+        self._told: set[asyncio.Task[bool]] = set()
+        self._end: asyncio.Future[None] = asyncio.Future()
+        self._ready = False
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Start, serve until SIGINT or SIGTERM, stop; returns the exit code.
+
+        0 after a clean stop, 130 if a second signal cut it short. Raises Failure, with nothing left running, for
+        whatever keeps it from starting; a failure before the lock is taken has touched nothing.
+        """
+        check_exposure(self._settings)
+        plan.parse_pools(self._settings.pools)
+        make_home(self._settings.home)
+        self._lock.take()
+        self._handle_signals()
+        try:
+            await self._serve()
+        finally:
+            await self._shut_down()
+            self._clear_files()
+            self._lock.release()
+        return 0 if self._signals < 2 else 130
+
+    async def _serve(self) -> None:
+        start = asyncio.create_task(self._start(), name="start")
+        start.add_done_callback(self._on_started)
+        try:
+            await self._end
+        finally:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+
+    def _on_started(self, start: asyncio.Task[None]) -> None:
+        error = None if start.cancelled() else start.exception()
+        if error is not None and not self._end.done():
+            self._end.set_exception(error)
+
+    async def _start(self) -> None:
+        self._clear_files()
+        (self._run_dir / "metrics").mkdir()
+        self._listener = listener.listen(self._settings.host, self._settings.http_port)
+        port = self._listener.getsockname()[1]
+        running = Running(
+            url=listener.url_of(self._settings.host, port),
+            local_url=listener.local_url_of(self._settings.host, port),
+            home=self._settings.home,
+            redis=await self._start_redis(),
+            gateways=self._settings.gateways,
+            pools=plan.parse_pools(self._settings.pools),
+            threads=plan.threads_of(self._settings, machine.cpus()),
+        )
+        self._lock.announce(running.local_url)
+        assert self._address is not None
+        settings = plan.settings_of_children(
+            self._settings, port=port, redis_url=self._address.url, cpus=machine.cpus()
+        )
+        self._workers = self._start_all(plan.workers(settings, self._entry))
+        self._gateways = self._start_all(plan.gateways(settings, self._listener.fileno(), self._entry))
+        await self._front.prepare(running)
+        self._ready = True
+        self._front.ready(running)
+
+    async def _start_redis(self) -> str:
+        """Find or start the server; returns what to call it."""
+        if self._settings.redis_url is not None:
+            self._address = RedisAddress.parse(self._settings.redis_url.get_secret_value())
+            return f"{self._address}, version {await check_server(self._address)}"
+        binary = await asyncio.to_thread(choose_binary)
+        self._socket = socket_path(self._run_dir)
+        self._address = RedisAddress.unix(str(self._socket))
+        command = server_command(binary.path, self._socket, self._run_dir)
+        self._redis = self._start_all([plan.redis(command)])
+        await wait_until_answers(self._address, REDIS_S_MAX)
+        return f"{binary}, unix socket"
+
+    def _start_all(self, programs: Sequence[Program]) -> list[Child]:
+        children = [Child(p, self._settings.home / "logs", self._front.say, self._on_death) for p in programs]
+        for child in children:
+            child.start()
+        return children
+
+    def _on_death(self, child: Child, pid: int) -> None:
+        if child.program.worker and pid and self._address is not None:
+            # Its leases are taken over now, not when they run out.
+            task = asyncio.create_task(publish_death(self._address, f"{child.program.name}-{pid}"))
+            self._told.add(task)
+            task.add_done_callback(self._told.discard)
+        if not self._ready and child.backoff.deaths >= DEATHS_MAX_AT_START and not self._end.done():
+            said = f": {child.last_line}" if child.last_line else ""
+            self._end.set_exception(
+                Failure(Code.UNAVAILABLE, f"{child.program.name} does not start (log: {child.log_path}){said}")
+            )
+
+    async def _shut_down(self) -> None:
+        """Stop everything in order; the reason for each step stands beside it."""
+        if self._listener is not None:
+            # Ours is a copy: while it is open, callers would be queued even after the last gateway is gone.
+            self._listener.close()
+        # Gateways first: they take no new requests and answer those they have, for which they need the others.
+        await self._stop(self._gateways)
+        # Nobody asks any more: workers finish what they run and give their records back.
+        await self._stop(self._workers)
+        await asyncio.gather(*self._told, return_exceptions=True)
+        # Redis last: all the others end by telling it something.
+        await self._stop(self._redis)
+
+    async def _stop(self, children: Sequence[Child]) -> None:
+        if self._signals > 1:
+            self._kill_all()
+        await asyncio.gather(*(child.stop(self._settings.drain_s) for child in children))
+
+    def _clear_files(self) -> None:
+        """Remove what an installation leaves on the machine while it runs: its own, or that of one that was killed."""
+        remove_segments(self._settings.segments_dir, plan.instance_of(self._settings))
+        shutil.rmtree(self._run_dir / "metrics", ignore_errors=True)
+        if self._socket is not None:
+            remove_socket(self._socket, self._run_dir)
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            self._front.say(f"{number.name} again: killing everything")
+            self._kill_all()
+            return
+        self._front.say(f"{number.name}: answering what is on its way, then stopping (again to stop at once)")
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _kill_all(self) -> None:
+        for child in (*self._gateways, *self._workers, *self._redis):
+            child.kill()
+
+
+def check_exposure(settings: Settings) -> None:
+    """Raises Failure(INVALID) if others could reach the admin API without a key."""
+    if settings.admin_key is None and not listener.is_loopback(settings.host):
+        raise invalid(
+            f"--host {settings.host} lets other machines in and there is no admin key: set MILLRACE_ADMIN_KEY to a "
+            "secret of your choice, or listen on 127.0.0.1"
+        )
+
+
+def make_home(home: Path) -> None:
+    """Make the folders of a home. Raises Failure(INVALID) if they cannot be written."""
+    try:
+        for folder in (home, home / "logs", home / "run"):
+            folder.mkdir(parents=True, exist_ok=True)
+        (home / "run").chmod(0o700)
+        (home / "run" / "lock").touch()
+    except OSError as error:
+        raise invalid(f"--home {home}: cannot be written ({error.strerror}); choose another folder") from error

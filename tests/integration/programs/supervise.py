@@ -1,0 +1,56 @@
+"""A supervisor over small children, as a process of its own: its settings are the environment's.
+
+It says `ready URL` on its standard output once every child has said that it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from services.errors import Failure
+from services.queue.server import socket_path
+from services.queue.url import RedisAddress, async_client
+from services.settings import Settings
+from services.supervisor.plan import Entry, Running
+from services.supervisor.supervisor import Supervisor
+
+CHILD = (sys.executable, "-m", "tests.integration.programs.child")
+
+
+class Lines:
+    """Says everything on standard output, one line each."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def say(self, line: str) -> None:
+        print(f"said {line}", flush=True)
+
+    async def prepare(self, running: Running) -> None:
+        url = self._settings.redis_url
+        path = socket_path(running.home / "run")
+        address = RedisAddress.parse(url.get_secret_value()) if url else RedisAddress.unix(str(path))
+        async with async_client(address) as redis:
+            for _ in range(running.gateways + sum(running.pools.values())):
+                # A wait without end would count as a dead connection.
+                while (started := await redis.blpop(["test:started"], timeout=5)) is None:
+                    pass
+                assert isinstance(started[1], bytes)
+                print(f"started {started[1].decode()}", flush=True)
+
+    def ready(self, running: Running) -> None:
+        print(f"ready {running.url}", flush=True)
+
+
+async def main() -> int:
+    settings = Settings()
+    try:
+        return await Supervisor(settings, Lines(settings), Entry((*CHILD, "gateway"), (*CHILD, "worker"))).run()
+    except Failure as failure:
+        print(f"failure {failure.message}", flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
