@@ -61,10 +61,11 @@ def write_record(chunk: memoryview, record: int, key: bytes, slots: int) -> None
     _HEAD.pack_into(chunk, record, record_bytes(key, slots), zlib.crc32(key), len(key), slots, _LIVE)
 
 
-def free_record(chunk: memoryview, record: int) -> None:
-    """Take a series away; its place and size stay."""
+def free_record(chunk: memoryview, record: int) -> int:
+    """Take a series away; its place stays. Returns the size of the place."""
     size, crc, key_bytes, slots, _ = _HEAD.unpack_from(chunk, record)
     _HEAD.pack_into(chunk, record, size, crc, key_bytes, slots, _FREE)
+    return int(size)
 
 
 def records(content: memoryview) -> Iterator[tuple[Key, list[float]]]:

@@ -96,8 +96,8 @@ class Tally:
         self._directory = directory
         self._series_max = series_max
         self._lock = threading.Lock()
-        self._series: dict[Key, _Series] = {}
-        self._places: dict[Key, tuple[int, int]] = {}  # chunk, offset
+        self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}  # by name and label values
+        self._places: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}  # of gauges: chunk, offset
         self._free: dict[int, list[tuple[int, int]]] = {}  # record size -> places
         self._chunks: list[mmap.mmap] = []
         self._end = HEADER_BYTES  # of what is written in the last chunk
@@ -137,16 +137,16 @@ class Tally:
 
         Counters and histograms stay: what was counted has happened.
         """
-        key = _key(metric, labels)
+        name = (metric.name, labels)
         with self._lock:
-            series = self._series.get(key)
-            if not isinstance(series, Gauge):
+            series = self._series.get(name)
+            if not isinstance(series, Gauge) or name not in self._places:
                 return
-            del self._series[key]
+            del self._series[name]
             series.detach()
-            chunk, record = place = self._places.pop(key)
-            free_record(memoryview(self._chunks[chunk]), record)
-            self._free.setdefault(record_bytes(key.encode(), key.slots), []).append(place)
+            chunk, record = place = self._places.pop(name)
+            size = free_record(memoryview(self._chunks[chunk]), record)
+            self._free.setdefault(size, []).append(place)
 
     def totals(self) -> Totals:
         """What this process and its neighbours counted. Reads files: call it off the event loop. Raises OSError."""
@@ -168,30 +168,31 @@ class Tally:
             self._descriptor = None
 
     def _get(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
-        key = _key(metric, labels)
+        series = self._series.get((metric.name, labels))  # no lock: a look into a dict is one step
+        if series is not None:
+            return series
+        if len(labels) != len(metric.labels):
+            raise ValueError(f"{metric.name} has the labels {metric.labels}, not {len(labels)} of them")
         with self._lock:
-            series = self._series.get(key)
-            if series is not None:
-                return series
-            if len(self._series) >= self._series_max and labels:
+            if len(self._series) >= self._series_max and labels and (metric.name, labels) not in self._series:
                 self._refused.add()
-                key = Key(key.kind, key.name, (OTHER,) * len(labels), key.slots)
-                if key in self._series:
-                    return self._series[key]
-            return self._make(key, metric)
+                labels = (OTHER,) * len(labels)
+            return self._series.get((metric.name, labels)) or self._make(metric, labels)
 
-    def _make(self, key: Key, metric: Metric) -> _Series:
-        encoded = key.encode()
-        size = record_bytes(encoded, key.slots)
+    def _make(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
+        shown = tuple(label[:LABEL_CHARACTERS_MAX] for label in labels)
+        key = Key(metric.kind, metric.name, shown, metric.slots).encode()
         try:
-            index, record = self._place(size)
+            index, record = self._place(record_bytes(key, metric.slots))
         except OSError:  # the disk is full: requests go on, uncounted
             self._refused.add()
-            return _object(metric, memoryview(bytearray(8 * key.slots)).cast("d"), 0)
+            return _object(metric, memoryview(bytearray(8 * metric.slots)).cast("d"), 0)
         chunk = memoryview(self._chunks[index])
-        write_record(chunk, record, encoded, key.slots)
-        self._places[key] = index, record
-        self._series[key] = made = _object(metric, chunk.cast("d"), values_offset(record) // 8)
+        write_record(chunk, record, key, metric.slots)
+        made = _object(metric, chunk.cast("d"), values_offset(record) // 8)
+        self._series[metric.name, labels] = made
+        if isinstance(made, Gauge) and set(labels) != {OTHER}:  # what shares a series cannot take it away
+            self._places[metric.name, labels] = index, record
         return made
 
     def _place(self, size: int) -> tuple[int, int]:
@@ -213,12 +214,6 @@ class Tally:
         # Real blocks, now: a store into a hole of a full disk would be a SIGBUS.
         os.posix_fallocate(self._descriptor, start, CHUNK_BYTES)
         self._chunks.append(mmap.mmap(self._descriptor, CHUNK_BYTES, offset=start))
-
-
-def _key(metric: Metric, labels: tuple[str, ...]) -> Key:
-    if len(labels) != len(metric.labels):
-        raise ValueError(f"{metric.name} has the labels {metric.labels}, not {len(labels)} of them")
-    return Key(metric.kind, metric.name, tuple(label[:LABEL_CHARACTERS_MAX] for label in labels), metric.slots)
 
 
 def _object(metric: Metric, values: memoryview[float], slot: int) -> _Series:

@@ -182,6 +182,13 @@ def test_removed_gauge_is_gone_and_its_place_is_used_again(tmp_path):
     assert tally.path.stat().st_size == size
 
 
+def test_an_unlabelled_gauge_is_removed_too():
+    tally = Tally(None, "gateway")
+    tally.gauge(catalogue.REQUESTS_IN_FLIGHT).set(2)
+    tally.remove(catalogue.REQUESTS_IN_FLIGHT)
+    assert "millrace_requests_in_flight" not in values(tally)
+
+
 def test_counters_are_not_removed():
     tally = Tally(None, "gateway")
     tally.counter(catalogue.REFUSED, "lane_full").add()
