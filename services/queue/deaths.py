@@ -14,7 +14,7 @@ async def publish_death(address: RedisAddress, worker: str) -> bool:
     The lease time still covers a message that is lost.
     """
     try:
-        async with async_client(address) as redis:
+        async with async_client(address, retries=1) as redis:
             await redis.publish(CHANGES.decode(), f"died:{worker}")
     except (RedisError, OSError):
         return False

@@ -144,7 +144,7 @@ def server_command(binary: Path, socket: Path, folder: Path) -> list[str]:
 async def wait_until_answers(address: RedisAddress, timeout_s: float) -> None:
     """Return when the server answers PING. Raises Failure(UNAVAILABLE) after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
-    async with async_client(address) as redis:
+    async with async_client(address, retries=0) as redis:
         while True:
             try:
                 await redis.ping()
@@ -161,7 +161,7 @@ async def check_server(address: RedisAddress) -> str:
     Raises Failure(UNAVAILABLE) if it cannot be reached, refuses us or is older than 7.0.
     """
     try:
-        async with async_client(address) as redis, asyncio.timeout(_ANSWER_S_MAX):
+        async with async_client(address, retries=0) as redis, asyncio.timeout(_ANSWER_S_MAX):
             await redis.ping()
             info: dict[str, Any] = await redis.info("server")
     except TimeoutError as error:

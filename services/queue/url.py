@@ -161,12 +161,18 @@ def _options(address: RedisAddress) -> dict[str, Any]:
     return options | {"ssl": True, **tls}
 
 
-def client(address: RedisAddress) -> redis.Redis:
-    """A redis-py client that connects on first use; bytes in, bytes out."""
-    return redis.Redis(**_options(address), retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), RETRIES_MAX))
+def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
+    """A redis-py client that connects on first use; bytes in, bytes out.
+
+    `retries`: how often a lost connection is tried again, each step (connecting, the command) on its own.
+    """
+    return redis.Redis(**_options(address), retry=Retry(_backoff(), retries))
 
 
-def async_client(address: RedisAddress) -> redis.asyncio.Redis:
+def async_client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.asyncio.Redis:
     """The asyncio form of `client`."""
-    retry = AsyncRetry(ExponentialBackoff(cap=0.5, base=0.05), RETRIES_MAX)
-    return redis.asyncio.Redis(**_options(address), retry=retry)
+    return redis.asyncio.Redis(**_options(address), retry=AsyncRetry(_backoff(), retries))
+
+
+def _backoff() -> ExponentialBackoff:
+    return ExponentialBackoff(cap=0.5, base=0.05)
