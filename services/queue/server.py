@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 from services.errors import Code, Failure
 from services.queue.url import RedisAddress, async_client
@@ -156,7 +156,7 @@ async def wait_until_answers(address: RedisAddress, timeout_s: float) -> None:
 
 
 async def check_server(address: RedisAddress) -> str:
-    """Whether a server can be used: returns its version.
+    """Whether a server can be used: returns its version, "unknown" if we may not ask.
 
     Raises Failure(UNAVAILABLE) if it cannot be reached, refuses us or is older than 7.0.
     """
@@ -164,6 +164,8 @@ async def check_server(address: RedisAddress) -> str:
         async with async_client(address, retries=0) as redis, asyncio.timeout(_ANSWER_S_MAX):
             await redis.ping()
             info: dict[str, Any] = await redis.info("server")
+    except NoPermissionError:
+        return "unknown"
     except TimeoutError as error:
         raise Failure(
             Code.UNAVAILABLE, f"Redis at {address} cannot be used: no answer within {_ANSWER_S_MAX:g} s"
