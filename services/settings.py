@@ -25,6 +25,8 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = Field(None, description="Redis to use; unset: an embedded one.")
     admin_key: SecretStr | None = Field(None, description="Bearer key for the admin API; unset: loopback only.")
     example: bool = Field(True, description="Load the digits example at start.")
+    models: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")
+    url: str | None = Field(None, description="Endpoint of the command line tools; unset: the one in home.")
 
     device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
     metrics_port: int = Field(0, ge=0, le=65535, description="Port of a worker's own /metrics; 0: none.")
