@@ -1,0 +1,56 @@
+"""Taking versions away: which may go, and what the model's name resolves to afterwards. Blocking: call in a thread."""
+
+from __future__ import annotations
+
+from services.errors import Code, Failure, not_found
+from services.manifest import Endpoint
+from services.repository.base import Repository
+
+_ATTEMPTS_MAX = 8
+
+
+def remove_version(repository: Repository, model: str, version: int, *, serving: int | None, force: bool) -> None:
+    """Remove `version` of `model`; `serving` is the version that answers requests which name none.
+
+    The endpoint stops naming the version before it goes, so nothing resolves to a hole. Raises Failure: NOT_FOUND;
+    CONFLICT when the version is serving, has siblings to switch to, and `force` is not given.
+    """
+    versions = repository.versions(model)
+    if version not in versions:
+        repository.endpoint(model)
+        raise not_found(f"Request for unknown model: '{model}' version {version} is not found")
+    if version == serving and len(versions) > 1 and not force:
+        raise Failure(
+            Code.CONFLICT,
+            f"version {version} of '{model}' is serving: activate another version first, or delete with ?force=true",
+        )
+    _forget(repository, model, version, serving)
+    repository.delete_version(model, version)
+    if model in repository.models():
+        # it may have been activated in between
+        _forget(repository, model, version, serving)
+
+
+def _forget(repository: Repository, model: str, version: int, serving: int | None) -> None:
+    for _ in range(_ATTEMPTS_MAX):
+        endpoint = repository.endpoint(model)
+        if version not in {endpoint.active, endpoint.previous}:
+            return
+        try:
+            repository.replace_endpoint(_without(endpoint, version, serving))
+        except Failure as exc:
+            if exc.code is not Code.CONFLICT:
+                raise
+            # somebody else was faster: decide again on what they wrote
+            continue
+        return
+    raise Failure(Code.CONFLICT, f"the endpoint of '{model}' keeps changing: try again")
+
+
+def _without(endpoint: Endpoint, version: int, serving: int | None) -> Endpoint:
+    """What is left when `version` goes: if it was asked for, the version that answers instead of it, or nothing."""
+    previous = None if endpoint.previous == version else endpoint.previous
+    if endpoint.active != version:
+        return endpoint.model_copy(update={"previous": previous})
+    answering = previous if serving in {None, version} else serving
+    return endpoint.model_copy(update={"active": answering, "previous": None})
