@@ -1,0 +1,47 @@
+"""The uploads of this gateway: how many at once, and how far each is, for everybody to see."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.deps import Catalog, UploadKey
+from services.errors import Code, Failure
+from services.records import State
+
+AT_ONCE_MAX = 8
+RETRY_AFTER_S = 5.0
+
+
+class Uploads:
+    """Bounds uploads in progress: each takes a disk's bandwidth and, in its check, a core and memory."""
+
+    def __init__(self, catalog: Catalog, at_once_max: int = AT_ONCE_MAX) -> None:
+        self._catalog = catalog
+        self._at_once_max = at_once_max
+        self._running: Counter[UploadKey] = Counter()
+
+    @asynccontextmanager
+    async def permit(self, model: str, version: int | None) -> AsyncIterator[None]:
+        """The right to upload, and the upload's visible state UPLOADED. Raises Failure(UNAVAILABLE)."""
+        if self._running.total() >= self._at_once_max:
+            raise Failure(
+                Code.UNAVAILABLE,
+                f"{self._at_once_max} uploads are in progress, which is the limit: try again",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        key = (model, version)
+        self._running[key] += 1
+        try:
+            await self._catalog.set_upload(model, version, State.UPLOADED)
+            yield
+        finally:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+                await self._catalog.set_upload(model, version, None)
+
+    async def show(self, model: str, version: int | None, state: State) -> None:
+        """Make the state of an upload with a permit visible."""
+        await self._catalog.set_upload(model, version, state)
