@@ -1,0 +1,300 @@
+"""Build the Grafana dashboard: `python deploy/grafana/build.py [FILE]`, by default over the one that is committed.
+
+The expressions stand here, once; tests run every one of them against a live Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders.dashboard import Dashboard, QueryVariable, Row
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.common import BigValueGraphMode, LegendDisplayMode, LegendPlacement
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+COMMITTED = Path(__file__).parent / "dashboards" / "millrace.json"
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="millrace-prometheus")
+
+_OF_MODEL = 'model=~"$model"'
+_FAILED = 'outcome=~"overloaded|unavailable|expired|model|storage|internal"'
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One panel: what it shows, in which unit, and the queries with the names of their lines."""
+
+    title: str
+    about: str
+    unit: str
+    queries: tuple[tuple[str, str], ...]
+
+
+def rate(metric: str, by: str = "", where: str = "") -> str:
+    """The per-second rate of a counter, summed by labels."""
+    return f"sum{f' by ({by}) ' if by else ''}(rate({metric}{f'{{{where}}}' if where else ''}[$__rate_interval]))"
+
+
+def quantile(part: float, metric: str, by: str = "model") -> str:
+    """A quantile of a histogram."""
+    return f"histogram_quantile({part}, {rate(f'{metric}_bucket', f'{by}, le', _OF_MODEL)})"
+
+
+ALL_REQUESTS = rate("millrace_requests_total", where=_OF_MODEL)
+FAILED_REQUESTS = rate("millrace_requests_total", where=f"{_OF_MODEL}, {_FAILED}")
+BATCH_ROWS = rate("millrace_batch_rows_sum", "model, pool", _OF_MODEL)
+BATCHES_RUN = rate("millrace_batch_rows_count", "model, pool", _OF_MODEL)
+INSTANCE_BYTES = f"max by (model, version, pool, worker) (millrace_instance_bytes{{{_OF_MODEL}}})"
+INSTANCES_READY = f"max by (model, version, pool) (millrace_instances_ready{{{_OF_MODEL}}})"
+STREAM_ENTRIES = f"max by (model, version, pool) (millrace_stream_entries{{{_OF_MODEL}}})"
+
+STATS = (
+    Chart("Requests", "Answered in a second.", "reqps", ((ALL_REQUESTS, ""),)),
+    Chart(
+        "Failing",
+        "Requests that failed for the server's own reasons, of all.",
+        "percentunit",
+        ((f"({FAILED_REQUESTS} or vector(0)) / {ALL_REQUESTS}", ""),),
+    ),
+    Chart(
+        "99th percentile",
+        "End to end.",
+        "s",
+        ((f"histogram_quantile(0.99, {rate('millrace_request_seconds_bucket', 'le', _OF_MODEL)})", ""),),
+    ),
+    Chart("In flight", "Admitted and not yet answered.", "short", (("sum(millrace_requests_in_flight)", ""),)),
+    Chart(
+        "Instances ready",
+        "Loaded, warm and able to serve.",
+        "short",
+        ((f"sum({INSTANCES_READY})", ""),),
+    ),
+    Chart("Workers", "Running now.", "short", (("count(max by (worker, pool) (millrace_worker_info))", ""),)),
+)
+
+REQUESTS = (
+    Chart(
+        "Requests by model",
+        "Answered in a second, whatever the answer.",
+        "reqps",
+        ((rate("millrace_requests_total", "model", _OF_MODEL), "{{model}}"),),
+    ),
+    Chart(
+        "Requests by outcome",
+        "ok, or the code of the error.",
+        "reqps",
+        ((rate("millrace_requests_total", "outcome", _OF_MODEL), "{{outcome}}"),),
+    ),
+    Chart(
+        "Refused",
+        "Turned away before they were queued, by reason.",
+        "reqps",
+        ((rate("millrace_refused_total", "reason"), "{{reason}}"),),
+    ),
+    Chart(
+        "Time to answer",
+        "From a request's last byte to its reply.",
+        "s",
+        tuple((quantile(part, "millrace_request_seconds"), f"{{{{model}}}} p{part:.0%}"[:-1]) for part in (0.5, 0.99)),
+    ),
+    Chart(
+        "Wait in the queue",
+        "From admission to the start of the execution, 99th percentile.",
+        "s",
+        ((quantile(0.99, "millrace_queue_wait_seconds", "model, pool"), "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "Execution",
+        "Time of a batch on its device, 99th percentile.",
+        "s",
+        ((quantile(0.99, "millrace_execution_seconds", "model, pool"), "{{model}} {{pool}}"),),
+    ),
+)
+
+BATCHES = (
+    Chart(
+        "Rows in a batch",
+        "Mean. More under load is what batching is for.",
+        "short",
+        ((f"{BATCH_ROWS} / {BATCHES_RUN}", "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "Batches by outcome",
+        "Finished by workers in a second.",
+        "ops",
+        ((rate("millrace_batches_total", "pool, outcome", _OF_MODEL), "{{pool}} {{outcome}}"),),
+    ),
+    Chart(
+        "Waiting",
+        "Rows in the gateways' lanes, and batches in the streams (waiting or leased).",
+        "short",
+        (
+            (f"sum by (model, pool) (millrace_lane_rows{{{_OF_MODEL}}})", "{{model}} {{pool}} rows"),
+            (f"sum by (model, pool) ({STREAM_ENTRIES})", "{{model}} {{pool}} batches"),
+        ),
+    ),
+)
+
+WORKERS = (
+    Chart(
+        "Workers busy",
+        "Part of the time that a worker runs batches. Near 1: add workers.",
+        "percentunit",
+        ((rate("millrace_worker_busy_seconds_total", "pool, worker"), "{{pool}} {{worker}}"),),
+    ),
+    Chart(
+        "Memory of instances",
+        "By worker.",
+        "bytes",
+        ((f"sum by (pool, worker) ({INSTANCE_BYTES})", "{{pool}} {{worker}}"),),
+    ),
+    Chart(
+        "Instances ready by model",
+        "Loaded, warm and able to serve.",
+        "short",
+        ((f"sum by (model, pool) ({INSTANCES_READY})", "{{model}} {{pool}}"),),
+    ),
+)
+
+PLUMBING = (
+    Chart(
+        "Bytes moved",
+        "Through Redis and, on one host, through shared memory.",
+        "Bps",
+        (
+            (rate("millrace_redis_bytes_total", "direction"), "Redis {{direction}}"),
+            (rate("millrace_segment_bytes_total", "direction"), "shared memory {{direction}}"),
+        ),
+    ),
+    Chart(
+        "Shared memory in use",
+        "Tensors that wait or run.",
+        "bytes",
+        (("sum(millrace_segment_bytes_in_use)", "in use"),),
+    ),
+    Chart(
+        "Mishaps survived",
+        "In a minute: batches taken over from a silent worker, replies that came twice, connections to Redis made "
+        "again, metric series refused.",
+        "short",
+        tuple(
+            (f"60 * {rate(metric)}", name)
+            for metric, name in (
+                ("millrace_reclaimed_total", "batches taken over"),
+                ("millrace_duplicate_replies_total", "duplicate replies"),
+                ("millrace_redis_reconnects_total", "reconnects"),
+                ("millrace_metrics_series_refused_total", "series refused"),
+            )
+        ),
+    ),
+)
+
+RELEASES = Chart(
+    "Releases",
+    "What is running.",
+    "short",
+    (("count by (version, python) (millrace_build_info)", "{{version}} on Python {{python}}"),),
+)
+SPREAD = Chart(
+    "Time to answer, all of it",
+    "How many requests took how long.",
+    "s",
+    ((rate("millrace_request_seconds_bucket", "le", _OF_MODEL), "{{le}}"),),
+)
+
+Panel = stat.Panel | timeseries.Panel | heatmap.Panel
+
+
+def _targets(chart: Chart) -> list[prometheus.Dataquery]:
+    return [
+        prometheus.Dataquery().datasource(SOURCE).ref_id(chr(ord("A") + index)).expr(expr).legend_format(legend)
+        for index, (expr, legend) in enumerate(chart.queries)
+    ]
+
+
+def _described(panel: Panel, chart: Chart, number: int) -> Panel:
+    return panel.id(number).title(chart.title).description(chart.about).unit(chart.unit).datasource(SOURCE)
+
+
+def _number(chart: Chart, number: int) -> Builder[models.Panel]:
+    latest = common.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = stat.Panel().span(4).height(4).graph_mode(BigValueGraphMode.AREA).reduce_options(latest)
+    return _described(panel.targets([*_targets(chart)]), chart, number)
+
+
+def _lines(chart: Chart, number: int) -> Builder[models.Panel]:
+    legend = (
+        common.VizLegendOptions()
+        .display_mode(LegendDisplayMode.LIST)
+        .placement(LegendPlacement.BOTTOM)
+        .show_legend(True)
+        .calcs([])
+    )
+    panel = timeseries.Panel().span(8).height(8).min(0).fill_opacity(10).legend(legend)
+    return _described(panel.targets([*_targets(chart)]), chart, number)
+
+
+def _spread(chart: Chart, number: int) -> Builder[models.Panel]:
+    targets = [target.format(PromQueryFormat.HEATMAP) for target in _targets(chart)]
+    panel = heatmap.Panel().span(16).height(8).calculate(False).targets([*targets])
+    panel.y_axis(heatmap.YAxisConfig().unit(chart.unit))
+    return _described(panel, chart, number)
+
+
+def build() -> str:
+    """The dashboard as JSON text."""
+    model = (
+        QueryVariable("model")
+        .label("Model")
+        .datasource(SOURCE)
+        .query("label_values(millrace_requests_total, model)")
+        .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(models.VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(models.VariableOption(selected=True, text="All", value="$__all"))
+    )
+    board = (
+        Dashboard("Millrace")
+        .uid("millrace")
+        .description("Requests, batches, workers and what carries them.")
+        .tags(["millrace"])
+        .readonly()
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .refresh("10s")
+        .time("now-30m", "now")
+        .timezone("browser")
+        .with_variable(model)
+    )
+    number = 1
+    for chart in STATS:
+        board.with_panel(_number(chart, number))
+        number += 1
+    rows: Sequence[tuple[str, tuple[Chart, ...]]] = (
+        ("Requests", REQUESTS),
+        ("Batches", BATCHES),
+        ("Workers", WORKERS),
+        ("Plumbing", PLUMBING),
+    )
+    for title, charts in rows:
+        board.with_row(Row(title).id(number))
+        number += 1
+        for chart in charts:
+            board.with_panel(_lines(chart, number))
+            number += 1
+    board.with_row(Row("In detail").id(number))
+    board.with_panel(_spread(SPREAD, number + 1))
+    board.with_panel(_lines(RELEASES, number + 2))
+    # Through the parser once: the builders' order of keys is theirs to change, ours is sorted.
+    return json.dumps(json.loads(JSONEncoder().encode(board.build())), indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    (Path(sys.argv[1]) if len(sys.argv) > 1 else COMMITTED).write_text(build())

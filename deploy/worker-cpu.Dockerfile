@@ -1,0 +1,28 @@
+# A worker on CPUs. Build from the project's root:
+#   docker build -f deploy/worker-cpu.Dockerfile -t millrace-worker-cpu .
+
+FROM python:3.12.12-slim-bookworm AS build
+RUN python -m venv /opt/venv
+COPY deploy/locks/cpu.txt /tmp/lock.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
+
+FROM python:3.12.12-slim-bookworm
+RUN groupadd --gid 10001 millrace \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
+    && install -d -o millrace -g millrace /var/lib/millrace
+COPY --from=build /opt/venv /opt/venv
+COPY services /opt/millrace/services
+COPY workers /opt/millrace/workers
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    MILLRACE_HOME=/var/lib/millrace \
+    MILLRACE_DEVICE=cpu \
+    MILLRACE_METRICS_PORT=9100
+WORKDIR /opt/millrace
+USER 10001:10001
+EXPOSE 9100
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9100/metrics', timeout=2)"]
+ENTRYPOINT ["python", "-m", "workers"]
+CMD ["--pool", "cpu"]

@@ -1,0 +1,35 @@
+# A worker on an NVIDIA GPU: CUDA 13 and cuDNN 9, which the locked onnxruntime-gpu is built for. Needs the NVIDIA
+# Container Toolkit on the host. Build from the project's root:
+#   docker build -f deploy/worker-gpu.Dockerfile -t millrace-worker-gpu .
+
+FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04 AS python
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3.12=3.12.* python3.12-venv=3.12.* \
+    && rm -rf /var/lib/apt/lists/*
+
+FROM python AS build
+RUN python3.12 -m venv /opt/venv
+COPY deploy/locks/gpu.txt /tmp/lock.txt
+RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
+
+FROM python
+RUN groupadd --gid 10001 millrace \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
+    && install -d -o millrace -g millrace /var/lib/millrace
+COPY --from=build /opt/venv /opt/venv
+COPY services /opt/millrace/services
+COPY workers /opt/millrace/workers
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    CUDA_CACHE_PATH=/tmp/cuda-cache \
+    MILLRACE_HOME=/var/lib/millrace \
+    MILLRACE_DEVICE=cuda:0 \
+    MILLRACE_METRICS_PORT=9100
+WORKDIR /opt/millrace
+USER 10001:10001
+EXPOSE 9100
+HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9100/metrics', timeout=2)"]
+ENTRYPOINT ["python", "-m", "workers"]
+CMD ["--pool", "gpu"]

@@ -1,0 +1,381 @@
+"""What cannot run without a container engine is checked by the tools that can: schema, linters, and a live Prometheus."""
+
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.errors import Code
+from services.metrics.catalogue import CATALOGUE, Kind
+from services.metrics.exposition import render
+from services.metrics.tally import Tally
+from services.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+BIN = Path(sys.executable).parent
+CACHES = shutil.ignore_patterns("__pycache__")
+DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+RULES = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
+DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/millrace.json").read_text())
+EXPRESSIONS = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+RULE_EXPRESSIONS = [
+    (rule.get("record") or rule["alert"], rule["expr"]) for group in RULES["groups"] for rule in group["rules"]
+]
+SAMPLES = {
+    name
+    for metric in CATALOGUE
+    for name in (
+        [metric.name + suffix for suffix in ("_bucket", "_sum", "_count")]
+        if metric.kind is Kind.HISTOGRAM
+        else [metric.name]
+    )
+}
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=f"{BIN}:/usr/bin:/usr/local/bin")
+    assert found is not None, f"{name} is missing"
+    return found
+
+
+def content(*command: str | Path) -> None:
+    """Run a checker that has to be content; its complaints are the message."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Images
+
+
+def instructions(dockerfile: Path) -> list[list[str]]:
+    text = re.sub(r"^#.*\n", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [line.split() for line in text.splitlines() if line.strip()]
+
+
+def test_there_is_an_image_for_each_part():
+    assert [path.name for path in DOCKERFILES] == [
+        "gateway.Dockerfile",
+        "worker-cpu.Dockerfile",
+        "worker-gpu.Dockerfile",
+    ]
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_dockerfile_is_clean(dockerfile):
+    content(tool("hadolint"), "--failure-threshold", "style", dockerfile)
+    lines = instructions(dockerfile)
+    bases = [line[1] for line in lines if line[0] == "FROM" and ":" in line[1]]
+    assert bases
+    assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in bases)
+    assert [line[1] for line in lines if line[0] == "USER"] == ["10001:10001"]
+    assert any(line[0] == "HEALTHCHECK" for line in lines)
+    install = " ".join(next(line for line in lines if "install" in line and "-r" in line))
+    assert "--require-hashes" in install
+    assert "--no-cache-dir" in install
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
+def test_what_an_image_copies_is_let_through(dockerfile):
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for line in instructions(dockerfile):
+        if line[0] == "COPY" and not line[1].startswith("--from"):
+            assert (ROOT / line[1]).exists()
+            assert any(line[1] == folder or line[1].startswith(f"{folder}/") for folder in allowed)
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "package"),
+    [("gateway.Dockerfile", "gateway"), ("worker-cpu.Dockerfile", "workers"), ("worker-gpu.Dockerfile", "workers")],
+)
+def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, package):
+    for line in instructions(DEPLOY / dockerfile):
+        if line[0] == "COPY" and line[2].startswith("/opt/millrace/"):
+            shutil.copytree(ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millrace/"), ignore=CACHES)
+    code = (
+        "import importlib, pkgutil, sys\n"
+        f"import {package}\n"
+        f"for module in pkgutil.walk_packages({package}.__path__, '{package}.'): importlib.import_module(module.name)\n"
+        f"print(sys.modules['{package}'].__file__)\n"
+    )
+    # -P and an emptied path: neither this checkout nor an editable install may lend what the image lacks.
+    keep = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' in p or 'lib/python' in p]\n"
+    hooks = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"{keep}{hooks}sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().startswith(str(tmp_path))
+
+
+# Compose
+
+
+def test_compose_file_follows_the_schema():
+    content(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
+
+
+def test_compose_services_hang_together():
+    services = COMPOSE["services"]
+    assert set(services) == {"redis", "gateway", "worker-cpu", "worker-gpu", "prometheus", "grafana"}
+    for name, service in services.items():
+        assert service["restart"] == "unless-stopped"
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
+        if "build" in service:
+            assert (ROOT / service["build"]["dockerfile"]).is_file()
+        else:
+            assert re.search(r":v?\d+\.\d+\.\d+", service["image"])
+            assert "healthcheck" in service
+        for port in service.get("ports", []):
+            assert name == "gateway" or port.startswith("127.0.0.1:")
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            assert source in COMPOSE["volumes"] or (ROOT / source).is_dir()
+    assert services["gateway"]["ipc"] == "shareable"
+    assert services["worker-cpu"]["ipc"] == services["worker-gpu"]["ipc"] == "service:gateway"
+    assert services["worker-gpu"]["profiles"] == ["gpu"]
+    assert services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
+
+
+def millrace_environments():
+    for name, service in COMPOSE["services"].items():
+        environment = service.get("environment", {})
+        yield name, {key: str(value) for key, value in environment.items() if key.startswith("MILLRACE_")}
+    for dockerfile in DOCKERFILES:
+        words = [word for line in instructions(dockerfile) if line[0] == "ENV" for word in line[1:]]
+        pairs = [word.split("=", 1) for word in words if word.startswith("MILLRACE_")]
+        yield dockerfile.stem, dict(pairs)
+
+
+@pytest.mark.parametrize(("place", "environment"), list(millrace_environments()))
+def test_settings_of_containers_are_settings(place, environment, monkeypatch):
+    for key, value in environment.items():
+        assert key.removeprefix("MILLRACE_").lower() in Settings.model_fields
+        monkeypatch.setenv(key, value)
+    Settings()
+
+
+def test_shared_memory_of_the_gateway_holds_its_segments():
+    size = int(COMPOSE["services"]["gateway"]["shm_size"].removesuffix("m")) << 20
+    assert size >= Settings.model_fields["segment_bytes_max"].default
+
+
+def test_redis_forgets_rather_than_writes():
+    command = COMPOSE["services"]["redis"]["command"]
+    assert command[command.index("--save") + 1] == ""
+    assert command[command.index("--appendonly") + 1] == "no"
+
+
+# Prometheus and Grafana
+
+
+def test_prometheus_configuration_and_rules():
+    content(tool("promtool"), "check", "config", DEPLOY / "prometheus/prometheus.yml")
+    content(tool("promtool"), "check", "rules", DEPLOY / "prometheus/rules.yml")
+    content(tool("promtool"), "test", "rules", DEPLOY / "prometheus/rules_test.yml")
+
+
+def test_committed_dashboard_is_what_the_generator_builds(tmp_path):
+    content(sys.executable, DEPLOY / "grafana/build.py", tmp_path / "built.json")
+    assert (tmp_path / "built.json").read_text() == (DEPLOY / "grafana/dashboards/millrace.json").read_text()
+
+
+def test_dashboard_asks_the_provisioned_source():
+    source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
+    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/millrace.yml").read_text())["providers"][0]
+    asked = {panel["datasource"]["uid"] for panel in DASHBOARD["panels"] if panel["type"] != "row"}
+    assert asked == {source["uid"]}
+    folder = provider["options"]["path"]
+    assert f"./deploy/grafana/dashboards:{folder}:ro" in COMPOSE["services"]["grafana"]["volumes"]
+
+
+@pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS])
+def test_metrics_that_are_asked_for_exist(title, expression):
+    names = re.findall(r"\bmillrace_\w+", re.sub(r'"[^"]*"', '""', expression))
+    assert set(names) <= SAMPLES
+    labels = set(re.findall(r"(\w+)\s*=~?\s*\"", expression))
+    for clause in re.findall(r"by \(([^)]*)\)", expression):
+        labels |= set(re.split(r",\s*", clause))
+    known = {label for metric in CATALOGUE if metric.name in expression for label in metric.labels}
+    assert labels <= known | {"le", "job"} or not names
+
+
+@pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS])
+def test_outcomes_that_are_asked_for_are_codes(title, expression):
+    for outcomes in re.findall(r'outcome=~"([^"]*)"', expression):
+        assert set(outcomes.split("|")) <= set(Code)
+
+
+def test_every_metric_is_on_the_dashboard():
+    asked = " ".join(expression for _, expression in EXPRESSIONS)
+    assert [metric.name for metric in CATALOGUE if metric.name not in asked] == []
+
+
+class Target:
+    """A real scrape target: every metric of the catalogue, counting one more at each scrape."""
+
+    def __init__(self) -> None:
+        self.tally = Tally(None, "gateway")
+        self.scraped = threading.Condition()
+        target = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                body, content_type = target.scrape(self.headers.get("Accept"))
+                self.send_response(200)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                with target.scraped:
+                    target.scraped.notify_all()
+
+            def log_message(self, *_: object) -> None:
+                """Scrapes are no news."""
+
+        self.server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def scrape(self, accept):
+        for metric in CATALOGUE:
+            labels = ["internal" if label == "outcome" else f"a-{label}" for label in metric.labels]
+            if metric.kind is Kind.COUNTER:
+                self.tally.counter(metric, *labels).add()
+            elif metric.kind is Kind.HISTOGRAM:
+                self.tally.histogram(metric, *labels).observe(0.02)
+            else:
+                self.tally.gauge(metric, *labels).set(1)
+        return render(self.tally, accept)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+class LivePrometheus:
+    """Debian's Prometheus with our rules, on a port of its own choice."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        self.target = target
+        configuration = {
+            "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "200ms"},
+            "rule_files": [str(DEPLOY / "prometheus/rules.yml")],
+            "scrape_configs": [
+                {
+                    "job_name": "millrace-gateway",
+                    "static_configs": [{"targets": [f"127.0.0.1:{target.server.server_port}"]}],
+                }
+            ],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        self.process = subprocess.Popen(
+            [
+                tool("prometheus"),
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                "--web.listen-address=127.0.0.1:0",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.log: list[str] = []
+        self.url = ""
+
+    def __enter__(self):
+        assert self.process.stderr is not None
+        listening = re.compile(r'msg="Listening on" address=(\S+)')
+        ready = False
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := listening.search(line):
+                self.url = f"http://{found[1]}"
+            ready = ready or "ready to receive web requests" in line
+            if ready and self.url:
+                break
+        assert self.url, "".join(self.log)
+        self.reader = threading.Thread(target=self.log.extend, args=(self.process.stderr,))
+        self.reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self.reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+    def get(self, path: str, **parameters: str):
+        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}") as reply:
+            document = json.load(reply)
+        assert document["status"] == "success"
+        return document["data"]
+
+    def next_scrape(self):
+        with self.target.scraped:
+            assert self.target.scraped.wait(timeout=60), "".join(self.log)
+
+    def query(self, expression):
+        """Ask after each scrape until there is an answer; the test's time limit ends a wait that is in vain."""
+        while not (result := self.get("query", query=expression)["result"]):
+            self.next_scrape()
+        return result
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with Target() as target, LivePrometheus(tmp_path_factory.mktemp("prometheus"), target) as prometheus:
+        # Two scrapes make the first rate.
+        prometheus.query("rate(millrace_requests_total[1m]) > 0")
+        yield prometheus
+
+
+def as_grafana_sends_it(expression):
+    return expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+
+
+@pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
+def test_dashboard_expression_shows_something(live, title, expression):
+    result = live.query(as_grafana_sends_it(expression))
+    assert all(float(series["value"][1]) >= 0 for series in result), "not a number"
+
+
+def test_dashboard_variable_offers_the_models(live):
+    query = DASHBOARD["templating"]["list"][0]["query"]
+    asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+    assert asked is not None
+    metric, label = asked.groups()
+    assert live.get(f"label/{label}/values", **{"match[]": metric}) == ["a-model"]
+
+
+def test_rules_are_healthy_in_a_live_server(live):
+    while True:
+        rules = [rule for group in live.get("rules")["groups"] for rule in group["rules"]]
+        if all(rule["health"] != "unknown" for rule in rules):
+            break
+        live.next_scrape()
+    assert {rule["name"] for rule in rules} == {name for name, _ in RULE_EXPRESSIONS}
+    assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] != "ok"] == []
+    for name, _ in RULE_EXPRESSIONS:
+        if ":" in name:
+            assert live.query(name)
