@@ -45,7 +45,18 @@ Reply = Sequence[OutputTensor]
 class Request:
     """One caller's unit of work. Times are seconds on the monotonic clock of this process."""
 
-    __slots__ = ("arrival", "deadline", "done", "inputs", "on_reply", "permit_bytes", "priority", "rows")
+    __slots__ = (
+        "arrival",
+        "counted",
+        "deadline",
+        "done",
+        "inputs",
+        "on_reply",
+        "permit_bytes",
+        "priority",
+        "rows",
+        "taken",
+    )
 
     def __init__(
         self,
@@ -64,3 +75,5 @@ class Request:
         self.on_reply = on_reply
         self.permit_bytes = 0
         self.done = False  # answered or cancelled
+        self.taken = False  # left the lane in a batch
+        self.counted = True  # False: a canary, which no metric of the users' requests shows

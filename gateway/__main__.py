@@ -1,0 +1,191 @@
+"""python -m gateway: one gateway process. Objects of the gateway are built here and nowhere else."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import platform
+import socket
+import sys
+
+import uvicorn
+
+from gateway.admission import Admission
+from gateway.app import build_app
+from gateway.canary import Canary
+from gateway.catalog import Catalog
+from gateway.deps import Deps
+from gateway.exchange import Exchange
+from gateway.fast_lane import Inbound, fast_lane
+from gateway.infer import Infer
+from gateway.lane import Lane
+from gateway.lanes import Lanes
+from services.errors import Failure, invalid
+from services.metrics import catalogue
+from services.metrics.exposition import render
+from services.metrics.tally import Tally
+from services.queue.board import Board
+from services.queue.url import RedisAddress
+from services.repository.folder import FolderRepository
+from services.segments.pool import SegmentPool
+from services.segments.segment import host_token
+from services.settings import Settings
+from services.supervisor.parent import die_with_parent
+from services.version import VERSION
+
+
+class Gateway:
+    """The parts of one gateway process, and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings, index: int) -> None:
+        if settings.redis_url is None:
+            raise invalid("set MILLRACE_REDIS_URL to the Redis that gateways and workers share")
+        address = RedisAddress.parse(settings.redis_url.get_secret_value())
+        self.settings = settings
+        self.name = f"{index}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.tally = Tally(settings.metrics_dir, f"gateway-{index}")
+        self.segments: SegmentPool | None = None
+        if settings.segment_bytes_max:
+            prefix = f"{settings.instance}-{self.name}"
+            self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max)
+        self.admission = Admission(
+            settings.inflight_max,
+            settings.inflight_bytes_max,
+            self.tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
+            self.tally.counter(catalogue.REFUSED, "gateway_full"),
+        )
+        self.repository = FolderRepository(settings.models_dir)
+        self.board = Board(address)
+        self.exchange = Exchange(address, self.name, self.tally, settings.lease_ms)
+        self.lanes = Lanes(
+            settings, self.exchange, self.admission, self.segments, self.tally, host_token(settings.segments_dir)
+        )
+        self.exchange.lanes = self.lanes.all
+        self.catalog = Catalog(self.repository, self.board, self.lanes.apply, self._death)
+        self.canary = Canary(self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers))
+        self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
+        self.version = VERSION
+        self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
+
+    def _serving(self) -> list[Lane]:
+        return [route.lane for (_, version), route in self.lanes.routes.items() if version is None]
+
+    async def _death(self, worker: str) -> None:
+        """A supervisor saw a worker die (`<pool>-<index>-<pid>`): nobody waits for its lease to run out."""
+        await self.exchange.reclaim(worker.rsplit("-", 2)[0], worker)
+
+    async def start(self) -> None:
+        await self.catalog.start()
+        self.exchange.start()
+        self.canary.start()
+        gc.collect()
+        gc.freeze()
+
+    async def stop(self) -> None:
+        await self.canary.stop()
+        await self.catalog.stop()
+        await self.exchange.stop()
+        if self.segments is not None:
+            self.segments.close()
+        self.tally.close()
+
+    async def drain(self) -> None:
+        """Readiness goes first, so that nobody sends more; then nothing is admitted; then what is in flight is answered."""
+        self.canary.draining = True
+        self.admission.closed = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.exchange.settle(), self.settings.drain_s)
+
+    async def metrics(self, accept: str | None) -> tuple[bytes, str]:
+        """The metrics page; the depths of the streams are read for it."""
+        with contextlib.suppress(Failure):
+            await self._stream_depths()
+        if self.segments is not None:
+            self.tally.gauge(catalogue.SEGMENT_BYTES_IN_USE).set(self.segments.in_use_bytes)
+        return await asyncio.to_thread(render, self.tally, accept)
+
+    async def _stream_depths(self) -> None:
+        by_pool: dict[str, list[Lane]] = {}
+        for lane in self.lanes.all():
+            by_pool.setdefault(lane.manifest.config.pool, []).append(lane)
+        for pool, lanes in by_pool.items():
+            entries = await self.board.stream_entries(pool, [lane.release for lane in lanes])
+            for lane, count in zip(lanes, entries, strict=True):
+                manifest = lane.manifest
+                gauge = self.tally.gauge(catalogue.STREAM_ENTRIES, manifest.model, str(manifest.version), pool)
+                gauge.set(count)
+
+    def deps(self) -> Deps:
+        return Deps(
+            settings=self.settings,
+            repository=self.repository,
+            catalog=self.catalog,
+            infer=self.infer,
+            ready=self.canary.ready,
+            metrics=self.metrics,
+            start=self.start,
+            stop=self.stop,
+            version=self.version,
+        )
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, whose graceful shutdown first drains the gateway."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()  # a listening socket that is shared stays open in the other gateways and the supervisor
+        await self._gateway.drain()
+        await super().shutdown(sockets)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gateway", description="Run one gateway process.")
+    parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
+    parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
+    arguments = parser.parse_args()
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings()
+    try:
+        gateway = Gateway(settings, arguments.index)
+    except Failure as failure:
+        print(f"error: {failure.message}", file=sys.stderr)
+        return 1
+    config = uvicorn.Config(
+        build_app(gateway.deps()),
+        host=settings.host,
+        port=settings.http_port,
+        fd=arguments.fd,
+        http=_protocol(settings, gateway),
+        loop="uvloop",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        backlog=4096,
+        timeout_keep_alive=round(settings.keep_alive_s),
+        timeout_graceful_shutdown=round(settings.drain_s),
+        lifespan="on",
+    )
+    server = Server(config, gateway)
+    server.run()
+    return 0 if server.started else 1
+
+
+def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol] | str:
+    if not settings.fast_lane:
+        return "httptools"
+    inbound = Inbound(settings.inflight_bytes_max)
+    return fast_lane(gateway.infer, settings.body_bytes_max, settings.connections_max, inbound)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

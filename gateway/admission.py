@@ -1,0 +1,47 @@
+"""admission: the right to be in flight. A bounded number of permits and of bytes for one gateway process.
+
+The permit travels with the request as `permit_bytes` and is given back exactly once, when the request is done.
+"""
+
+from __future__ import annotations
+
+from gateway.request import Request
+from services.errors import Code, Failure
+from services.metrics.tally import Counter, Gauge
+
+
+class Admission:
+    """Refuses with UNAVAILABLE (503) when the gateway as a whole is full; a full lane refuses by itself (429)."""
+
+    __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
+
+    def __init__(self, requests_max: int, bytes_max: int, in_flight: Gauge, refused: Counter) -> None:
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max
+        self._gauge = in_flight
+        self._refused = refused
+        self.requests = 0
+        self.bytes = 0
+        self.closed = False  # draining: what is in flight is answered, nothing more is admitted
+
+    def admit(self, request: Request, size_bytes: int) -> None:
+        """Raises Failure(UNAVAILABLE) with a time to come back."""
+        if self.requests >= self._requests_max or self.bytes + size_bytes > self._bytes_max or self.closed:
+            self._refused.add()
+            if self.closed:
+                raise Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
+            raise Failure(
+                Code.UNAVAILABLE,
+                f"the gateway is full: {self.requests} requests of {self.bytes} bytes are in flight; try again later",
+                retry_after_s=1,
+            )
+        self.requests += 1
+        self.bytes += size_bytes
+        request.permit_bytes = size_bytes
+        self._gauge.set(self.requests)
+
+    def release(self, request: Request) -> None:
+        """Give back a request's permit."""
+        self.requests -= 1
+        self.bytes -= request.permit_bytes
+        self._gauge.set(self.requests)

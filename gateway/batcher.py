@@ -1,0 +1,166 @@
+"""Which waiting requests run together, and which first. Pure: no clock, no I/O; time is passed in.
+
+Order: earliest deadline first within a priority. Priorities age: for every `aging_s` that the oldest request of a
+priority has waited it counts as one priority higher, so nothing starves. Requests of one batch have equal shapes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Hashable
+
+from gateway.request import Request
+
+RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highest
+RANK_MAX = 32
+AGING_S = 1.0
+
+_Entry = tuple[float, int, Request]
+
+
+class _Shelf:
+    """The waiting requests of one priority: by deadline, and by deadline within each shape."""
+
+    __slots__ = ("arrivals", "by_shape", "order")
+
+    def __init__(self) -> None:
+        self.order: list[_Entry] = []
+        self.by_shape: dict[Hashable, list[_Entry]] = {}
+        self.arrivals: deque[Request] = deque()
+
+    def push(self, entry: _Entry, shape: Hashable) -> None:
+        heapq.heappush(self.order, entry)
+        if shape is not None:
+            heapq.heappush(self.by_shape.setdefault(shape, []), entry)
+        self.arrivals.append(entry[2])
+
+    def head(self) -> Request | None:
+        """The request with the earliest deadline that still waits."""
+        order = self.order
+        while order:
+            request = order[0][2]
+            if not (request.taken or request.done):
+                return request
+            heapq.heappop(order)
+        return None
+
+    def oldest(self) -> Request | None:
+        """The request that arrived first of those that still wait."""
+        arrivals = self.arrivals
+        while arrivals:
+            request = arrivals[0]
+            if not (request.taken or request.done):
+                return request
+            arrivals.popleft()
+        return None
+
+
+class Batcher:
+    """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`."""
+
+    def __init__(self, aging_s: float = AGING_S) -> None:
+        self.rows = 0  # of all requests that wait
+        self.count = 0
+        self._aging_s = aging_s
+        self._shelves: dict[int, _Shelf] = {}
+        self._shapes: dict[int, Hashable] = {}
+        self._numbers = itertools.count()
+
+    def add(self, request: Request, shape: Hashable) -> None:
+        """`shape`: equal for requests that may share a batch; None where all requests of the version have one shape."""
+        rank = min(request.priority, RANK_MAX) if request.priority else RANK_DEFAULT
+        shelf = self._shelves.get(rank)
+        if shelf is None:
+            shelf = self._shelves[rank] = _Shelf()
+        shelf.push((request.deadline, next(self._numbers), request), shape)
+        if shape is not None:
+            self._shapes[id(request)] = shape
+        self.rows += request.rows
+        self.count += 1
+
+    def discard(self, request: Request) -> None:
+        """A waiting request was answered or cancelled (its `done` is set): it counts no more."""
+        self.rows -= request.rows
+        self.count -= 1
+        self._shapes.pop(id(request), None)
+
+    def earliest_deadline(self) -> float | None:
+        """Of all waiting requests; None when nothing waits."""
+        return min((head.deadline for shelf in self._shelves.values() if (head := shelf.head())), default=None)
+
+    def take(self, now: float, rows_max: int) -> list[Request]:
+        """The next batch: at most `rows_max` rows, but at least one request if any waits. Expired ones are not in it.
+
+        `now` decides the aging alone. Requests past their deadline must have been taken out with `expire` before.
+        """
+        if not self.count:
+            return []
+        batch: list[Request] = []
+        room = rows_max
+        shape: Hashable = None
+        for shelf in self._by_urgency(now):
+            head = shelf.head()
+            if head is None:
+                continue
+            if not batch:
+                shape = self._shapes.get(id(head))
+            heap = shelf.order if shape is None else shelf.by_shape.get(shape, [])
+            room = self._fill(batch, heap, room)
+            if shape is not None and not heap:
+                shelf.by_shape.pop(shape, None)
+            if room <= 0:
+                break
+        return batch
+
+    def _fill(self, batch: list[Request], heap: list[_Entry], room: int) -> int:
+        """Move requests from a heap to the batch while they fit; returns the rows that are left, 0 when one did not fit."""
+        while heap:
+            request = heap[0][2]
+            if request.taken or request.done:
+                heapq.heappop(heap)
+                continue
+            if batch and request.rows > room:
+                return 0
+            heapq.heappop(heap)
+            request.taken = True
+            self.discard(request)
+            batch.append(request)
+            room -= request.rows
+            if room <= 0:
+                return 0
+        return room
+
+    def _by_urgency(self, now: float) -> list[_Shelf]:
+        if len(self._shelves) == 1:
+            return list(self._shelves.values())
+        ranked: list[tuple[float, float, _Shelf]] = []
+        for rank, shelf in list(self._shelves.items()):
+            oldest = shelf.oldest()
+            if oldest is None:
+                del self._shelves[rank]
+                continue
+            head = shelf.head()
+            ranked.append((rank - (now - oldest.arrival) / self._aging_s, head.deadline if head else 0.0, shelf))
+        ranked.sort(key=lambda item: item[:2])
+        return [shelf for _, _, shelf in ranked]
+
+    def expire(self, now: float) -> list[Request]:
+        """Take out every waiting request whose deadline has passed."""
+        expired: list[Request] = []
+        for shelf in self._shelves.values():
+            while (head := shelf.head()) is not None and head.deadline <= now:
+                heapq.heappop(shelf.order)
+                head.taken = True
+                self.discard(head)
+                expired.append(head)
+        return expired
+
+    def drain(self) -> list[Request]:
+        """Take out everything that waits."""
+        return self.expire(float("inf"))
+
+    def oldest_arrival(self) -> float | None:
+        """When the request arrived that has waited longest; None when nothing waits."""
+        return min((head.arrival for shelf in self._shelves.values() if (head := shelf.oldest())), default=None)

@@ -1,0 +1,174 @@
+"""catalog: what models there are and who serves them, read again when somebody says so and at least once a second.
+
+repository + workers' records ──> Snapshot (immutable) ──> `on_snapshot` (lanes), waiting callers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from gateway.deps import UploadKey
+from gateway.views import ModelView, Placed, Snapshot, VersionView
+from services.errors import Code, Failure
+from services.manifest import Endpoint, Manifest
+from services.queue.board import Board
+from services.records import State, WorkerRecord
+from services.repository.base import Repository
+
+log = logging.getLogger("millrace.catalog")
+
+LOOK_S = 1.0
+_BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
+
+
+class Catalog:
+    """`board`: the records in Redis. `on_death(worker)`: a supervisor saw a worker die."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        board: Board,
+        on_snapshot: Callable[[Snapshot], Awaitable[None]],
+        on_death: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self.snapshot = Snapshot({}, ())
+        self.uploads: Mapping[UploadKey, State] = {}
+        self._repository = repository
+        self._board = board
+        self._on_snapshot = on_snapshot
+        self._on_death = on_death
+        self._token = ""
+        self._stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}
+        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._refreshing = asyncio.Lock()
+        self._agents: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        await self.refresh()
+        self._agents = [asyncio.create_task(self._look()), asyncio.create_task(self._listen())]
+
+    async def stop(self) -> None:
+        for task in self._agents:
+            task.cancel()
+        await asyncio.gather(*self._agents, return_exceptions=True)
+        await self._board.close()
+
+    async def refresh(self) -> None:
+        """Read the repository, if it changed, and the workers' records. While Redis is away the last records stay."""
+        async with self._refreshing:
+            token = await asyncio.to_thread(self._repository.token)
+            if token != self._token:
+                self._stored = await asyncio.to_thread(self._read)
+                self._token = token
+            workers = self.snapshot.workers
+            with suppress(Failure):
+                workers = await self._board.workers()
+                self.uploads = await self._board.uploads()
+            snapshot = Snapshot({name: self._model(name, workers) for name in self._stored}, workers)
+            if snapshot != self.snapshot:
+                self.snapshot = snapshot
+                changed, self._changed = self._changed, asyncio.Event()
+                changed.set()
+                await self._on_snapshot(snapshot)
+
+    async def announce(self, model: str) -> None:
+        """Tell the other gateways that the repository changed, and refresh here. Workers watch the repository."""
+        with suppress(Failure):
+            await self._board.publish(f"model:{model}")
+        await self.refresh()
+
+    async def next_change(self, timeout_s: float) -> bool:
+        """Wait until the snapshot changes; False when `timeout_s` passed first."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
+        """Make an upload in progress visible to all gateways; None: it has ended."""
+        with suppress(Failure):
+            await self._board.set_upload(model, version, state)
+            self.uploads = await self._board.uploads()
+
+    def _read(self) -> dict[str, tuple[Endpoint, dict[int, Manifest]]]:
+        stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}
+        for model in self._repository.models():
+            with _skipping_damage():
+                endpoint = self._repository.endpoint(model)
+                manifests: dict[int, Manifest] = {}
+                for version in self._repository.versions(model):
+                    with _skipping_damage():
+                        manifests[version] = self._repository.manifest(model, version)
+                stored[model] = (endpoint, manifests)
+        return stored
+
+    def _model(self, name: str, workers: tuple[WorkerRecord, ...]) -> ModelView:
+        endpoint, manifests = self._stored[name]
+        versions = {version: _version(manifest, workers) for version, manifest in manifests.items()}
+        return ModelView(name, endpoint.active, self._serving(name, endpoint, versions), versions)
+
+    def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:
+        """The active version once it is ready; until then the one that served before.
+
+        Once a version has served it stays, though its workers may be gone for a moment: requests wait for them.
+        """
+        active = endpoint.active if endpoint.active in versions else None
+        if active is not None and versions[active].ready:
+            return active
+        before = self.snapshot.models.get(name)
+        if before is not None and before.serving == active:
+            return active
+        for candidate in (endpoint.previous, before.serving if before is not None else None):
+            if candidate is not None and candidate in versions and versions[candidate].ready:
+                return candidate
+        return active
+
+    async def _look(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+            self._wake.clear()
+            try:
+                await self.refresh()
+            except Failure as failure:
+                log.warning("%s", failure.message)
+            except Exception:
+                log.exception("reading the models failed; trying again")
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async for message in self._board.messages():
+                    if message.startswith("died:"):
+                        await self._on_death(message.removeprefix("died:"))
+                    self._wake.set()
+            except Failure:
+                await asyncio.sleep(LOOK_S)
+            except Exception:
+                log.exception("a message could not be used")
+
+
+@contextmanager
+def _skipping_damage() -> Iterator[None]:
+    """What was removed in between, or is damaged, is left out; everything else goes on."""
+    try:
+        yield
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            log.warning("%s", failure.message)
+
+
+def _version(manifest: Manifest, workers: tuple[WorkerRecord, ...]) -> VersionView:
+    release = manifest.release
+    placed = tuple(
+        Placed(worker, instance) for worker in workers for instance in worker.instances if instance.release == release
+    )
+    states = {at.instance.state for at in placed}
+    state = next((state for state in _BEST_FIRST if state in states), State.UPLOADED)
+    reason = next((at.instance.reason for at in placed if at.instance.state is state and at.instance.reason), None)
+    return VersionView(manifest, state, reason, placed)

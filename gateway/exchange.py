@@ -1,0 +1,193 @@
+"""exchange: outstanding batches of this gateway and its links to the pools. A reply comes in, its lane resolves it once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gateway.lane import Lane, Outstanding
+from gateway.pool_link import PoolLink
+from services.batch import ReplyHeader, decode_reply
+from services.errors import Failure
+from services.metrics import catalogue
+from services.metrics.tally import Tally
+from services.queue.scripts import script
+from services.queue.url import RedisAddress
+
+log = logging.getLogger("millrace.exchange")
+
+ATTEMPTS_MAX = 3
+TICK_S = 0.02
+
+
+class Exchange:
+    """`lanes` gives all lanes, for the agents that look after them."""
+
+    def __init__(self, address: RedisAddress, gateway: str, tally: Tally, lease_ms: int) -> None:
+        self.pending: dict[str, Outstanding] = {}
+        self.lanes: Callable[[], list[Lane]] = list
+        self._address = address
+        self._gateway = gateway
+        self._lease_ms = lease_ms
+        self._links: dict[str, PoolLink] = {}
+        self._agents: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._tally = tally
+        self._duplicates = tally.counter(catalogue.DUPLICATE_REPLIES)
+        self._reconnects = tally.counter(catalogue.REDIS_RECONNECTS)
+        self._sent = tally.counter(catalogue.REDIS_BYTES, "gateway_out")
+        self._received = tally.counter(catalogue.REDIS_BYTES, "gateway_in")
+
+    async def link(self, pool: str) -> PoolLink:
+        """The link to a pool, connected. Raises OSError, Failure or what Redis answers to a first connection."""
+        link = self._links.get(pool)
+        if link is None:
+            link = PoolLink(
+                self._address,
+                pool,
+                self._gateway,
+                self._on_reply,
+                lambda lost: self._restored(pool, lost),
+                self._put_done,
+            )
+            self._links[pool] = link
+            try:
+                await link.start()
+            except BaseException:
+                del self._links[pool]
+                raise
+        return link
+
+    def connected(self) -> bool:
+        return all(link.writable for link in self._links.values())
+
+    def start(self) -> None:
+        self._agents = [asyncio.create_task(self._tick()), asyncio.create_task(self._reclaim())]
+
+    async def stop(self) -> None:
+        for task in (*self._agents, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._agents, *self._tasks, return_exceptions=True)
+        for link in self._links.values():
+            await link.stop()
+
+    async def settle(self) -> None:
+        """Wait until every lane is idle: all that was accepted is answered (deadlines bound this)."""
+        while not all(lane.idle for lane in self.lanes()):
+            await asyncio.sleep(TICK_S)
+
+    def _on_reply(self, data: bytes) -> None:
+        decoded = decode_reply(data)
+        if isinstance(decoded, str):
+            outstanding = self.pending.get(decoded)
+            if outstanding is not None:
+                outstanding.lane.give_up(outstanding)
+            return
+        header, inline = decoded
+        outstanding = self.pending.get(header.name)
+        if outstanding is None:
+            self._duplicates.add()
+        elif header.blob:
+            task = asyncio.create_task(self._fetch_blob(outstanding, header))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            outstanding.lane.resolve(outstanding, header, inline)
+
+    async def _fetch_blob(self, outstanding: Outstanding, header: ReplyHeader) -> None:
+        link = outstanding.lane.link
+        try:
+            blob = await link.call("GETDEL", link.keys.blob(header.blob))
+        except Exception as error:
+            blob = None
+            log.warning("outputs of batch %s could not be fetched: %s", header.name, error)
+        if self.pending.get(header.name) is not outstanding:
+            self._duplicates.add()
+        elif blob is None:
+            outstanding.lane.put_again(outstanding)
+        else:
+            outstanding.lane.resolve(outstanding, header, memoryview(blob))
+
+    def _restored(self, pool: str, lost: bool) -> None:
+        """Redis is back: what it has not, or may not have taken, is put again. A batch that runs twice answers once."""
+        for outstanding in list(self.pending.values()):
+            if outstanding.lane.link is self._links.get(pool) and (lost or not outstanding.stored):
+                outstanding.lane.put_again(outstanding)
+        for lane in self.lanes():
+            lane.dispatch()
+
+    def _put_done(self, name: str, reply: Any) -> None:
+        """Redis answered a put, or the connection was lost before it could (then `_restored` decides)."""
+        outstanding = self.pending.get(name)
+        if outstanding is None or isinstance(reply, Failure):
+            return
+        if not isinstance(reply, Exception):
+            outstanding.stored = True
+        elif "NOSCRIPT" in str(reply):
+            task = asyncio.create_task(self._load_and_put(outstanding))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            outstanding.lane.refuse(outstanding, str(reply))
+
+    async def _load_and_put(self, outstanding: Outstanding) -> None:
+        try:
+            await outstanding.lane.link.load_scripts()
+        except Exception as error:
+            log.warning("the scripts could not be loaded: %s", error)
+        if self.pending.get(outstanding.name) is outstanding:
+            outstanding.lane.put_again(outstanding)
+
+    async def _tick(self) -> None:
+        """expirer: deadlines of what waits and of what is outstanding."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.monotonic()
+            try:
+                for outstanding in list(self.pending.values()):
+                    if min(request.deadline for request in outstanding.requests) <= now:
+                        outstanding.lane.expire_outstanding(outstanding, now)
+                for lane in self.lanes():
+                    lane.tick(now)
+                self._count()
+            except Exception:
+                log.exception("looking after the lanes failed")
+
+    def _count(self) -> None:
+        for link in self._links.values():
+            self._sent.add(link.sent_bytes)
+            self._received.add(link.received_bytes)
+            self._reconnects.add(link.reconnects)
+            link.sent_bytes = link.received_bytes = link.reconnects = 0
+
+    async def _reclaim(self) -> None:
+        """reclaimer: brings back what silent workers had leased."""
+        while True:
+            await asyncio.sleep(self._lease_ms / 4000)
+            for pool in list(self._links):
+                await self.reclaim(pool, "")
+
+    async def reclaim(self, pool: str, worker: str) -> None:
+        """Take back the leases of silent workers of a pool; with `worker`, of that one, known to be dead."""
+        link = self._links.get(pool)
+        if link is None or not link.writable:
+            return
+        try:
+            reply: Any = await link.call(
+                "EVALSHA", script("reclaim").sha, 1, link.keys.workers, link.keys.prefix, self._lease_ms, ATTEMPTS_MAX,
+                worker,
+            )  # fmt: skip
+        except Failure:
+            return
+        except Exception as error:
+            log.warning("reclaiming in pool %s failed: %s", pool, error)
+            return
+        workers, again, dead = reply
+        if workers:
+            log.warning(
+                "pool %s: %d silent workers removed, %d batches put again, %d given up", pool, workers, again, dead
+            )
+            self._tally.counter(catalogue.RECLAIMED, pool).add(again)

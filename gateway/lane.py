@@ -1,0 +1,314 @@
+"""lane: one version's line in this gateway. Requests wait in its batcher; a batch leaves the moment a slot is free.
+
+add ─> batcher ─(credit free)─> pack ─> put ……… reply ─> unpack ─> each request answered once ─> credit free
+Credits are slots in the workers: ready instances x DEPTH. While all are taken, requests gather and batches fill.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable
+
+from gateway.admission import Admission
+from gateway.batcher import Batcher
+from gateway.lane_tallies import LaneTallies
+from gateway.packing import Packer
+from gateway.pool_link import PoolLink
+from gateway.request import Reply, Request
+from services.batch import Place, ReplyHeader
+from services.errors import Code, Failure
+from services.manifest import Manifest
+from services.profile import Profile
+
+log = logging.getLogger("millrace.lane")
+
+DEPTH = 2  # batches per instance: one runs, one is there when it is done
+ATTEMPTS_MAX = 2
+PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
+ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
+
+
+class Outstanding:
+    """A batch that was put and has no reply yet."""
+
+    __slots__ = ("attempt", "deadline", "lane", "name", "places", "requests", "stored")
+
+    def __init__(self, name: str, lane: Lane, requests: list[Request], places: list[Place], attempt: int) -> None:
+        self.name = name
+        self.lane = lane
+        self.requests = requests
+        self.places = places
+        self.attempt = attempt
+        self.deadline = max(request.deadline for request in requests)
+        self.stored = False  # Redis said that it has the batch
+
+
+class Lane:
+    """`pending` is shared by all lanes of the gateway: outstanding batches by name. All calls in the event loop."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        link: PoolLink,
+        packer: Packer,
+        pending: dict[str, Outstanding],
+        admission: Admission,
+        tallies: LaneTallies,
+        rows_waiting_max: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.manifest = manifest
+        self.release = manifest.release
+        self.link = link
+        self.batcher = Batcher()
+        self.failed: str | None = None  # why no instance can serve
+        self.replied = 0.0  # when the last reply came
+        self._packer = packer
+        self._pending = pending
+        self._admission = admission
+        self._tallies = tallies
+        self._rows_waiting_max = rows_waiting_max
+        self._clock = clock
+        self._credits = 0
+        self._instances = 0
+        self._outstanding = 0
+        self._profile = Profile({})
+        self._rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+        self._batch_rows = self._rows_max
+        self._batch_s = 0.0
+        self._row_s = 0.0
+        self._delay_s = manifest.config.queue_delay_ms_max / 1000
+        self._uniform = all(
+            min(spec.shape[1 if manifest.signature.batching else 0 :], default=0) >= 0
+            for spec in manifest.signature.inputs
+        )
+        self._parked: list[tuple[float, list[Place]]] = []
+
+    def place(self, instances: int, profile: Profile, *, shared: bool, failed: str | None) -> None:
+        """What the workers say: ready instances, how long runs take, whether all of them share memory with us."""
+        self._instances = instances
+        self._credits = instances * DEPTH
+        self._packer.shared = shared
+        self.failed = failed
+        self._profile = profile
+        if profile.seconds:
+            self._batch_rows = min(self._rows_max, profile.efficient_rows())
+            self._batch_s = profile.predict(self._batch_rows)
+            self._row_s = self._batch_s / self._batch_rows
+        self._tallies.instances.set(instances)
+        self.dispatch()
+
+    @property
+    def ready(self) -> bool:
+        return self._instances > 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.batcher.count and not self._outstanding
+
+    def add(self, request: Request, size_bytes: int) -> None:
+        """Admit a request and send it on, or let it wait for a slot.
+
+        Raises Failure: OVERLOADED (the lane is full, or the wait would outlast the deadline), UNAVAILABLE.
+        """
+        batcher = self.batcher
+        if batcher.count:
+            self._refuse_if_full(request)
+        if self.failed is not None:
+            raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
+        self._admission.admit(request, size_bytes)
+        batcher.add(request, None if self._uniform else self._shape(request))
+        if self._outstanding < self._credits:
+            self.dispatch()
+
+    def _refuse_if_full(self, request: Request) -> None:
+        waiting = self.batcher.rows
+        wait_s = waiting * self._row_s / self._instances if self._instances else 0.0
+        if waiting + request.rows > self._rows_waiting_max or self.batcher.count >= self._rows_waiting_max:
+            self._tallies.refused_full.add()
+            raise Failure(
+                Code.OVERLOADED,
+                f"the queue of model '{self.manifest.model}' is full: {waiting} rows wait; try again later",
+                retry_after_s=max(wait_s, 0.1),
+            )
+        if wait_s > request.deadline - request.arrival:
+            self._tallies.refused_late.add()
+            raise Failure(
+                Code.OVERLOADED,
+                f"model '{self.manifest.model}' is behind by about {wait_s:.3f} s, longer than the request may wait",
+                retry_after_s=wait_s,
+            )
+
+    def _shape(self, request: Request) -> Hashable:
+        if self.manifest.signature.batching:
+            return tuple(tensor.shape[1:] for tensor in request.inputs)
+        return tuple(tensor.shape for tensor in request.inputs)
+
+    def dispatch(self) -> None:
+        """Send batches while there are slots and requests."""
+        while self.batcher.count and self._outstanding < self._credits and self.link.writable:
+            now = self._clock()
+            if self._delayed(now):
+                return
+            self.expire(now)
+            batch = self.batcher.take(now, self._rows_now(now))
+            if not batch:
+                return
+            self._put(batch, now)
+
+    def _delayed(self, now: float) -> bool:
+        """Whether the version asks to wait for a fuller batch on an idle system; the expirer looks again."""
+        if not self._delay_s or self.batcher.rows >= self._batch_rows:
+            return False
+        oldest = self.batcher.oldest_arrival()
+        return oldest is not None and now - oldest < self._delay_s
+
+    def _rows_now(self, now: float) -> int:
+        """The largest batch that still meets the earliest deadline; the efficient size where there is time."""
+        rows = self._batch_rows
+        if rows == 1:
+            return 1
+        earliest = self.batcher.earliest_deadline()
+        left = (earliest if earliest is not None else now) - now
+        if self._batch_s < left:
+            return rows
+        while rows > 1 and self._profile.predict(rows) > left:
+            rows //= 2
+        return rows
+
+    def _put(self, batch: list[Request], now: float, attempt: int = 1) -> None:
+        link = self.link
+        name = link.new_name()
+        wall_ms = time.time() * 1000
+        packed = self._packer.pack(name, link.replies_key, batch, now, wall_ms)
+        outstanding = Outstanding(name, self, batch, packed.places, attempt)
+        self._pending[name] = outstanding
+        self._outstanding += 1
+        self._tallies.segment_bytes.add(packed.segment_bytes)
+        deadline_ms = wall_ms + (min(request.deadline for request in batch) - now) * 1000
+        link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt)
+
+    def resolve(self, outstanding: Outstanding, header: ReplyHeader, inline: memoryview) -> None:
+        """A batch came back: its slot goes to the next one first, then its requests are answered."""
+        del self._pending[outstanding.name]
+        self._outstanding -= 1
+        self.replied = self._clock()
+        if self.batcher.count:
+            self.dispatch()
+        self._tallies.batch(header, len(outstanding.requests))
+        requests = outstanding.requests
+        failures = header.failures
+        live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
+        try:
+            replies = self._packer.unpack(header, inline, live) if live else []
+        except (ValueError, IndexError) as error:
+            log.exception("the reply to batch %s cannot be read", outstanding.name)
+            replies = []
+            self._fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
+        now = self.replied
+        for request, reply in zip(live, replies, strict=False):
+            if not request.done:
+                if request.counted:
+                    self._tallies.answered(now - request.arrival)
+                self._finish(request, reply)
+        for i, (code, message) in failures.items():
+            self._fail([requests[i]], Failure(Code(code), message))
+        if outstanding.places:
+            self._give_back(outstanding)
+
+    def _give_back(self, outstanding: Outstanding) -> None:
+        if outstanding.attempt > 1:
+            self._parked.append((self._clock() + PARKED_S, outstanding.places))
+        else:
+            self._packer.free(outstanding.places)
+
+    def _finish(self, request: Request, result: Reply | Failure) -> None:
+        """Answer a request: the only place where it becomes done with an answer."""
+        request.done = True
+        self._admission.release(request)
+        try:
+            request.on_reply(result)
+        except Exception:
+            log.exception("an answer could not be delivered")
+
+    def _fail(self, requests: list[Request], failure: Failure) -> None:
+        for request in requests:
+            if not request.done:
+                if request.counted:
+                    self._tallies.failed(failure.code, self._clock() - request.arrival)
+                self._finish(request, failure)
+
+    def cancel(self, request: Request) -> None:
+        """The caller went away. What waits is dropped; what has left the lane runs and is not answered."""
+        if request.done:
+            return
+        request.done = True
+        self._admission.release(request)
+        self._tallies.failed(Code.CANCELLED, self._clock() - request.arrival)
+        if not request.taken:
+            self.batcher.discard(request)
+
+    def expire(self, now: float) -> None:
+        """Answer waiting requests whose deadline has passed."""
+        expired = self.batcher.expire(now)
+        if expired:
+            self._fail(expired, Failure(Code.EXPIRED, "the deadline passed while the request waited in the queue"))
+
+    def expire_outstanding(self, outstanding: Outstanding, now: float) -> None:
+        """Answer requests of a batch whose deadline passed; give up a batch that nobody will answer any more."""
+        late = [request for request in outstanding.requests if request.deadline <= now and not request.done]
+        if late:
+            self._fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
+        if now > outstanding.deadline + ABANDON_S:
+            self._forget(outstanding)
+
+    def _forget(self, outstanding: Outstanding) -> None:
+        del self._pending[outstanding.name]
+        self._outstanding -= 1
+        if outstanding.places:
+            self._parked.append((self._clock() + PARKED_S, outstanding.places))
+        self.dispatch()
+
+    def put_again(self, outstanding: Outstanding) -> None:
+        """Redis lost a batch, or a worker died with it too often: what still waits in it is put as a new batch."""
+        self._forget(outstanding)
+        left = [request for request in outstanding.requests if not request.done]
+        if left and self.link.writable:
+            self._put(left, self._clock(), outstanding.attempt + 1)
+        else:
+            self._fail(left, Failure(Code.UNAVAILABLE, "the queue lost the request", retry_after_s=1))
+
+    def give_up(self, outstanding: Outstanding) -> None:
+        """The queue gave a batch up: its workers died. Its requests are tried alone once, so that one is at fault alone."""
+        left = [request for request in outstanding.requests if not request.done]
+        if len(outstanding.requests) > 1 and outstanding.attempt < ATTEMPTS_MAX and self.link.writable:
+            self._forget(outstanding)
+            for request in left:
+                self._put([request], self._clock(), outstanding.attempt + 1)
+        else:
+            self._fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
+            self._forget(outstanding)
+
+    def refuse(self, outstanding: Outstanding, reason: str) -> None:
+        """Redis would not take the batch."""
+        self._fail(outstanding.requests, Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1))
+        self._forget(outstanding)
+
+    def tick(self, now: float) -> None:
+        """Now and then: deadlines, delayed batches, rested shared memory."""
+        if self.batcher.count:
+            self.expire(now)
+            self.dispatch()
+        self._tallies.waiting.set(self.batcher.rows)
+        while self._parked and self._parked[0][0] <= now:
+            self._packer.free(self._parked.pop(0)[1])
+
+    def close(self) -> None:
+        """The version is gone: what waits is told so; what is outstanding is still answered."""
+        gone = Failure(
+            Code.NOT_FOUND,
+            f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",
+        )
+        self._fail(self.batcher.drain(), gone)
+        self._tallies.close()

@@ -1,0 +1,130 @@
+"""lanes: every version's lane with its codec, and which of them a path resolves to. Follows the catalog's snapshots.
+
+A path is resolved by one dict look-up; activating a version replaces the dict, so no request sees it half done.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gateway.admission import Admission
+from gateway.exchange import Exchange
+from gateway.lane import Lane
+from gateway.lane_tallies import LaneTallies
+from gateway.packing import Packer
+from gateway.v2.decode import Decoder
+from gateway.v2.encode import Encoder
+from gateway.views import Snapshot, VersionView
+from services.errors import Failure, not_found
+from services.metrics.tally import Tally
+from services.profile import Profile
+from services.records import State
+from services.segments.pool import SegmentPool
+from services.settings import Settings
+
+log = logging.getLogger("millrace.lanes")
+
+Path = tuple[str, str | None]
+
+
+class Route(NamedTuple):
+    """A version that takes requests: how to read them, where they wait, how to write replies."""
+
+    lane: Lane
+    decoder: Decoder
+    encoder: Encoder
+    timeout_s: float
+
+
+class Lanes:
+    """`host`: the token of the host whose workers share memory with this gateway."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        exchange: Exchange,
+        admission: Admission,
+        segments: SegmentPool | None,
+        tally: Tally,
+        host: str,
+    ) -> None:
+        self.routes: Mapping[Path, Route] = {}
+        self._settings = settings
+        self._exchange = exchange
+        self._admission = admission
+        self._segments = segments
+        self._tally = tally
+        self._host = host
+        self._by_release: dict[str, Route] = {}
+        self._closed: list[Lane] = []
+        self._snapshot = Snapshot({}, ())
+
+    def all(self) -> list[Lane]:
+        """Lanes of all versions, and those of removed versions that still wait for replies."""
+        self._closed = [lane for lane in self._closed if not lane.idle]
+        return [route.lane for route in self._by_release.values()] + self._closed
+
+    async def apply(self, snapshot: Snapshot) -> None:
+        """Open lanes of new versions, place instances, close lanes of versions that are gone."""
+        seen: dict[str, Route] = {}
+        routes: dict[Path, Route] = {}
+        for name, model in snapshot.models.items():
+            for number, view in model.versions.items():
+                try:
+                    route = await self._route(view)
+                except (Failure, OSError) as error:
+                    log.warning("version %s of %s is not reachable: %s", number, name, error)
+                    continue
+                seen[view.manifest.release] = routes[name, str(number)] = route
+            if model.serving is not None and (name, str(model.serving)) in routes:
+                routes[name, None] = routes[name, str(model.serving)]
+        gone = [route.lane for release, route in self._by_release.items() if release not in seen]
+        self._snapshot, self.routes, self._by_release = snapshot, routes, seen
+        for lane in gone:
+            lane.close()
+            self._closed.append(lane)
+
+    async def _route(self, view: VersionView) -> Route:
+        manifest = view.manifest
+        route = self._by_release.get(manifest.release)
+        if route is None:
+            link = await self._exchange.link(manifest.config.pool)
+            rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+            lane = Lane(
+                manifest,
+                link,
+                Packer(manifest.signature, self._segments, self._settings.segment_tensor_bytes_min),
+                self._exchange.pending,
+                self._admission,
+                LaneTallies(self._tally, manifest),
+                self._settings.queue_rows_max,
+                time.monotonic,
+            )
+            route = Route(
+                lane,
+                Decoder(manifest.model, manifest.version, manifest.signature, rows_max, self._settings.body_bytes_max),
+                Encoder(manifest.model, manifest.version, manifest.signature),
+                manifest.config.timeout_ms_default / 1000,
+            )
+        self._place(route.lane, view)
+        return route
+
+    def _place(self, lane: Lane, view: VersionView) -> None:
+        ready = [at for at in view.placed if at.instance.state is State.READY]
+        profile = Profile(ready[0].instance.profile if ready else {})
+        shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
+        failed = view.reason or "it failed to load" if view.state is State.FAILED else None
+        lane.place(len(ready), profile, shared=shared, failed=failed)
+
+    def unknown(self, model: str, version: str | None) -> Failure:
+        """Why no route is there, in the reference's words."""
+        if version is not None and not (version.isascii() and version.isdigit()):
+            return not_found("Not Found")
+        try:
+            self._snapshot.model(model).version(None if version is None else int(version))
+        except Failure as failure:
+            return failure
+        return not_found(f"Request for unknown model: '{model}' is not found")

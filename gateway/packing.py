@@ -1,0 +1,163 @@
+"""Requests -> an encoded batch with its tensors in shared memory, inline or in a blob; a reply -> tensors per request.
+
+Shared memory is used for tensors of `tensor_bytes_min` and more while every worker of the lane is on this host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gateway.request import OutputTensor, Request
+from services.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
+from services.bytes_tensor import decode_elements
+from services.datatypes import BYTES, ITEM_BYTES, NUMPY
+from services.segments.pool import SegmentPool
+from services.tensor import Signature, TensorSpec
+
+INLINE_BYTES_MAX = 256 * 1024  # above this the tensors bypass the script in a key of their own
+
+
+class Packed(NamedTuple):
+    """An encoded batch. `blob`: bytes for its blob key, b"" if none. `places`: shared memory to give back with the reply."""
+
+    entry: bytes
+    blob: bytes
+    places: list[Place]
+    segment_bytes: int
+
+
+class Packer:
+    """For one version. `row_bytes` of an output is known from the signature, or learnt as the largest seen."""
+
+    def __init__(self, signature: Signature, segments: SegmentPool | None, tensor_bytes_min: int) -> None:
+        self._signature = signature
+        self._segments = segments
+        self._tensor_bytes_min = tensor_bytes_min
+        self.shared = False  # set while all workers of the lane are on this host
+        self._batching = signature.batching
+        self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
+        self._learn = any(size == 0 for size in self._row_bytes)
+        self._float = [spec.datatype in {"FP32", "FP64", "FP16"} for spec in signature.outputs]
+
+    def pack(self, name: str, replies: bytes, requests: Sequence[Request], now: float, wall_ms: float) -> Packed:
+        """`now`: monotonic seconds; `wall_ms`: the wall clock at the same instant, for the worker."""
+        rows = [request.rows for request in requests]
+        places: list[Place] = []
+        inputs: list[BatchInput] = []
+        tensors: list[Any] = []
+        inline_bytes = 0
+        first = requests[0].inputs
+        skew = wall_ms - now * 1000
+        for i, spec in enumerate(self._signature.inputs):
+            parts = [request.inputs[i] for request in requests]
+            size = parts[0].size_bytes if len(parts) == 1 else sum([part.size_bytes for part in parts])
+            sizes = [part.size_bytes for part in parts] if spec.datatype == BYTES else None
+            place = self._allocate(size)
+            shape = first[i].shape
+            if place is None:
+                tensors += [part.data for part in parts]
+                inline_bytes += size
+            else:
+                self._copy(place, parts)
+                places.append(place)
+            inputs.append(BatchInput(shape[1:] if self._batching else shape, size, sizes, place))
+        room = self._room(sum(rows), places)
+        blob_name, blob = "", b""
+        if inline_bytes > INLINE_BYTES_MAX:
+            blob_name, blob, tensors = name, b"".join(tensors), []
+        deadlines = [skew + request.deadline * 1000 for request in requests]
+        header = BatchHeader(name, replies, wall_ms, rows, deadlines, inputs, room, blob_name)
+        shared = sum(place.size_bytes for place in places) if places else 0
+        return Packed(encode_batch(header, tensors), blob, places, shared)
+
+    def _allocate(self, size_bytes: int) -> Place | None:
+        if size_bytes < self._tensor_bytes_min or not self.shared or self._segments is None:
+            return None
+        return self._segments.allocate(size_bytes)
+
+    def _copy(self, place: Place, parts: Sequence[Any]) -> None:
+        assert self._segments is not None
+        view, at = self._segments.view(place), 0
+        for part in parts:
+            view[at : at + part.size_bytes] = _flat(part.data)
+            at += part.size_bytes
+
+    def _room(self, rows: int, places: list[Place]) -> list[Place | None]:
+        room: list[Place | None] = []
+        for row_bytes in self._row_bytes:
+            place = self._allocate(row_bytes * rows)
+            room.append(place)
+            if place is not None:
+                places.append(place)
+        return room
+
+    def unpack(self, header: ReplyHeader, inline: memoryview, live: Sequence[Request]) -> list[list[OutputTensor]]:
+        """Outputs for each request in `live` (those without a failure, in order). The tensors are views."""
+        rows = [request.rows for request in live]
+        total = sum(rows)
+        columns: list[list[OutputTensor]] = []
+        offset = 0
+        for i, output in enumerate(header.outputs):
+            spec = self._signature.outputs[i]
+            if output.place is not None and self._segments is not None:
+                raw = self._segments.view(output.place)
+            else:
+                raw = inline[offset : offset + output.size_bytes]
+                offset += output.size_bytes
+            if self._learn and total:
+                self._row_bytes[i] = max(self._row_bytes[i], -(-output.size_bytes // total))
+            if spec.datatype == BYTES:
+                columns.append(self._elements(output.inner, output.sizes or [], raw, rows))
+            else:
+                columns.append(self._arrays(i, spec.datatype, output.inner, raw, rows))
+        if len(columns) == 1:
+            return [[tensor] for tensor in columns[0]]
+        return [list(outputs) for outputs in zip(*columns, strict=True)]
+
+    def _arrays(
+        self, i: int, datatype: str, inner: tuple[int, ...], raw: memoryview, rows: list[int]
+    ) -> list[OutputTensor]:
+        flat = np.frombuffer(raw, NUMPY[datatype])
+        finite = not self._float[i] or bool(np.isfinite(flat).all())
+        if not self._batching:
+            return [OutputTensor(datatype, inner, flat.reshape(inner), finite)]
+        array = flat.reshape((-1, *inner) if flat.size else (sum(rows), *inner))
+        tensors: list[OutputTensor] = []
+        at = 0
+        for count in rows:
+            tensors.append(OutputTensor(datatype, (count, *inner), array[at : at + count], finite))
+            at += count
+        return tensors
+
+    def _elements(
+        self, inner: tuple[int, ...], sizes: list[int], raw: memoryview, rows: list[int]
+    ) -> list[OutputTensor]:
+        tensors: list[OutputTensor] = []
+        at = 0
+        for count, size in zip(rows, sizes, strict=True):
+            shape = (count, *inner) if self._batching else inner
+            tensors.append(OutputTensor(BYTES, shape, decode_elements(raw[at : at + size]), finite=True))
+            at += size
+        return tensors
+
+    def free(self, places: Sequence[Place]) -> None:
+        """Give back the shared memory of a batch."""
+        if self._segments is not None:
+            for place in places:
+                self._segments.free(place)
+
+
+def _flat(data: Any) -> Any:
+    return data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else data
+
+
+def _row_bytes(spec: TensorSpec, batching: bool) -> int:
+    """Bytes of one row (of the whole output when the version does not batch); 0 when the signature does not say."""
+    dims = spec.shape[1:] if batching else spec.shape
+    if spec.datatype == BYTES or any(d < 0 for d in dims):
+        return 0
+    return math.prod(dims) * ITEM_BYTES[spec.datatype]

@@ -1,0 +1,172 @@
+"""The gateway's connections to the Redis of one pool: one for batches out, one that blocks for replies.
+
+It reconnects with bounded back-off for as long as it lives, and says when Redis is back and whether its data is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import hiredis
+
+from services.errors import Code, Failure
+from services.queue.keys import EPOCH, PoolKeys
+from services.queue.pipeline import Pipeline, connect
+from services.queue.scripts import script
+from services.queue.url import RedisAddress
+
+log = logging.getLogger("millrace.queue")
+
+REPLIES_AT_ONCE = 16
+BACKOFF_S_MIN = 0.05
+BACKOFF_S_MAX = 1.0
+BLOB_LIFE_MS = 60_000
+BUFFERED_BYTES_MAX = 64 << 20
+
+
+class PoolLink:
+    """Batches of one gateway to one pool.
+
+    `on_reply(data)`: a reply. `on_restored(lost)`: connected; `lost` when Redis has none of what was put before.
+    `on_put(name, reply)`: Redis took a batch, or an Exception says why not.
+    """
+
+    def __init__(
+        self,
+        address: RedisAddress,
+        pool: str,
+        gateway: str,
+        on_reply: Callable[[bytes], None],
+        on_restored: Callable[[bool], None],
+        on_put: Callable[[str, Any], None],
+    ) -> None:
+        self.keys = PoolKeys(pool)
+        self.replies_key = self.keys.replies(gateway)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.reconnects = 0
+        self._gateway = gateway
+        self._numbers = itertools.count(1)
+        self._address = address
+        self._on_reply = on_reply
+        self._on_restored = on_restored
+        self._on_put = on_put
+        self._put_sha = script("put").sha
+        self._out: Pipeline | None = None
+        self._replies: Pipeline | None = None
+        self._epoch: bytes | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+
+    @property
+    def writable(self) -> bool:
+        """Whether a batch may be put now: connected, and Redis keeps up with what was sent."""
+        out = self._out
+        return out is not None and out.connected and out.buffered_bytes < BUFFERED_BYTES_MAX
+
+    def new_name(self) -> str:
+        """A name for a batch that no other gateway uses."""
+        return f"{self._gateway}-{next(self._numbers):x}"
+
+    async def start(self) -> None:
+        """Connect. Raises what the first attempt raises; later losses are repaired in the background."""
+        await self._connect()
+        self._task = asyncio.create_task(self._keep())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._disconnect()
+
+    def put(self, lane: str, name: str, entry: bytes, blob: bytes, deadline_ms: float, attempt: int) -> None:
+        """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) while there is no connection."""
+        out, keys = self._out, self.keys
+        if out is None:
+            raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
+        if blob:
+            self.sent_bytes += out.send((b"SET", keys.blob(name), blob, b"PX", BLOB_LIFE_MS))
+
+        self.sent_bytes += out.send(
+            (
+                b"EVALSHA", self._put_sha, 1, keys.stream(lane), keys.prefix, lane,
+                entry, attempt, b"%d" % deadline_ms, self.replies_key, name,
+            ),
+            partial(self._on_put, name),
+        )  # fmt: skip
+
+    async def call(self, *words: bytes | str | int) -> Any:
+        """A command on the way of batches. Raises Failure(UNAVAILABLE) or what Redis answers."""
+        if self._out is None:
+            raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
+        return await self._out.call(*words)
+
+    async def load_scripts(self) -> None:
+        """Make the scripts known to Redis (again)."""
+        for name in ("put", "reclaim"):
+            await self.call("SCRIPT", "LOAD", script(name).text)
+
+    async def _connect(self) -> None:
+        out = await connect(self._address, self._lost.set)
+        try:
+            replies = await connect(self._address, self._lost.set)
+        except BaseException:
+            out.close()
+            raise
+        self._lost.clear()
+        self._out, self._replies = out, replies
+        await self.load_scripts()
+        fresh = os.urandom(8).hex().encode()
+        epoch: bytes = await out.call("SET", EPOCH, fresh, "NX", "GET") or fresh
+        known, self._epoch = self._epoch, epoch
+        self._listen()
+        self._on_restored(known is not None and known != epoch)
+
+    def _disconnect(self) -> None:
+        for pipeline in (self._out, self._replies):
+            if pipeline is not None:
+                pipeline.close()
+        self._out = self._replies = None
+
+    async def _keep(self) -> None:
+        backoff_s = BACKOFF_S_MIN
+        while True:
+            await self._lost.wait()
+            self._disconnect()
+            try:
+                await self._connect()
+            except (OSError, Failure, hiredis.HiredisError) as error:
+                if backoff_s == BACKOFF_S_MIN:
+                    log.warning("Redis at %s is not reachable (%s); trying again", self._address, error)
+                self._lost.set()
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+            else:
+                self.reconnects += 1
+                backoff_s = BACKOFF_S_MIN
+                log.warning("Redis at %s is back", self._address)
+
+    def _listen(self) -> None:
+        assert self._replies is not None
+        self._replies.send((b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE), self._received)
+
+    def _received(self, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            self._lost.set()
+            return
+        if self._replies is not None and self._replies.connected:
+            self._listen()
+        for data in reply[1]:
+            self.received_bytes += len(data)
+            try:
+                self._on_reply(data)
+            except Exception:
+                log.exception("a reply could not be used")

@@ -1,0 +1,154 @@
+"""The wire form of a batch and of the reply to it. Pure: bytes in, bytes out.
+
+    batch   u32 header length | msgpack header | inline tensors, input by input, in each the requests' rows in order
+    reply   u8 kind (0) | u32 header length | msgpack header | inline tensors, output by output
+    given up by the queue: u8 kind (1) | batch name
+
+Both headers start with a format number. A tensor lies inline or in a shared memory segment (its place). Requests of
+one batch have equal shapes but for their rows, so a whole input is one contiguous array that can run without a copy.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+FORMAT = 1
+KIND_REPLY = 0
+KIND_GIVEN_UP = 1
+_U32 = struct.Struct("<I")
+_KIND_U32 = struct.Struct("<BI")
+_pack = msgpack.Packer(use_bin_type=True).pack
+
+
+class Place(NamedTuple):
+    """Bytes in a shared memory segment."""
+
+    segment: str
+    offset: int
+    size_bytes: int
+
+
+class BatchInput(NamedTuple):
+    """One input of a batch. `inner`: the shape without the rows (the whole shape when the version does not batch).
+
+    `size_bytes`: of all requests together. `sizes`: per request, only for BYTES, whose elements differ in length.
+    `place`: where it lies; None: inline.
+    """
+
+    inner: tuple[int, ...]
+    size_bytes: int
+    sizes: list[int] | None
+    place: Place | None
+
+
+class BatchHeader(NamedTuple):
+    """What a worker needs to know of a batch. Times are milliseconds of the wall clock.
+
+    `rows`: per request. `deadlines_ms`: per request. `inputs`: in the signature's order. `room`: a place for each
+    output, in the signature's order, where the worker may leave it; None: inline. `replies`: reply list of the gateway.
+    `blob`: name of the key that holds the inline tensors when they are too large for a script; "": they follow.
+    """
+
+    name: str
+    replies: bytes
+    created_ms: float
+    rows: list[int]
+    deadlines_ms: list[float]
+    inputs: list[BatchInput]
+    room: list[Place | None]
+    blob: str
+
+
+class ReplyOutput(NamedTuple):
+    """One output of a reply, for the requests that did not fail, in order. Fields as in BatchInput."""
+
+    inner: tuple[int, ...]
+    size_bytes: int
+    sizes: list[int] | None
+    place: Place | None
+
+
+class ReplyHeader(NamedTuple):
+    """What came of a batch. Times in seconds. `failures`: request's position -> [code, message].
+
+    `run_rows`: rows of the run that this batch was part of. `blob`: as in BatchHeader.
+    """
+
+    name: str
+    worker: str
+    queue_s: float
+    execution_s: float
+    run_rows: int
+    failures: dict[int, list[str]]
+    outputs: list[ReplyOutput]
+    blob: str
+
+
+def encode_batch(header: BatchHeader, tensors: Sequence[Any]) -> bytes:
+    """`tensors`: bytes-like parts of the inline inputs, in order (empty when they lie in a blob)."""
+    head = _pack((FORMAT, *header))
+    return b"".join((_U32.pack(len(head)), head, *tensors))
+
+
+def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
+    """Returns the header and the inline bytes. Raises ValueError for a format this code does not know."""
+    view = memoryview(data)
+    end = 4 + _U32.unpack_from(data)[0]
+    fields = _fields(view[4:end])
+    name, replies, created, rows, deadlines, inputs, room, blob = fields
+    return (
+        BatchHeader(
+            name,
+            replies,
+            created,
+            rows,
+            deadlines,
+            [BatchInput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in inputs],
+            [_place(place) for place in room],
+            blob,
+        ),
+        view[end:],
+    )
+
+
+def encode_reply(header: ReplyHeader, tensors: Sequence[Any]) -> bytes:
+    """`tensors`: bytes-like parts of the inline outputs, in order (empty when they lie in a blob)."""
+    head = _pack((FORMAT, *header))
+    return b"".join((_KIND_U32.pack(KIND_REPLY, len(head)), head, *tensors))
+
+
+def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
+    """Returns the header and the inline bytes, or the name of a batch that the queue gave up. Raises ValueError."""
+    view = memoryview(data)
+    if data[0] == KIND_GIVEN_UP:
+        return data[1:].decode()
+    end = 5 + _U32.unpack_from(data, 1)[0]
+    name, worker, queue_s, execution_s, run_rows, failures, outputs, blob = _fields(view[5:end])
+    return (
+        ReplyHeader(
+            name,
+            worker,
+            queue_s,
+            execution_s,
+            run_rows,
+            failures,
+            [ReplyOutput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in outputs],
+            blob,
+        ),
+        view[end:],
+    )
+
+
+def _fields(head: memoryview) -> list[Any]:
+    fields: list[Any] = msgpack.unpackb(head, strict_map_key=False)
+    if not fields or fields[0] != FORMAT:
+        raise ValueError(f"a message of format {fields[0] if fields else None}; this version speaks {FORMAT}")
+    return fields[1:]
+
+
+def _place(fields: list[Any] | None) -> Place | None:
+    return None if fields is None else Place(*fields)

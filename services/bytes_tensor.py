@@ -1,0 +1,35 @@
+"""BYTES tensors: list of byte strings <-> raw form (each element a u32 little-endian length and its bytes). Pure.
+
+Source: Open Inference Protocol v2, binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+_U32 = struct.Struct("<I")
+
+
+def encode_elements(elements: Iterable[bytes]) -> bytes:
+    """Elements in row-major order -> raw form."""
+    parts: list[bytes] = []
+    for element in elements:
+        parts += (_U32.pack(len(element)), element)
+    return b"".join(parts)
+
+
+def decode_elements(raw: bytes | bytearray | memoryview) -> list[bytes]:
+    """Raw form -> elements. Raises ValueError when a length points past the end."""
+    view = memoryview(raw)
+    elements: list[bytes] = []
+    offset, end = 0, len(view)
+    while offset < end:
+        if offset + 4 > end:
+            raise ValueError("a length is cut off at the end")
+        start = offset + 4
+        offset = start + _U32.unpack_from(view, offset)[0]
+        if offset > end:
+            raise ValueError("an element is longer than the bytes that are there")
+        elements.append(bytes(view[start:offset]))
+    return elements

@@ -1,0 +1,55 @@
+"""Every Redis key, from one place. All keys of a pool share the hash tag {pool}, so that a pool lives on one shard.
+
+mr:{cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
+mr:{cpu}:ready             sorted set: lanes with undelivered entries, by deadline (ms)
+mr:{cpu}:idle              sorted set: workers waiting for work, by batches in hand
+mr:{cpu}:held:<worker>     set: lanes that the worker can run
+mr:{cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
+mr:{cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
+mr:{cpu}:record:<worker>   string: the worker's record (JSON, expires)
+mr:{cpu}:replies:<gateway> list: replies on their way to a gateway (expires)
+mr:{cpu}:blob:<id>         string: tensors too large for a script (expires)
+mr:pools                   set: pools that ever had a worker
+mr:epoch                   string: changes when Redis lost its data
+mr:uploads                 hash: uploads that are being received or checked
+mr:changes                 channel: "model:<name>", "worker:<pool>", "died:<worker>"
+"""
+
+from __future__ import annotations
+
+GROUP = b"w"
+POOLS = b"mr:pools"
+EPOCH = b"mr:epoch"
+UPLOADS = b"mr:uploads"
+CHANGES = b"mr:changes"
+
+
+class PoolKeys:
+    """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
+
+    __slots__ = ("idle", "pool", "prefix", "ready", "workers")
+
+    def __init__(self, pool: str) -> None:
+        self.pool = pool
+        self.prefix = b"mr:{%s}:" % pool.encode()
+        self.ready = self.prefix + b"ready"
+        self.idle = self.prefix + b"idle"
+        self.workers = self.prefix + b"workers"
+
+    def stream(self, lane: str) -> bytes:
+        return self.prefix + b"stream:" + lane.encode()
+
+    def held(self, worker: str) -> bytes:
+        return self.prefix + b"held:" + worker.encode()
+
+    def inbox(self, worker: str) -> bytes:
+        return self.prefix + b"inbox:" + worker.encode()
+
+    def record(self, worker: str) -> bytes:
+        return self.prefix + b"record:" + worker.encode()
+
+    def replies(self, gateway: str) -> bytes:
+        return self.prefix + b"replies:" + gateway.encode()
+
+    def blob(self, name: str) -> bytes:
+        return self.prefix + b"blob:" + name.encode()

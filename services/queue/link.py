@@ -1,0 +1,75 @@
+"""One blocking connection to Redis for a worker's main loop: a command may be sent now and its reply read later."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any, cast
+
+import hiredis
+
+from services.errors import Code, Failure
+from services.queue.greeting import greeting
+from services.queue.url import RedisAddress
+
+_READ_BYTES = 1 << 18
+
+
+class Link:
+    """Commands and replies strictly alternate in order; not shared between threads.
+
+    Every method raises Failure(UNAVAILABLE) when the connection is gone: close and open another.
+    """
+
+    def __init__(self, address: RedisAddress, timeout_s: float = 10) -> None:
+        self._reader = hiredis.Reader()
+        try:
+            self._socket = self._open(address, timeout_s)
+        except OSError as error:
+            raise Failure(Code.UNAVAILABLE, f"Redis at {address} is not reachable: {error}") from error
+        for words in greeting(address):
+            self.call(*words)
+
+    @staticmethod
+    def _open(address: RedisAddress, timeout_s: float) -> socket.socket:
+        if address.path is not None:
+            link = socket.socket(socket.AF_UNIX)
+            link.settimeout(timeout_s)
+            link.connect(address.path)
+            return link
+        link = socket.create_connection((address.host, address.port), timeout_s)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        context = address.ssl_context()
+        return link if context is None else context.wrap_socket(link, server_hostname=address.host)
+
+    def send(self, words: tuple[bytes | str | int, ...]) -> None:
+        """Send a command; its reply is read by a later `receive`."""
+        try:
+            self._socket.sendall(hiredis.pack_command(cast(Any, words)))
+        except OSError as error:
+            raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
+
+    def receive(self) -> Any:
+        """The reply to the earliest command without one.
+
+        An error from Redis (a script that is gone, a server still loading) is a Failure too: on a new connection the
+        scripts are loaded again.
+        """
+        reader = self._reader
+        while (reply := reader.gets()) is False:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except OSError as error:
+                raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
+            if not data:
+                raise Failure(Code.UNAVAILABLE, "Redis closed the connection")
+            reader.feed(data)
+        if isinstance(reply, hiredis.ReplyError):
+            raise Failure(Code.UNAVAILABLE, f"Redis answered: {reply}") from reply
+        return reply
+
+    def call(self, *words: bytes | str | int) -> Any:
+        self.send(words)
+        return self.receive()
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,32 @@
+"""The Lua scripts of the exchange, loaded from the files beside this one.
+
+`offer.lua` stands before each of the others that use it: Redis scripts cannot call one another.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from hashlib import sha1
+from importlib.resources import files
+from typing import NamedTuple
+
+
+class Script(NamedTuple):
+    """A script's text and the SHA-1 by which Redis knows it (EVALSHA)."""
+
+    name: str
+    text: bytes
+    sha: bytes
+
+
+_WITH_OFFER = frozenset({"put", "next", "hold", "reclaim"})
+
+
+@cache
+def script(name: str) -> Script:
+    """The script `name` (put, next, hold, release, beat, reclaim)."""
+    folder = files(__package__)
+    text = folder.joinpath(f"{name}.lua").read_bytes()
+    if name in _WITH_OFFER:
+        text = folder.joinpath("offer.lua").read_bytes() + text
+    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode())

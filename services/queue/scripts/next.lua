@@ -1,0 +1,59 @@
+-- next (worker): send replies and acknowledge what is finished, then lease what is most urgent, else become idle.
+-- KEYS: ready, idle, inbox of the worker, lanes it holds, workers
+-- ARGV: key prefix, worker, batches in hand, most entries wanted (0: reply only, ask for nothing), number finished,
+--       then for each finished: lane, entry id, reply list, reply, blob key or ''
+-- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream); empty: idle now
+-- A lease that was lost (reclaimed after a freeze) acknowledges nothing: its reply is dropped, another run answers.
+local prefix, worker, wanted = ARGV[1], ARGV[2], tonumber(ARGV[4])
+local k = 6
+for _ = 1, tonumber(ARGV[5]) do
+  local stream = prefix .. 'stream:' .. ARGV[k]
+  if redis.call('XACK', stream, 'w', ARGV[k + 1]) == 1 then
+    redis.call('RPUSH', ARGV[k + 2], ARGV[k + 3])
+    redis.call('EXPIRE', ARGV[k + 2], 60)
+    redis.call('XDEL', stream, ARGV[k + 1])
+    if ARGV[k + 4] ~= '' then redis.call('DEL', ARGV[k + 4]) end
+  end
+  k = k + 5
+end
+if wanted == 0 then
+  redis.call('ZREM', KEYS[2], worker)
+  return {}
+end
+
+local waiting = redis.call('LPOP', KEYS[3], wanted)
+if waiting then return waiting end
+
+local start = 0
+while true do
+  local lanes = redis.call('ZRANGE', KEYS[1], start, start + 63)
+  if #lanes == 0 then break end
+  local held = redis.call('SMISMEMBER', KEYS[4], unpack(lanes))
+  for i, lane in ipairs(lanes) do
+    if held[i] == 1 then
+      local stream = prefix .. 'stream:' .. lane
+      local left = undelivered(prefix, lane)
+      -- A fair part of what waits: what one worker holds in hand, no other can run.
+      local share = math.ceil(left / math.max(1, redis.call('ZCARD', KEYS[5])))
+      local count = math.max(1, math.min(wanted, share))
+      local got = redis.call('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
+      local entries = {}
+      if got then
+        for j, entry in ipairs(got[1][2]) do
+          local fields = entry[2]
+          entries[j] = {lane, entry[1], fields[2], fields[4]}
+          -- A stream is first in, first out: the entry behind is hardly more urgent than the last one taken.
+          if left > #got[1][2] then redis.call('ZADD', KEYS[1], fields[6], lane) end
+        end
+      end
+      if left <= #entries then redis.call('ZREM', KEYS[1], lane) end
+      if #entries > 0 then
+        redis.call('ZREM', KEYS[2], worker)
+        return entries
+      end
+    end
+  end
+  start = start + 64
+end
+redis.call('ZADD', KEYS[2], ARGV[3], worker)
+return {}

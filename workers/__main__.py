@@ -1,0 +1,118 @@
+"""python -m workers --pool cpu: one worker process. Objects of the worker are built here and nowhere else."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+
+from services.errors import Failure
+from services.metrics.exposition import serve
+from services.metrics.tally import Tally
+from services.queue.url import RedisAddress
+from services.records import WorkerRecord
+from services.repository.folder import FolderRepository
+from services.segments.segment import Segments, host_token
+from services.settings import Settings
+from services.supervisor.parent import die_with_parent
+from workers.backends import get_backend
+from workers.exchange import Exchange
+from workers.heart import Heart
+from workers.held import Held
+from workers.keeper import Keeper
+from workers.lease import ReplyWriter
+from workers.tallies import WorkerTallies
+from workers.worker import Worker
+
+ATTEMPTS_MAX = 3
+INLINE_BYTES_MAX = 256 * 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers", description="Run one worker of a pool.")
+    parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
+    parser.add_argument("--index", type=int, default=0, help="number of the worker in its pool on this machine")
+    parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
+    arguments = parser.parse_args()
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        return serve_pool(Settings(), arguments.pool, arguments.index, arguments.backend)
+    except Failure as failure:
+        print(f"error: {failure.message}", file=sys.stderr)
+        return 1
+
+
+def serve_pool(settings: Settings, pool: str, index: int, backend_name: str) -> int:
+    """Build a worker, run it until SIGTERM, leave in order."""
+    worker_id = f"{pool}-{index}-{os.getpid()}"
+    if settings.redis_url is None:
+        print("error: set MILLRACE_REDIS_URL to the Redis of the gateway", file=sys.stderr)
+        return 1
+    address = RedisAddress.parse(settings.redis_url.get_secret_value())
+    threads = settings.threads or os.cpu_count() or 1
+    started = time.time()
+    host = host_token(settings.segments_dir)
+    held = Held()
+    tally = Tally(settings.metrics_dir, f"worker-{pool}-{index}")
+    tallies = WorkerTallies(tally, pool, worker_id, settings.device)
+
+    def connect() -> Exchange:
+        return Exchange(address, pool, worker_id)
+
+    def record() -> WorkerRecord:
+        return WorkerRecord(
+            id=worker_id,
+            pool=pool,
+            device=settings.device,
+            backend=backend_name,
+            pid=os.getpid(),
+            host=host,
+            started=started,
+            heartbeat=time.time(),
+            instances=tuple(holding.record() for holding in held.all().values()),
+        )
+
+    heart = Heart(connect, record, held.lanes, settings.lease_ms)
+    held.on_change = heart.pulse
+    keeper = Keeper(
+        FolderRepository(settings.models_dir),
+        pool,
+        get_backend(backend_name),
+        settings.device,
+        threads,
+        held,
+        connect,
+        tallies,
+    )
+    segments = Segments(settings.segments_dir)
+    worker = Worker(
+        connect, held, segments, ReplyWriter(worker_id, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: worker.stop())
+    if settings.metrics_port:
+        serve(settings.metrics_port, tally)
+    heart.start()
+    keeper.start()
+    gc.collect()
+    gc.freeze()
+    worker.serve()
+    # First nobody gives this worker work any more (serve has left the idle ones); then nothing new is loaded; the heart
+    # stops before the worker leaves, since a beat would bring it back; what it might still lease goes to others.
+    keeper.stop()
+    heart.stop()
+    exchange = connect()
+    exchange.leave(ATTEMPTS_MAX)
+    exchange.announce()
+    exchange.close()
+    tally.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""A worker's side of the exchange: the scripts it calls, over blocking links. Commands in, leases out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from services.queue.keys import CHANGES, POOLS, PoolKeys
+from services.queue.link import Link
+from services.queue.scripts import script
+from services.queue.url import RedisAddress
+from workers.lease import Lease
+
+BLOB_LIFE_MS = 60_000
+
+
+class Finished(NamedTuple):
+    """A run batch: its lease, its reply, and bytes that go to a blob key first."""
+
+    lease: Lease
+    reply: bytes
+    blob: bytes
+
+
+class Exchange:
+    """Calls of one worker over one connection. Not shared between threads."""
+
+    def __init__(self, address: RedisAddress, pool: str, worker: str) -> None:
+        """Raises Failure(UNAVAILABLE) when Redis cannot be reached."""
+        self._keys = PoolKeys(pool)
+        self._pool = pool
+        self._worker = worker
+        keys = self._keys
+        self._link = Link(address)
+        for name in ("next", "hold", "release", "beat", "reclaim"):
+            self._link.call("SCRIPT", "LOAD", script(name).text)
+        self._next_head = (
+            "EVALSHA", script("next").sha, 5,
+            keys.ready, keys.idle, keys.inbox(worker), keys.held(worker), keys.workers,
+            keys.prefix, worker,
+        )  # fmt: skip
+
+    def send_next(self, finished: Sequence[Finished], in_hand: int, wanted: int) -> None:
+        """Send replies, acknowledge, ask for `wanted` entries; read what comes with `receive_next`."""
+        words: list[bytes | str | int] = [*self._next_head, in_hand, wanted, len(finished)]
+        for lease, reply, blob in finished:
+            if blob:
+                key = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}")
+                self._link.call("SET", key, blob, "PX", BLOB_LIFE_MS)
+            own = lease.header.blob
+            words += (lease.lane, lease.entry, lease.header.replies, reply, self._keys.blob(own) if own else b"")
+        self._link.send(tuple(words))
+
+    def receive_next(self) -> list[Lease]:
+        return [self._lease(item) for item in self._link.receive()]
+
+    def wait(self, timeout_s: float) -> list[Lease]:
+        """Block until entries lie in the inbox of this idle worker; empty after the timeout."""
+        got = self._link.call("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", 4)
+        return [self._lease(item) for item in got[1]] if got else []
+
+    def leftovers(self) -> list[Lease]:
+        """What lies in the inbox now."""
+        got = self._link.call("LPOP", self._keys.inbox(self._worker), 64)
+        return [self._lease(item) for item in got or ()]
+
+    def _lease(self, item: Any) -> Lease:
+        lane, entry, data, attempt = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
+        lease = Lease(lane.decode(), entry, data, int(attempt))
+        if lease.header.blob:
+            blob = self._link.call("GET", self._keys.blob(lease.header.blob))
+            lease.inline = memoryview(blob if blob is not None else b"")
+        return lease
+
+    def hold(self, lanes: Sequence[str]) -> None:
+        """From now on the worker can run these lanes."""
+        if lanes:
+            self._script("hold", (self._keys.held(self._worker),), (self._worker, *lanes))
+
+    def release(self, lane: str) -> None:
+        """From now on the worker takes no more of this lane."""
+        keys = self._keys
+        self._script(
+            "release", (keys.held(self._worker), keys.stream(lane), keys.workers, keys.ready), (self._worker, lane)
+        )
+
+    def pending(self, lane: str) -> int:
+        """Entries of a lane that nobody has acknowledged, delivered or not."""
+        return int(self._link.call("XLEN", self._keys.stream(lane)))
+
+    def leased(self, lane: str) -> bool:
+        """Whether this worker has unacknowledged entries of a lane."""
+        return bool(self._link.call("XPENDING", self._keys.stream(lane), "w", "-", "+", 1, self._worker))
+
+    def beat(self, record: bytes, life_ms: int) -> bool:
+        """Extend leases and publish the record. False: Redis did not know this worker, its lanes must be held again."""
+        keys = self._keys
+        return bool(
+            self._script(
+                "beat", (keys.workers, keys.record(self._worker), POOLS), (self._worker, record, life_ms, self._pool),
+                prefix=False,
+            )
+        )  # fmt: skip
+
+    def announce(self) -> None:
+        """Tell the gateways that this worker's record changed."""
+        self._link.call("PUBLISH", CHANGES, f"worker:{self._pool}")
+
+    def leave(self, attempts_max: int) -> None:
+        """Take this worker out; whatever it still leases is put again for others."""
+        self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker))
+
+    def _script(
+        self, name: str, keys: Sequence[bytes], args: Sequence[bytes | str | int], *, prefix: bool = True
+    ) -> Any:
+        head = (self._keys.prefix,) if prefix else ()
+        return self._link.call("EVALSHA", script(name).sha, len(keys), *keys, *head, *args)
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,94 @@
+"""heart: a thread that says every quarter lease that this worker lives, and what it holds.
+
+A beat extends all leases of the worker. When Redis does not know the worker (it was reclaimed while frozen, or Redis
+lost its data) the heart has it hold its lanes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from services.errors import Failure
+from services.records import WorkerRecord
+from workers.exchange import Exchange
+
+log = logging.getLogger("millrace.heart")
+BACKOFF_S_MAX = 2.0
+
+
+class Heart:
+    """`record` builds what is published; `lanes` are held again when Redis forgot this worker."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Exchange],
+        record: Callable[[], WorkerRecord],
+        lanes: Callable[[], list[str]],
+        lease_ms: int,
+    ) -> None:
+        self._connect = connect
+        self._record = record
+        self._lanes = lanes
+        self._lease_s = lease_ms / 1000
+        self._wake = threading.Event()
+        self._stopping = False
+        self._beaten = 0.0
+        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def pulse(self) -> None:
+        """Beat now: something that others should know has changed."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def lease_valid(self) -> bool:
+        """Whether a beat reached Redis so lately that nobody can have reclaimed this worker's leases."""
+        return time.monotonic() - self._beaten < self._lease_s
+
+    def _run(self) -> None:
+        backoff_s = 0.05
+        while not self._stopping:
+            try:
+                exchange = self._connect()
+            except Failure as failure:
+                log.warning("%s; trying again", failure.message)
+                self._sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+                continue
+            backoff_s = 0.05
+            try:
+                self._beat(exchange)
+            except Failure as failure:
+                log.warning("%s", failure.message)
+            except Exception:
+                log.exception("a heartbeat failed")
+                self._sleep(backoff_s)
+            finally:
+                exchange.close()
+
+    def _beat(self, exchange: Exchange) -> None:
+        published: WorkerRecord | None = None
+        while not self._stopping:
+            record = self._record()
+            began = time.monotonic()
+            known = exchange.beat(record.model_dump_json().encode(), round(self._lease_s * 2000))
+            self._beaten = began
+            if not known:
+                exchange.hold(self._lanes())
+            if published is None or record.instances != published.instances:
+                exchange.announce()
+                published = record
+            self._sleep(self._lease_s / 4)
+
+    def _sleep(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()

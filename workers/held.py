@@ -1,0 +1,70 @@
+"""What a worker holds: releases and their instances, shared between the keeper (writes) and the main loop (reads).
+
+Every change replaces a whole immutable value in one dict assignment, so the main loop reads without a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from services.manifest import Manifest
+from services.records import InstanceRecord, State
+from workers.backends.base import Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A release in this worker. `instance` is there from READY on."""
+
+    manifest: Manifest
+    state: State
+    reason: str | None = None
+    instance: Instance | None = None
+    measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
+
+    @property
+    def rows_max(self) -> int:
+        return self.manifest.config.rows_max if self.manifest.signature.batching else 1
+
+    def record(self) -> InstanceRecord:
+        return InstanceRecord(
+            release=self.manifest.release,
+            model=self.manifest.model,
+            version=self.manifest.version,
+            state=self.state,
+            reason=self.reason,
+            profile=dict(self.measured),
+            rows_max=self.rows_max,
+            size_bytes=self.instance.size_bytes if self.instance is not None else 0,
+        )
+
+
+class Held:
+    """Releases by name (`Manifest.release`, which is also the lane's name). `on_change` is called after each change."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[str, Holding] = {}
+        self.on_change: Callable[[], None] = lambda: None
+
+    def get(self, release: str) -> Holding | None:
+        return self._holdings.get(release)
+
+    def all(self) -> dict[str, Holding]:
+        return dict(self._holdings)
+
+    def set(self, holding: Holding) -> None:
+        self._holdings[holding.manifest.release] = holding
+        self.on_change()
+
+    def move(self, release: str, state: State, reason: str | None = None) -> None:
+        """Change the state of a holding."""
+        self.set(replace(self._holdings[release], state=state, reason=reason))
+
+    def remove(self, release: str) -> None:
+        self._holdings.pop(release, None)
+        self.on_change()
+
+    def lanes(self) -> list[str]:
+        """Releases that can run now."""
+        return [release for release, holding in self._holdings.items() if holding.state is State.READY]

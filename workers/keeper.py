@@ -1,0 +1,190 @@
+"""keeper: a thread that keeps what this worker holds equal to what the repository has for its pool.
+
+new version: verify digests -> load -> warm up and measure -> hold its lane -> ready
+gone version: draining -> its stream runs dry -> release -> nothing leased any more -> close
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from services.errors import Code, Failure
+from services.manifest import Manifest
+from services.records import State
+from services.repository.base import Repository
+from workers.backends.base import Backend
+from workers.exchange import Exchange
+from workers.held import Held, Holding
+from workers.profile import measure
+from workers.tallies import WorkerTallies
+
+log = logging.getLogger("millrace.keeper")
+
+LOOK_S = 0.2  # how often the repository's token is compared; one stat of a file
+DRAIN_S_MAX = 30.0
+WARM_UP_S_MAX = 2.0
+RETRY_S = 30.0  # a version that failed for want of a device or of Redis is tried again after this
+
+
+class Keeper:
+    """`connect` opens an exchange of the keeper's own. One version is loaded at a time; the main loop goes on serving."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        pool: str,
+        backend: Backend,
+        device: str,
+        threads: int,
+        held: Held,
+        connect: Callable[[], Exchange],
+        tallies: WorkerTallies,
+    ) -> None:
+        self._repository = repository
+        self._pool = pool
+        self._backend = backend
+        self._device = device
+        self._threads = threads
+        self._held = held
+        self._connect = connect
+        self._tallies = tallies
+        self._stopping = threading.Event()
+        self._retry_at: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take up nothing more. A load that is under way is left to end with the process."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        token = ""
+        while not self._stopping.is_set():
+            try:
+                seen = self._repository.token()
+                if seen != token or any(at <= time.monotonic() for at in self._retry_at.values()):
+                    self.sync()
+                    token = seen
+            except Failure as failure:
+                log.warning("%s; trying again", failure.message)
+                self._stopping.wait(1)
+            except Exception:
+                log.exception("keeping the instances failed; trying again")
+                self._stopping.wait(1)
+            self._stopping.wait(LOOK_S)
+
+    def sync(self) -> None:
+        """Load what is missing and close what is gone, as the repository is now."""
+        wanted = self._wanted()
+        for release, holding in self._held.all().items():
+            if release not in wanted and not self._stopping.is_set():
+                self._unload(holding)
+        for release, manifest in wanted.items():
+            if self._stopping.is_set():
+                return
+            retry_at = self._retry_at.get(release)
+            if self._held.get(release) is None or (retry_at is not None and retry_at <= time.monotonic()):
+                self._retry_at.pop(release, None)
+                self._load(manifest)
+
+    def _wanted(self) -> dict[str, Manifest]:
+        wanted: dict[str, Manifest] = {}
+        for model in self._repository.models():
+            for version in self._repository.versions(model):
+                try:
+                    manifest = self._repository.manifest(model, version)
+                except Failure as failure:  # removed in between, or damaged: the others go on
+                    if failure.code is not Code.NOT_FOUND:
+                        log.warning("%s", failure.message)
+                    continue
+                if manifest.config.pool == self._pool:
+                    wanted[manifest.release] = manifest
+        return wanted
+
+    def _load(self, manifest: Manifest) -> None:
+        holding = Holding(manifest, State.LOADING)
+        self._held.set(holding)
+        try:
+            folder = self._repository.local_path(manifest.model, manifest.version)
+            verify(folder, manifest)
+            instance = self._backend.load(folder / manifest.served, manifest.signature, self._device, self._threads)
+            holding = replace(holding, state=State.WARMING, instance=instance)
+            self._held.set(holding)
+            profile = measure(instance, manifest.signature, holding.rows_max, WARM_UP_S_MAX)
+            self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds)))
+            self._hold(manifest.release)
+        except Failure as failure:
+            self._fail(holding, failure.message)
+            if failure.code is not Code.MODEL:
+                self._retry_at[manifest.release] = time.monotonic() + RETRY_S
+        except Exception as error:
+            log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
+            self._fail(holding, f"{type(error).__name__}: {error}")
+        else:
+            self._tallies.bytes_of(holding, instance.size_bytes)
+            log.info("ready: %s version %s", manifest.model, manifest.version)
+
+    def _fail(self, holding: Holding, reason: str) -> None:
+        manifest = holding.manifest
+        log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason)
+        if holding.instance is not None:
+            holding.instance.close()
+        self._held.set(replace(holding, state=State.FAILED, reason=reason, instance=None))
+
+    def _hold(self, release: str) -> None:
+        """Redis being away is no reason to fail: the heart holds all ready lanes when it comes back."""
+        try:
+            exchange = self._connect()
+        except Failure:
+            return
+        try:
+            exchange.hold([release])
+        except Failure as failure:
+            log.warning("%s", failure.message)
+        finally:
+            exchange.close()
+
+    def _unload(self, holding: Holding) -> None:
+        release = holding.manifest.release
+        if holding.state is State.READY:
+            exchange = self._connect()
+            try:
+                self._drain(exchange, release)
+            finally:
+                exchange.close()
+        self._held.remove(release)
+        self._retry_at.pop(release, None)
+        self._tallies.gone(holding)
+        if holding.instance is not None:
+            holding.instance.close()
+        log.info("unloaded: %s version %s", holding.manifest.model, holding.manifest.version)
+
+    def _drain(self, exchange: Exchange, release: str) -> None:
+        """Gateways stop sending when they see the version gone; what they sent before is still run."""
+        self._held.move(release, State.DRAINING)
+        until = time.monotonic() + DRAIN_S_MAX
+        while exchange.pending(release) and time.monotonic() < until and not self._stopping.wait(0.02):
+            continue
+        exchange.release(release)
+        while exchange.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
+            continue
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Raises Failure(MODEL) when a file of the version is not what was published."""
+    for file in manifest.files:
+        try:
+            with (folder / file.path).open("rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
+        except OSError as error:
+            raise Failure(Code.MODEL, f"damaged: {file.path} cannot be read: {error}") from error
+        if digest != file.sha256:
+            raise Failure(Code.MODEL, f"damaged: {file.path} is not the file that was uploaded (sha256 differs)")

@@ -1,0 +1,176 @@
+"""Leased batches in a worker: an entry from the queue -> arrays to run -> the reply to it.
+
+A lease is a batch with the entry that must be acknowledged; its inputs are views (of the entry, or of shared memory)
+until they are merged with others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from services.batch import BatchInput, Place, ReplyHeader, ReplyOutput, decode_batch, encode_reply
+from services.bytes_tensor import decode_elements, encode_elements
+from services.datatypes import BYTES, NUMPY
+from services.errors import Code, Failure
+from services.segments.segment import Segments
+from services.tensor import Signature
+
+Array = np.ndarray[Any, Any]
+
+
+class Lease:
+    """One entry of a stream while this worker has it. `fetch_blob` is called at most once, for entries with a blob."""
+
+    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased_ms", "started")
+
+    def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int) -> None:
+        self.lane = lane
+        self.entry = entry
+        self.attempt = attempt
+        self.header, self.inline = decode_batch(data)
+        self.leased_ms = time.time() * 1000
+        self.failures: dict[int, list[str]] = {}
+        self.alive: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
+
+    @property
+    def rows(self) -> int:
+        """Rows that are to run."""
+        if len(self.alive) == len(self.header.rows):
+            return sum(self.header.rows)
+        return sum(self.header.rows[i] for i in self.alive)
+
+    def fail(self, position: int, code: Code, message: str) -> None:
+        """The request at `position` gets an error and takes no part in a run any more."""
+        self.failures[position] = [code.value, message]
+        self.alive.remove(position)
+
+    def drop_expired(self, now_ms: float) -> None:
+        """Requests whose deadline has passed do not run."""
+        if min(self.header.deadlines_ms) > now_ms:
+            return
+        for i in [i for i in self.alive if self.header.deadlines_ms[i] <= now_ms]:
+            self.fail(i, Code.EXPIRED, "the deadline passed before the request could run")
+
+
+def input_arrays(lease: Lease, signature: Signature, segments: Segments) -> list[Array]:
+    """The inputs of all requests of a lease that are to run, in the signature's order."""
+    header, offset = lease.header, 0
+    arrays: list[Array] = []
+    for spec, tensor in zip(signature.inputs, header.inputs, strict=True):
+        if tensor.place is not None:
+            raw = segments.view(tensor.place)
+        else:
+            raw = lease.inline[offset : offset + tensor.size_bytes]
+            offset += tensor.size_bytes
+        rows = sum(header.rows)
+        arrays.append(_array(spec.datatype, tensor, raw, rows if signature.batching else None))
+    if len(lease.alive) < len(header.rows) and signature.batching:
+        bounds = np.cumsum([0, *header.rows])
+        keep = [slice(bounds[i], bounds[i + 1]) for i in lease.alive]
+        arrays = [np.concatenate([array[part] for part in keep]) for array in arrays]
+    return arrays
+
+
+def _array(datatype: str, tensor: BatchInput, raw: memoryview, rows: int | None) -> Array:
+    shape = tensor.inner if rows is None else (rows, *tensor.inner)
+    if datatype == BYTES:
+        elements = np.empty(int(np.prod(shape)), dtype=object)
+        elements[:] = decode_elements(raw)
+        return elements.reshape(shape)
+    return np.frombuffer(raw, NUMPY[datatype]).reshape(shape)
+
+
+class ReplyWriter:
+    """Turns the outputs of a run into replies.
+
+    `lease_valid`: whether this worker still owns its leases. A worker that was frozen past them must not write into
+    shared memory, which may be somebody else's by now; its reply is dropped by the queue anyway.
+    """
+
+    def __init__(self, worker: str, segments: Segments, inline_bytes_max: int, lease_valid: Callable[[], bool]) -> None:
+        self._worker = worker
+        self._lease_valid = lease_valid
+        self._segments = segments
+        self._inline_bytes_max = inline_bytes_max
+        self.redis_bytes = 0
+        self.segment_bytes = 0
+
+    def write(
+        self, lease: Lease, signature: Signature, outputs: Sequence[Array] | None, execution_s: float, run_rows: int
+    ) -> tuple[bytes, bytes]:
+        """The reply to a lease, and the bytes to leave in a blob key beforehand (b"" when they are inline).
+
+        `outputs`: of this lease's live requests; None when all of them failed.
+        """
+        tensors: list[Any] = []
+        described: list[ReplyOutput] = []
+        inline_bytes = 0
+        for i, array in enumerate(outputs or ()):
+            datatype = signature.outputs[i].datatype
+            place = lease.header.room[i] if i < len(lease.header.room) else None
+            output, data = self._output(lease, datatype, array, place, signature.batching)
+            described.append(output)
+            if output.place is None and output.size_bytes:
+                tensors.append(data)
+                inline_bytes += output.size_bytes
+        blob, body = "", b""
+        if inline_bytes > self._inline_bytes_max:
+            blob, body, tensors = f"reply-{lease.header.name}-{lease.attempt}", b"".join(tensors), []
+        header = ReplyHeader(
+            lease.header.name,
+            self._worker,
+            max(0.0, (lease.leased_ms - lease.header.created_ms) / 1000),
+            execution_s,
+            run_rows,
+            lease.failures,
+            described,
+            blob,
+        )
+        reply = encode_reply(header, tensors)
+        self.redis_bytes += len(reply) + len(body)
+        return reply, body
+
+    def _output(
+        self, lease: Lease, datatype: str, array: Array, place: Place | None, batching: bool
+    ) -> tuple[ReplyOutput, Any]:
+        inner = array.shape[1:] if batching else array.shape
+        sizes: list[int] | None = None
+        if datatype == BYTES:
+            parts = self._element_parts(lease, array, batching)
+            sizes = [len(part) for part in parts]
+            data: Any = b"".join(parts)
+            size_bytes = len(data)
+        else:
+            contiguous = np.ascontiguousarray(array, dtype=NUMPY[datatype])
+            size_bytes = contiguous.nbytes
+            data = contiguous.reshape(-1).view(np.uint8).data if size_bytes else b""
+        if place is not None and 0 < size_bytes <= place.size_bytes and self._lease_valid():
+            self._segments.view(place)[:size_bytes] = data
+            self.segment_bytes += size_bytes
+            return ReplyOutput(inner, size_bytes, sizes, Place(place.segment, place.offset, size_bytes)), b""
+        return ReplyOutput(inner, size_bytes, sizes, None), data
+
+    @staticmethod
+    def _element_parts(lease: Lease, array: Array, batching: bool) -> list[bytes]:
+        if not batching:
+            return [encode_elements(array.reshape(-1))]
+        bounds = np.cumsum([0, *(lease.header.rows[i] for i in lease.alive)])
+        return [encode_elements(array[a:b].reshape(-1)) for a, b in pairwise(bounds)]
+
+
+def check_outputs(outputs: Sequence[Array], signature: Signature, rows: int) -> None:
+    """Raises Failure(MODEL) when a batching version did not give one row of output for each row of input."""
+    if not signature.batching:
+        return
+    for spec, array in zip(signature.outputs, outputs, strict=True):
+        if array.ndim == 0 or array.shape[0] != rows:
+            raise Failure(
+                Code.MODEL,
+                f"output '{spec.name}' has shape {list(array.shape)} for {rows} rows: the version does not batch; "
+                'upload it with the config {"batching": false}',
+            )

@@ -1,0 +1,130 @@
+"""Runs leases: merge -> run -> split. A run that fails is bisected, so that only the requests at fault get its error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from services.errors import Code, Failure
+from services.segments.segment import Segments
+from workers.backends.base import Array
+from workers.held import Holding
+from workers.lease import Lease, check_outputs, input_arrays
+
+
+class Run(NamedTuple):
+    """What came of one lease. `outputs`: of its live requests, None when none is left."""
+
+    lease: Lease
+    outputs: list[Array] | None
+    execution_s: float
+    run_rows: int
+
+
+def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
+    """Take from the front of `in_hand` the leases that can run as one: same lane, equal shapes, rows within the limit."""
+    first = in_hand.pop(0)
+    group, rows = [first], first.rows
+    shapes = [tensor.inner for tensor in first.header.inputs]
+    while in_hand and in_hand[0].lane == first.lane and rows_max > 1:
+        other = in_hand[0]
+        if rows + other.rows > rows_max or [tensor.inner for tensor in other.header.inputs] != shapes:
+            break
+        group.append(in_hand.pop(0))
+        rows += other.rows
+    return group
+
+
+def run(group: Sequence[Lease], holding: Holding, segments: Segments) -> list[Run]:
+    """Run leases of one lane together; never raises for what a model or a caller did."""
+    began = time.perf_counter()
+    now_ms = time.time() * 1000
+    live: list[Lease] = []
+    arrays: list[list[Array]] = []
+    signature = holding.manifest.signature
+    for lease in group:
+        lease.drop_expired(now_ms)
+        if not lease.alive:
+            continue
+        try:
+            arrays.append(input_arrays(lease, signature, segments))
+        except (Failure, ValueError) as error:  # its gateway, or its blob, is gone
+            for position in list(lease.alive):
+                lease.fail(position, Code.UNAVAILABLE, f"the tensors of the request are gone: {error}")
+        else:
+            live.append(lease)
+    results: dict[int, list[Array] | None] = {}
+    rows = sum(lease.rows for lease in live)
+    if live:
+        merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
+        results = _outputs(live, holding, merged)
+    execution_s = time.perf_counter() - began
+    return [
+        Run(lease, results.get(i) if (i := _index(live, lease)) >= 0 else None, execution_s, rows) for lease in group
+    ]
+
+
+def _index(live: Sequence[Lease], lease: Lease) -> int:
+    return next((i for i, other in enumerate(live) if other is lease), -1)
+
+
+def _outputs(live: Sequence[Lease], holding: Holding, inputs: Sequence[Array]) -> dict[int, list[Array] | None]:
+    """Outputs by position in `live`; requests at fault are failed in their lease."""
+    try:
+        outputs = _run_once(holding, inputs)
+    except Failure as failure:
+        return _bisect(live, holding, inputs, failure)
+    if len(live) == 1:
+        return {0: outputs}
+    bounds = np.cumsum([0, *(lease.rows for lease in live)])
+    return {i: [array[bounds[i] : bounds[i + 1]] for array in outputs] for i in range(len(live))}
+
+
+def _run_once(holding: Holding, inputs: Sequence[Array]) -> list[Array]:
+    signature = holding.manifest.signature
+    if holding.instance is None:
+        raise Failure(Code.UNAVAILABLE, f"version {holding.manifest.version} of {holding.manifest.model} is not loaded")
+    names = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
+    outputs = list(holding.instance.run(names))
+    check_outputs(outputs, signature, inputs[0].shape[0] if inputs and inputs[0].ndim else 0)
+    return outputs
+
+
+def _bisect(
+    live: Sequence[Lease], holding: Holding, inputs: Sequence[Array], failure: Failure
+) -> dict[int, list[Array] | None]:
+    """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit."""
+    requests = [(i, position) for i, lease in enumerate(live) for position in lease.alive]
+    rows = np.cumsum([0, *(live[i].header.rows[position] for i, position in requests)])
+    pieces: dict[int, list[list[Array]]] = {i: [] for i in range(len(live))}
+    failed: list[tuple[int, int, Failure]] = []
+
+    def attempt(low: int, high: int, known: Failure | None) -> None:
+        error = known
+        if error is None:
+            try:
+                outputs = _run_once(holding, [array[rows[low] : rows[high]] for array in inputs])
+            except Failure as again:
+                error = again
+            else:
+                for k in range(low, high):
+                    part = [array[rows[k] - rows[low] : rows[k + 1] - rows[low]] for array in outputs]
+                    pieces[requests[k][0]].append(part)
+                return
+        if high - low == 1:
+            failed.append((*requests[low], error))
+            return
+        middle = (low + high) // 2
+        attempt(low, middle, None)
+        attempt(middle, high, None)
+
+    attempt(0, len(requests), failure)
+    for i, position, error in failed:
+        live[i].fail(position, error.code, error.message)
+    return {
+        i: [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else None
+        for i, parts in pieces.items()
+    }

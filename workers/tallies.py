@@ -1,0 +1,55 @@
+"""What a worker counts. Each series is written by the main loop alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from services.metrics import catalogue
+from services.metrics.tally import Tally
+
+if TYPE_CHECKING:
+    from workers.held import Holding
+    from workers.lease import ReplyWriter
+
+
+CORRECTION = 0.1  # weight of the latest run in the measured time of its number of rows
+
+
+class WorkerTallies:
+    """Counters and histograms of one worker; a run costs three updates."""
+
+    def __init__(self, tally: Tally, pool: str, worker: str, device: str) -> None:
+        self._tally = tally
+        self._pool = pool
+        self._worker = worker
+        self._busy = tally.counter(catalogue.WORKER_BUSY_SECONDS, pool, worker)
+        self._redis = tally.counter(catalogue.REDIS_BYTES, "worker_out")
+        self._segment = tally.counter(catalogue.SEGMENT_BYTES, "worker_out")
+        tally.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
+
+    def ran(self, holding: Holding, seconds: float, rows: int) -> None:
+        manifest = holding.manifest
+        labels = (manifest.model, str(manifest.version), self._pool)
+        self._busy.add(seconds)
+        self._tally.histogram(catalogue.EXECUTION_SECONDS, *labels).observe(seconds)
+        self._tally.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
+        # The warm-up measured an idle machine; what real runs take now is what a gateway should predict from.
+        known = holding.measured.get(rows)
+        if known is not None:
+            holding.measured[rows] = known + (seconds - known) * CORRECTION
+
+    def sent(self, replies: ReplyWriter) -> None:
+        self._redis.add(replies.redis_bytes)
+        self._segment.add(replies.segment_bytes)
+        replies.redis_bytes = replies.segment_bytes = 0
+
+    def bytes_of(self, holding: Holding, size_bytes: int) -> None:
+        manifest = holding.manifest
+        gauge = self._tally.gauge(
+            catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
+        )
+        gauge.set(size_bytes)
+
+    def gone(self, holding: Holding) -> None:
+        manifest = holding.manifest
+        self._tally.remove(catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker)

@@ -1,0 +1,140 @@
+"""worker: lease -> merge -> run -> split -> reply, acknowledge and lease again, in one round trip.
+
+A busy worker asks for its next batch before it runs the one in hand, and reads the answer afterwards. An idle worker
+blocks on its inbox; the batch that wakes it was alone, so nothing is asked for beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from services.errors import Code, Failure
+from services.segments.segment import Segments
+from services.tensor import Signature
+from workers.exchange import Exchange, Finished
+from workers.held import Held
+from workers.lease import Lease, ReplyWriter
+from workers.runner import Run, merge, run
+from workers.tallies import WorkerTallies
+
+log = logging.getLogger("millrace.worker")
+
+ENTRIES_WANTED = 4  # entries that one request for work may bring: merged as far as they fit
+INBOX_WAIT_S = 0.5  # how often an idle worker looks whether it should stop
+BACKOFF_S_MAX = 1.0
+_NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
+
+
+class Worker:
+    """The main loop. `connect` opens the exchange; it is called again when the connection was lost."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Exchange],
+        held: Held,
+        segments: Segments,
+        replies: ReplyWriter,
+        tallies: WorkerTallies,
+    ) -> None:
+        self._connect = connect
+        self._held = held
+        self._segments = segments
+        self._replies = replies
+        self._tallies = tallies
+        self._stopping = threading.Event()
+        self._in_hand: list[Lease] = []
+        self._done: list[Finished] = []
+
+    def stop(self) -> None:
+        """Finish what is in hand, reply, take no more; `serve` then returns."""
+        self._stopping.set()
+
+    def serve(self) -> None:
+        """Run until `stop`. Redis may come and go meanwhile."""
+        backoff_s = 0.05
+        while not self._stopping.is_set():
+            try:
+                exchange = self._connect()
+            except Failure as failure:
+                log.warning("%s; trying again", failure.message)
+                self._stopping.wait(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+                continue
+            backoff_s = 0.05
+            try:
+                self._loop(exchange)
+                self._drain(exchange)
+            except Failure as failure:
+                log.warning("%s; connecting again", failure.message)
+            finally:
+                exchange.close()
+
+    def _loop(self, exchange: Exchange) -> None:
+        in_hand = self._in_hand
+        ahead = False  # whether the next batch was asked for during the last run
+        while not self._stopping.is_set():
+            if not in_hand:
+                exchange.send_next(self._done, 0, ENTRIES_WANTED)
+                in_hand += exchange.receive_next()
+                self._done = []
+                ahead = bool(in_hand)
+                if not in_hand:
+                    in_hand += exchange.wait(INBOX_WAIT_S)
+                    if not in_hand:
+                        self._segments.forget_removed()
+                        continue
+            group = self._take()
+            if ahead:
+                self._run_ahead(exchange, group)
+            else:
+                self._done = self._execute(group)
+
+    def _run_ahead(self, exchange: Exchange, group: list[Lease]) -> None:
+        """The replies of the last batch leave, and the next lease is asked for, before this one runs."""
+        on_their_way = self._done
+        try:
+            exchange.send_next(on_their_way, 1, ENTRIES_WANTED)
+        finally:
+            # Also when Redis is gone: what is leased is run and its reply kept until a connection takes it.
+            finished = self._execute(group)
+            self._done = on_their_way + finished
+        self._in_hand += exchange.receive_next()
+        self._done = finished
+
+    def _take(self) -> list[Lease]:
+        holding = self._held.get(self._in_hand[0].lane)
+        return merge(self._in_hand, holding.rows_max if holding is not None else 1)
+
+    def _execute(self, group: list[Lease]) -> list[Finished]:
+        holding = self._held.get(group[0].lane)
+        if holding is None:
+            return [self._refuse(lease) for lease in group]
+        began = time.perf_counter()
+        runs = run(group, holding, self._segments)
+        self._tallies.ran(holding, time.perf_counter() - began, runs[0].run_rows)
+        signature = holding.manifest.signature
+        return [self._finish(result, signature) for result in runs]
+
+    def _finish(self, result: Run, signature: Signature) -> Finished:
+        lease, outputs, execution_s, rows = result
+        reply, blob = self._replies.write(lease, signature, outputs, execution_s, rows)
+        self._tallies.sent(self._replies)
+        return Finished(lease, reply, blob)
+
+    def _refuse(self, lease: Lease) -> Finished:
+        for position in list(lease.alive):
+            lease.fail(position, Code.UNAVAILABLE, "the version is not loaded in this worker any more")
+        return self._finish(Run(lease, None, 0.0, 0), _NO_SIGNATURE)
+
+    def _drain(self, exchange: Exchange) -> None:
+        """Leave the idle ones first, so that no entry comes any more; then run what is here."""
+        exchange.send_next(self._done, 0, 0)
+        exchange.receive_next()
+        self._done = []
+        self._in_hand += exchange.leftovers()
+        while self._in_hand:
+            exchange.send_next(self._execute(self._take()), 0, 0)
+            exchange.receive_next()
