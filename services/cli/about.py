@@ -1,0 +1,47 @@
+"""`millrace version` and `millrace demo`."""
+
+from __future__ import annotations
+
+import platform
+from typing import Annotated
+
+import typer
+
+from services.cli.options import Json, Key, Url, endpoint
+
+
+def number() -> str:
+    """The installed version of Millrace."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("millrace")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def version(json_output: Json = False) -> None:
+    """Print the version of Millrace."""
+    if json_output:
+        from services.cli.terminal import emit
+
+        emit({"version": number(), "python": platform.python_version(), "system": platform.platform()})
+    else:
+        print(f"millrace {number()}")
+
+
+def demo(
+    context: typer.Context,
+    connections: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Connections to use.")] = 16,
+    json_output: Json = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Send held-out handwritten digits one by one, and print accuracy, rate and latency.
+
+    Needs the digits example, which `millrace up` loads unless told not to.
+    """
+    where = endpoint(context, url, key)
+    from examples.digits.demo import run
+
+    raise typer.Exit(run(where.url, connections=connections, json_output=json_output))

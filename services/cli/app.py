@@ -1,0 +1,96 @@
+"""The `millrace` command: its subcommands, and one line on standard error for whatever fails.
+
+Modules of commands import what they need when they run: `millrace --help` should not wait for numpy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+
+import typer
+from typer.exceptions import TyperException
+
+from services.cli.about import demo, version
+from services.cli.bench import bench
+from services.cli.describe import describe
+from services.cli.models import models, rm
+from services.cli.options import Endpoint, Key, Url
+from services.cli.predict import predict
+from services.cli.push import push
+from services.cli.up import up
+from services.errors import Failure
+
+app = typer.Typer(
+    name="millrace",
+    help="Serve models: upload ONNX, call it over REST, in batches, on your own machines.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    epilog="[bold]Start here[/]:  millrace up   then, in another terminal:  millrace demo",
+)
+
+
+@app.callback(invoke_without_command=True)
+def shared(context: typer.Context, url: Url = None, key: Key = None) -> None:
+    context.obj = Endpoint(url or "", key)
+    if context.invoked_subcommand is None:
+        # The help goes to the terminal by itself; what is returned is empty.
+        context.get_help()
+
+
+def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    app.command(
+        rich_help_panel=panel,
+        help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
+        epilog="\n".join(["[bold]Examples[/]", *(f"  {example}" for example in examples)]),
+    )(command)
+
+
+_add("Run", up, "millrace up", "millrace up --pool cpu=2 --gateways 2 --model resnet=resnet18.onnx")
+_add("Run", version, "millrace version", "millrace version --json")
+_add("Models", push, "millrace push resnet resnet18.onnx", "millrace push resnet new.onnx --version 7 --no-activate")
+_add("Models", models, "millrace models", "millrace models --json")
+_add("Models", describe, "millrace describe digits")
+_add("Models", rm, "millrace rm resnet --version 7", "millrace rm resnet --yes")
+_add(
+    "Use",
+    predict,
+    "millrace predict digits --input examples/digits/request.json",
+    "millrace predict resnet --input images.npy --output scores.npz",
+    r"echo '\[\[1, 2, 3]]' | millrace predict adder --json",
+)
+_add("Use", bench, "millrace bench digits", "millrace bench digits -c 64 -s 10 --rows 4")
+_add("Use", demo, "millrace demo", "millrace demo --connections 64 --json")
+
+
+def main() -> None:
+    """Run the command line; ends the process with its exit code."""
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+    except Failure as failure:
+        _fail(failure.message)
+    except TyperException as error:
+        context = getattr(error, "ctx", None)
+        hint = f" (see {context.command_path} --help)" if context is not None else ""
+        _fail(f"{error.format_message()}{hint}")
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has enough; the interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)
+    except Exception as error:
+        _fail(f"unexpected {type(error).__name__}: {error}")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(" ".join(message.split()), err=True)
+    sys.exit(1)

@@ -1,0 +1,171 @@
+"""`millrace bench`: how much an endpoint takes, and how its batches filled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+from services.errors import Code, Failure
+
+if TYPE_CHECKING:
+    from services.cli.call import Call
+    from services.cli.load import Tally
+
+_METRIC = "millrace_batch_rows"
+
+
+def bench(
+    context: typer.Context,
+    name: Name,
+    connections: Annotated[
+        int, typer.Option("--connections", "-c", metavar="N", min=1, max=4096, help="Requests on their way at once.")
+    ] = 16,
+    seconds: Annotated[float, typer.Option("--seconds", "-s", metavar="S", min=0.1, max=3600, help="How long.")] = 5.0,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Rows of each request.")] = 1,
+    json_output: Json = False,
+    url: Url = None,
+    key: Key = None,
+) -> None:
+    """Put load on a model of a running endpoint: rate, latency and the batches that were formed.
+
+    Each connection sends random inputs, as binary tensors, and sends again when it is answered. The sender is one
+    Python process: above some 10,000 requests a second, or on the endpoint's own processors, it is part of what
+    is measured.
+    """
+    outcome = asyncio.run(_bench(endpoint(context, url, key), name, connections, seconds, rows, quiet=json_output))
+    if json_output:
+        from services.cli.terminal import emit
+
+        emit(outcome)
+    else:
+        _show(outcome)
+
+
+async def _bench(
+    where: Endpoint, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
+) -> dict[str, Any]:
+    import numpy as np
+
+    from services.cli.call import made_up_call
+    from services.cli.client import Api
+    from services.cli.load import Tally, Target, load
+
+    async with Api(where) as api:
+        call = made_up_call(await api.metadata(name), rows, np.random.default_rng(0))
+        # One request first: what is wrong with it would be wrong a million times.
+        await api.infer(name, None, call.body, call.header_bytes)
+        before = _batches(await api.metrics(), name)
+        tally = Tally()
+        target = _target(where, name, call, Target)
+        progress = asyncio.create_task(_progress(tally, seconds, quiet=quiet))
+        try:
+            took_s = await load(target, connections, seconds, tally)
+        finally:
+            progress.cancel()
+            await asyncio.gather(progress, return_exceptions=True)
+        after = _batches(await api.metrics(), name)
+    return _outcome(name, connections, rows, took_s, tally) | {"batch_rows": _difference(before, after)}
+
+
+def _target(where: Endpoint, name: str, call: Call, target: Any) -> Any:
+    return target.of(where.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes)
+
+
+async def _progress(tally: Tally, seconds: float, *, quiet: bool) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from services.cli.terminal import notices
+
+    console = notices()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("Sending", total=seconds)
+        answered = 0
+        while True:
+            await asyncio.sleep(0.25)
+            rate, answered = (len(tally.seconds) - answered) / 0.25, len(tally.seconds)
+            bar.update(task, advance=0.25, description=f"{rate:,.0f} requests/s")
+
+
+def _outcome(name: str, connections: int, rows: int, took_s: float, tally: Tally) -> dict[str, Any]:
+    import numpy as np
+
+    answered = tally.statuses[200]
+    if not answered:
+        said = ", ".join(f"{number} x {status}" for status, number in tally.statuses.items()) or "none"
+        raise Failure(Code.UNAVAILABLE, f"no request was answered with 200; answers: {said}")
+    p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(np.asarray(tally.seconds), [50, 95, 99]))
+    return {
+        "model": name,
+        "connections": connections,
+        "rows": rows,
+        "seconds": took_s,
+        "requests": answered,
+        "rate": answered / took_s,
+        "rows_rate": answered * rows / took_s,
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "errors": {str(status): number for status, number in sorted(tally.statuses.items()) if status != 200},
+    }
+
+
+def _batches(exposition: str, model: str) -> dict[str, float]:
+    """Batches by upper bound of their rows (cumulative), and their `sum` and `count`, for one model."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples if family.name == _METRIC else ():
+            if sample.labels.get("model") == model:
+                key = sample.labels.get("le") or sample.name.removeprefix(f"{_METRIC}_")
+                found[key] = found.get(key, 0.0) + sample.value
+    return found
+
+
+def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
+    change = {key: value - before.get(key, 0.0) for key, value in after.items()}
+    batches = change.pop("count", 0.0)
+    total = change.pop("sum", 0.0)
+    change.pop("created", None)
+    buckets, below = {}, 0.0
+    for bound in sorted(change, key=float):
+        buckets[bound] = int(change[bound] - below)
+        below = change[bound]
+    return {"batches": int(batches), "mean": total / batches if batches else None, "up_to": buckets}
+
+
+def _show(outcome: dict[str, Any]) -> None:
+    from services.cli.terminal import escape, results
+
+    console = results()
+    console.print(
+        f"[bold]{escape(outcome['model'])}[/]  {outcome['connections']} connections, {outcome['rows']} "
+        f"{'row' if outcome['rows'] == 1 else 'rows'} a request, {outcome['seconds']:.1f} s"
+    )
+    console.print(f"  rate     [bold]{outcome['rate']:,.0f}[/] requests/s, {outcome['rows_rate']:,.0f} rows/s")
+    console.print(
+        f"  latency  p50 {outcome['p50_ms']:.2f} ms   p95 {outcome['p95_ms']:.2f} ms   p99 {outcome['p99_ms']:.2f} ms"
+    )
+    batches = outcome["batch_rows"]
+    if batches["batches"]:
+        console.print(f"  batches  {batches['batches']:,}, {batches['mean']:.1f} rows on average")
+        _show_batches(console, batches)
+    for status, number in outcome["errors"].items():
+        console.print(f"  [red]{number:,} requests were answered with {status}[/]")
+
+
+def _show_batches(console: Any, batches: dict[str, Any]) -> None:
+    most = max(batches["up_to"].values(), default=0)
+    lower = 1
+    for bound, number in batches["up_to"].items():
+        label = f"{lower}+" if bound == "+Inf" else bound.removesuffix(".0")
+        if number:
+            shown = label if bound == "+Inf" or int(float(bound)) == lower else f"{lower}-{label}"
+            bar = "█" * max(1, round(24 * number / most))
+            console.print(f"    {shown:>9} rows  [cyan]{bar:<24}[/] {number / batches['batches']:6.1%}")
+        lower = lower if bound == "+Inf" else int(float(bound)) + 1

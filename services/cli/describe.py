@@ -1,0 +1,84 @@
+"""`millrace describe`: everything that is known about one model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def describe(context: typer.Context, name: Name, json_output: Json = False, url: Url = None, key: Key = None) -> None:
+    """Show a model: its versions, signature, state on each worker and measured execution times."""
+    from services.cli.terminal import emit, escape, results
+
+    where = endpoint(context, url, key)
+    model = asyncio.run(_model(where, name))
+    if json_output:
+        emit(model)
+        return
+    console = results()
+    serving = model["serving"]
+    console.print(
+        f"[bold]{escape(model['name'])}[/]  "
+        + (f"version {serving} is serving" if serving is not None else "[yellow]no version is serving[/]")
+    )
+    if model["active"] not in {None, serving}:
+        console.print(f"version {model['active']} takes over when it is ready")
+    for version in reversed(model["versions"]):
+        _show(console, version)
+    if serving is not None:
+        console.print(f"\n[dim]POST {where.url}/v2/models/{escape(model['name'])}/infer[/]")
+
+
+async def _model(where: Endpoint, name: str) -> dict[str, Any]:
+    from services.cli.client import Api
+
+    async with Api(where) as api:
+        return await api.model(name)
+
+
+def tensors(specs: Sequence[dict[str, Any]]) -> str:
+    """A signature's tensors on one line: pixels FP32 [-1, 64]."""
+    return ", ".join(f"{spec['name']} {spec['datatype']} {spec['shape']}" for spec in specs)
+
+
+def batching(version: dict[str, Any]) -> str:
+    """How a version shares runs between requests."""
+    return f"up to {version['rows_max']} rows in a run" if version["batching"] else "none: each request runs alone"
+
+
+def _show(console: Console, version: dict[str, Any]) -> None:
+    from services.cli.terminal import ago, escape, size, state
+
+    console.print(f"\n[bold]version {version['version'] or '(being uploaded)'}[/]  {state(version['state'])}")
+    if version["reason"]:
+        console.print(f"  [red]reason[/]    {escape(version['reason'])}")
+    if version["digest"] is None:
+        return
+    console.print(f"  file      {size(version['size_bytes'])}, sha256 {version['digest']}")
+    console.print(f"  uploaded  {ago(version['created'])}, for pool {escape(version['pool'])}")
+    console.print(f"  inputs    {escape(tensors(version['inputs']))}")
+    console.print(f"  outputs   {escape(tensors(version['outputs']))}")
+    console.print(f"  batching  {batching(version)}")
+    for note in version["notes"]:
+        console.print(f"  [yellow]note[/]      {escape(note)}")
+    for instance in version["instances"]:
+        memory = f", {size(instance['size_bytes'])}" if instance["size_bytes"] else ""
+        reason = f": {escape(instance['reason'])}" if instance["reason"] else ""
+        console.print(f"  worker    {escape(instance['worker'])} {state(instance['state'])}{reason}{memory}")
+        if instance["profile"]:
+            console.print(f"            {_profile(instance['profile'])}")
+
+
+def _profile(profile: dict[str, float]) -> str:
+    from services.cli.terminal import duration
+
+    parts = [f"{rows} in {duration(profile[rows])}" for rows in sorted(profile, key=int)]
+    return "rows: " + ", ".join(parts)

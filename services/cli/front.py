@@ -1,0 +1,137 @@
+"""What `millrace up` shows: what is running, what happens to it, and when it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from services.cli import preload
+from services.cli.about import number
+from services.cli.client import Api
+from services.cli.options import Endpoint
+from services.cli.preload import EXAMPLE, Placed, Preload
+from services.cli.terminal import duration, escape, results
+from services.supervisor.plan import Running
+
+
+class Terminal:
+    """For people. What children complain about comes in between, one line each."""
+
+    def __init__(self, models: Sequence[Preload], key: str | None) -> None:
+        self._models = models
+        self._key = key
+        self._console: Console = results()
+        self._placed: list[Placed] = []
+
+    def say(self, line: str) -> None:
+        # A terminal that was closed is no reason to stop serving.
+        with contextlib.suppress(OSError):
+            self._console.print(f"[yellow]{escape(line)}[/]")
+
+    async def prepare(self, running: Running) -> None:
+        self._show(running)
+        with self._working("starting"):
+            async with Api(Endpoint(running.local_url, self._key)) as api:
+                await preload.live(api)
+                for model in self._models:
+                    placed = await preload.place(api, model, _pool(running))
+                    if placed is not None:
+                        self._placed.append(placed)
+                        self._show_model(placed)
+                await preload.ready(api)
+
+    def ready(self, running: Running) -> None:
+        console = self._console
+        if any(placed.name == "digits" for placed in self._placed):
+            request = _short(EXAMPLE / "request.json")
+            console.print(f"\n[dim]try[/]        curl -s {running.local_url}/v2/models/digits/infer -d @{request}")
+            console.print("           millrace demo")
+        else:
+            console.print("\n[dim]try[/]        millrace push NAME FILE.onnx")
+        console.print(f"[dim]pages[/]      {running.local_url}/docs")
+        console.print("[dim]stop[/]       Ctrl-C\n")
+        console.print(f"ready {running.url}", style="bold green")
+
+    def _show(self, running: Running) -> None:
+        console = self._console
+        gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
+        console.print(f"[bold]Millrace[/] {number()}\n")
+        console.print(f"[dim]home[/]       {escape(_short(running.home))}")
+        console.print(f"[dim]redis[/]      {escape(running.redis)}")
+        console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
+        for pool, workers in running.pools.items():
+            threads = "1 thread" if running.threads == 1 else f"{running.threads} threads"
+            count = "1 worker" if workers == 1 else f"{workers} workers"
+            console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
+
+    def _show_model(self, placed: Placed) -> None:
+        how = "" if placed.pushed else ", was there"
+        self._console.print(
+            f"[dim]model[/]      {escape(placed.name)} version {placed.version}{how}, answers in "
+            f"{duration(placed.seconds)}"
+        )
+
+    @contextlib.contextmanager
+    def _working(self, text: str) -> Iterator[None]:
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(f"[dim]{text}[/]"):
+            yield
+
+
+class Lines:
+    """For scripts: one JSON object a line."""
+
+    def __init__(self, models: Sequence[Preload], key: str | None) -> None:
+        self._models = models
+        self._key = key
+
+    def say(self, line: str) -> None:
+        self._print({"event": "said", "line": line})
+
+    async def prepare(self, running: Running) -> None:
+        self._print(
+            {
+                "event": "started",
+                "url": running.url,
+                "home": str(running.home),
+                "redis": running.redis,
+                "gateways": running.gateways,
+                "pools": dict(running.pools),
+                "threads": running.threads,
+            }
+        )
+        async with Api(Endpoint(running.local_url, self._key)) as api:
+            await preload.live(api)
+            for model in self._models:
+                placed = await preload.place(api, model, _pool(running))
+                if placed is not None:
+                    self._print(
+                        {"event": "model", "name": placed.name, "version": placed.version, "pushed": placed.pushed}
+                    )
+            await preload.ready(api)
+
+    def ready(self, running: Running) -> None:
+        self._print({"event": "ready", "url": running.url, "pid": os.getpid()})
+
+    def _print(self, document: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            print(json.dumps(document), flush=True)
+
+
+def _pool(running: Running) -> str:
+    """The pool that serves what is pushed at start: cpu if there is one."""
+    return "cpu" if "cpu" in running.pools else next(iter(running.pools))
+
+
+def _short(path: Path) -> str:
+    """A path as one would type it here."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

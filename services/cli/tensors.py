@@ -1,0 +1,88 @@
+"""Arrays <-> tensors of the v2 protocol, in their raw form. Pure.
+
+Source: Open Inference Protocol v2, "Tensor Data Types" and the binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.bytes_tensor import decode_elements, encode_elements
+from services.datatypes import BYTES, NUMPY
+from services.errors import invalid
+
+Array = NDArray[Any]
+#: what a variable dimension other than the rows becomes when an input is made up
+DIMENSION_MADE_UP = 16
+
+
+def encode(array: Array, datatype: str) -> bytes:
+    """The raw form of an array as `datatype`. Raises Failure(INVALID) where values would not survive."""
+    if datatype == BYTES:
+        return encode_elements(e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist())
+    if array.dtype.kind not in "biuf":
+        raise invalid(f"values of type {array.dtype} cannot be sent as {datatype}")
+    if datatype == "BF16":
+        return _bf16(array).tobytes()
+    wanted = NUMPY[datatype]
+    if wanted.kind in "iu" and array.dtype.kind == "f" and not np.all(array == np.trunc(array)):
+        raise invalid(f"values with fractions cannot be sent as {datatype}")
+    if wanted.kind in "iu" and array.size and not _fits(array, wanted):
+        raise invalid(f"values from {array.min()} to {array.max()} do not fit into {datatype}")
+    return np.ascontiguousarray(array, dtype=wanted).tobytes()
+
+
+def _fits(array: Array, wanted: np.dtype[Any]) -> bool:
+    limits = np.iinfo(wanted)
+    return bool(limits.min <= array.min() and array.max() <= limits.max)
+
+
+def _bf16(array: Array) -> Array:
+    bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
+    # Round to nearest, ties to even, by what the cut-off half carries over; NaN keeps its quiet bit.
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype("<u4")) >> 16
+    return np.where(np.isnan(bits.view("<f4")), (bits >> 16) | 0x40, rounded).astype("<u2")
+
+
+def decode(raw: bytes | memoryview, datatype: str, shape: list[int]) -> Array:
+    """An array from its raw form; BF16 becomes float32, BYTES an array of bytes objects."""
+    if datatype == BYTES:
+        array = np.empty(math.prod(shape), dtype=object)
+        array[:] = decode_elements(raw)
+        return array.reshape(shape)
+    array = np.frombuffer(raw, dtype=NUMPY[datatype])
+    if datatype == "BF16":
+        array = (array.astype("<u4") << 16).view("<f4")
+    return array.reshape(shape)
+
+
+def from_data(data: Any, datatype: str, shape: list[int]) -> Array:
+    """An array from the `data` of a JSON tensor, flat or nested."""
+    dtype: Any = object if datatype == BYTES else np.float32 if datatype == "BF16" else NUMPY[datatype]
+    return np.asarray(data, dtype=dtype).reshape(shape)
+
+
+def fit(array: Array, shape: list[int], name: str) -> Array:
+    """The array in a shape the input takes: a missing first dimension is added. Raises Failure(INVALID)."""
+    if array.ndim == len(shape) - 1:
+        array = array[np.newaxis]
+    fits = array.ndim == len(shape) and all(want in {-1, got} for want, got in zip(shape, array.shape, strict=True))
+    if not fits:
+        raise invalid(f"input {name} has shape {list(array.shape)}, the model takes {shape} (-1: any)")
+    return array
+
+
+def made_up(datatype: str, shape: list[int], rows: int, random: np.random.Generator) -> Array:
+    """An input for a load or a canary: `rows` rows of random values that are harmless as indices, too."""
+    sizes = [DIMENSION_MADE_UP if size < 0 else size for size in shape]
+    if shape and shape[0] < 0:
+        sizes[0] = rows
+    if datatype == BYTES:
+        return np.full(sizes, b"millrace", dtype=object)
+    if datatype in {"FP16", "BF16", "FP32", "FP64"}:
+        return random.random(sizes, dtype=np.float32)
+    return random.integers(0, 2, sizes)

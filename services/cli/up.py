@@ -1,0 +1,89 @@
+"""`millrace up`: everything on this machine, in one command."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.cli.options import Json, load_settings
+
+
+def up(
+    home: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLRACE_HOME).")
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (MILLRACE_HOST); default 127.0.0.1.")
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLRACE_HTTP_PORT); default 8000."),
+    ] = None,
+    gateways: Annotated[
+        int | None, typer.Option(metavar="N", help="Gateway processes (MILLRACE_GATEWAYS); default 1.")
+    ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N",
+            help="A pool and its workers, can be repeated (MILLRACE_POOLS=cpu=2,gpu=1); default cpu=1. "
+            "A pool called gpu runs on CUDA.",
+        ),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Threads of each worker (MILLRACE_THREADS); default: its share of the machine."),
+    ] = None,
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Redis or Valkey 7.0 or newer to use: redis://, rediss:// or unix:// (MILLRACE_REDIS_URL); default: "
+            "one is started. Prefer the variable for a URL with a password: others can see command lines.",
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="A model to load, can be repeated (MILLRACE_MODELS=a=a.onnx,b=b.onnx). It is pushed, unless the same "
+            "file is there already.",
+        ),
+    ] = None,
+    example: Annotated[
+        bool | None,
+        typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Start everything on this machine: Redis, gateways and workers.
+
+    Prints "ready http://HOST:PORT" on a line of its own when an inference has come back. What dies is started
+    again. Ctrl-C and SIGTERM answer what is on its way, then stop; a second time stops at once.
+    """
+    settings = load_settings(
+        home=home,
+        host=host,
+        http_port=http_port,
+        gateways=gateways,
+        pools=",".join(pool) if pool else None,
+        threads=threads,
+        redis_url=redis,
+        models=",".join(model) if model else None,
+        example=example,
+    )
+    from services.cli.front import Lines, Terminal
+    from services.cli.preload import preloads
+    from services.supervisor.supervisor import Supervisor
+
+    key = settings.admin_key.get_secret_value() if settings.admin_key else None
+    models = preloads(settings.models, example=settings.example)
+    front = Lines(models, key) if json_output else Terminal(models, key)
+
+    async def run() -> int:
+        return await Supervisor(settings, front).run()
+
+    raise typer.Exit(asyncio.run(run()))
