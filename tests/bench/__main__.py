@@ -1,0 +1,57 @@
+"""Measure how fast Millrace is on this machine and print it; nothing is asserted.
+
+python -m tests.bench [--seconds 5] [--rounds 3] [--json] [--write docs/benchmarks.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.bench import figures, report
+from tests.bench.load import LoadError, require_wrk
+from tests.bench.servers import StartError
+
+CORES_MIN = 2
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure how fast Millrace is here.")
+    parser.add_argument("--seconds", type=int, default=5, help="seconds of each measurement (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is made; the median counts (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the page for the documentation")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Exit status: 0 when everything was measured, whatever came out; 2 when it could not be."""
+    arguments = _arguments()
+    progress = Console(stderr=True)
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        if len(cores) < CORES_MIN:
+            raise LoadError("the benchmarks need two cores: one for what is measured, one for the load")
+        require_wrk()
+        with progress.status("starting") as status:
+            result = figures.run(arguments.rounds, arguments.seconds, status.update, cores)
+    except (LoadError, StartError) as error:
+        progress.print(str(error), style="red", markup=False, soft_wrap=True)
+        return 2
+    machine = report.this_machine(datetime.now().date())
+    if arguments.json:
+        Console().print_json(data=report.as_json(result, machine))
+    else:
+        Console().print(report.figures_table(result))
+    if arguments.write:
+        arguments.write.write_text(report.page(result, machine, arguments.rounds, arguments.seconds))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""The figures, each a ratio within one run: Millrace and what it is compared with take turns, so that a machine that
+slows down slows both.
+
+small rows: C, Millrace, C, Millrace, … ── a CNN: raw loop, Millrace, … ── memory of an idle stack ─> Figures
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from tests.bench import servers
+from tests.bench.load import Load, LoadError, Payload, binary_payload, json_payload, measure
+from tests.bench.processes import Memory, memory, pin, running_module
+from tests.bench.servers import ROOT
+from tests.kit import models
+
+MIB = 2**20
+DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
+SQUEEZENET_CONNECTIONS = 8
+SETTLE_S = 3.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the result. `bound`: the least wanted, or the most if `at_most`."""
+
+    name: str
+    measured: float
+    bound: float
+    unit: str
+    detail: str
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        return self.measured <= self.bound if self.at_most else self.measured >= self.bound
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A named load: the median of each of its measurements, for the table of raw numbers."""
+
+    name: str
+    connections: int
+    load: Load
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that one run of the benchmarks found."""
+
+    figures: tuple[Figure, ...]
+    loads: tuple[Measured, ...]
+
+
+@dataclass(frozen=True)
+class _Case:
+    name: str
+    server: servers.Server
+    path: str
+    payload: Payload
+    connections: int
+
+
+def _middle(loads: Sequence[Load]) -> Load:
+    return Load(
+        rate=median(load.rate for load in loads),
+        p50_us=median(load.p50_us for load in loads),
+        p99_us=median(load.p99_us for load in loads),
+        cpu_us=median(load.cpu_us for load in loads),
+    )
+
+
+def _rounds(cases: Sequence[_Case], rounds: int, seconds: int, say: Say) -> list[list[Load]]:
+    """Measure every case once in each round; the result is by case."""
+    loads: list[list[Load]] = [[] for _ in cases]
+    for number in range(rounds):
+        for case, found in zip(cases, loads, strict=True):
+            say(f"round {number + 1} of {rounds}: {case.name}, {case.connections} connections")
+            found.append(measure(case.server, case.path, case.payload, case.connections, seconds))
+    return loads
+
+
+def _ratio(ours: Sequence[Load], theirs: Sequence[Load], what: Callable[[Load], float]) -> float:
+    """The median of the ratios within each round."""
+    return median(what(mine) / what(other) for mine, other in zip(ours, theirs, strict=True))
+
+
+def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
+    """The MLP with one row of 64 floats for each request, against C."""
+    row = np.round(np.random.default_rng(5).standard_normal(64), 4).astype(np.float32)
+    text, binary = json_payload(folder, "input", row), binary_payload(folder, "input", row)
+    path = "/v2/models/mlp/infer"
+    served = {"mlp": models.mlp(folder / "mlp.onnx")}
+    with servers.ceiling(folder) as bare, servers.millrace(folder, "mlp", served) as ours:
+        cases = [
+            _Case("C, JSON", bare, path, text, 1),
+            _Case("Millrace, JSON", ours, path, text, 1),
+            _Case("Millrace, JSON", ours, path, text, 16),
+            _Case("C, JSON", bare, path, text, 64),
+            _Case("Millrace, JSON", ours, path, text, 64),
+            _Case("Millrace, binary", ours, path, binary, 64),
+        ]
+        found = _rounds(cases, rounds, seconds, say)
+    pairs = zip(cases, found, strict=True)
+    loads = tuple(Measured(case.name, case.connections, _middle(taken)) for case, taken in pairs)
+    return Result(_small_figures(found), loads)
+
+
+def _small_figures(found: Sequence[Sequence[Load]]) -> tuple[Figure, ...]:
+    """The ratios between the cases of `small_rows`, in its order."""
+    c1, m1, m16, c64, m64, b64 = found
+    rate = _middle(m64).rate
+    bare = _middle(c64)
+    return (
+        Figure(
+            name="rate at 64 connections",
+            measured=_ratio(m64, c64, lambda load: load.rate),
+            bound=0.85,
+            unit="of C",
+            detail=f"{rate:,.0f}/s of {bare.rate:,.0f}/s",
+        ),
+        Figure(
+            name="CPU per request at 64 connections, all processes",
+            measured=_ratio(m64, c64, lambda load: load.cpu_us),
+            bound=1.6,
+            unit="x C's",
+            detail=f"{_middle(m64).cpu_us:.1f} us, C {bare.cpu_us:.1f} us",
+            at_most=True,
+        ),
+        Figure(
+            name="rate at 16 connections",
+            measured=_ratio(m16, c64, lambda load: load.rate),
+            bound=0.42,
+            unit="of C's at 64",
+            detail=f"{_middle(m16).rate:,.0f}/s of {bare.rate:,.0f}/s",
+        ),
+        Figure(
+            name="median latency at 1 connection",
+            measured=_ratio(m1, c1, lambda load: load.p50_us),
+            bound=3.5,
+            unit="x C's",
+            detail=f"{_middle(m1).p50_us:.0f} us, C {_middle(c1).p50_us:.0f} us",
+            at_most=True,
+        ),
+        Figure(
+            name="binary tensors, rate at 64 connections",
+            measured=_ratio(b64, m64, lambda load: load.rate),
+            bound=1.1,
+            unit="x JSON's",
+            detail=f"{_middle(b64).rate:,.0f}/s, JSON {rate:,.0f}/s",
+        ),
+    )
+
+
+def _raw_rate(path: Path, seconds: int, core: int) -> float:
+    command = ["taskset", "-c", str(core), sys.executable, "-m", "tests.bench.raw_loop", str(path), str(seconds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LoadError(f"the raw ONNX Runtime loop failed: {done.stderr.strip().splitlines()[-1]}")
+    return float(done.stdout)
+
+
+def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
+    """Squeezenet with one binary image of 602 KB for each request, against ONNX Runtime alone.
+
+    The worker and the raw loop have the first core for themselves, everything else has the second one.
+    """
+    device, rest = cores[0], cores[1]
+    model = models.squeezenet(folder / "squeezenet.onnx")
+    payload = binary_payload(folder, "data_0", np.random.default_rng(6).standard_normal((3, 224, 224)))
+    raw: list[float] = []
+    ours: list[Load] = []
+    with servers.millrace(folder, "squeezenet", {"squeezenet": model}) as server:
+        pin(server.pid, {rest})
+        for worker in running_module(server.pid, "workers"):
+            pin(worker, {device})
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}: squeezenet, raw loop")
+            raw.append(_raw_rate(model, seconds, device))
+            say(f"round {number + 1} of {rounds}: squeezenet, Millrace")
+            path = "/v2/models/squeezenet/infer"
+            ours.append(measure(server, path, payload, SQUEEZENET_CONNECTIONS, seconds, {rest}))
+    middle = _middle(ours)
+    share = median(load.rate / alone for load, alone in zip(ours, raw, strict=True))
+    figure = Figure(
+        "squeezenet, 602 KB binary input", share, 0.95, "of a raw loop", f"{middle.rate:.0f}/s of {median(raw):.0f}/s"
+    )
+    return Result((figure,), (Measured("Millrace, squeezenet, binary", SQUEEZENET_CONNECTIONS, middle),))
+
+
+def idle_memory(folder: Path, say: Say) -> Result:
+    """Resident memory of gateway and worker that serve the digits and have nothing to do."""
+    say("idle memory")
+    with servers.millrace(folder, "digits", {"digits": DIGITS}) as server:
+        time.sleep(SETTLE_S)
+        found: dict[str, Memory] = {}
+        for module in ("gateway", "workers"):
+            pids = running_module(server.pid, module)
+            if not pids:
+                raise LoadError(f"no process runs `python -m {module}`")
+            found[module] = memory(pids[0])
+    wanted = (("idle memory, gateway", "gateway", 150), ("idle memory, worker with digits", "workers", 200))
+    return Result(
+        tuple(
+            Figure(
+                name,
+                found[module].rss_bytes / MIB,
+                bound,
+                "MB resident",
+                f"{found[module].pss_bytes / MIB:.0f} MB proportional",
+                at_most=True,
+            )
+            for name, module, bound in wanted
+        ),
+        (),
+    )
+
+
+def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
+    """Everything, in about `rounds` x 9 x `seconds`. Raises LoadError or StartError."""
+    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
+        folder = Path(name)
+        parts = [
+            small_rows(folder, rounds, seconds, say),
+            large_rows(folder, rounds, seconds, say, cores),
+            idle_memory(folder, say),
+        ]
+    return Result(
+        tuple(figure for part in parts for figure in part.figures), tuple(load for part in parts for load in part.loads)
+    )

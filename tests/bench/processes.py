@@ -1,0 +1,77 @@
+"""What a tree of processes spends, from /proc: CPU seconds, memory, and on which cores it may run."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+PROC = Path("/proc")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process: resident, and proportional (pages shared with others counted in parts)."""
+
+    rss_bytes: int
+    pss_bytes: int
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on; empty if the process is gone. Source: proc(5)."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def tree(root: int) -> set[int]:
+    """`root` and everything below it."""
+    children: dict[int, list[int]] = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, todo = set(), [root]
+    while todo:
+        pid = todo.pop()
+        found.add(pid)
+        todo += children.get(pid, [])
+    return found
+
+
+def cpu_s(root: int) -> float:
+    """User and system seconds spent so far by the processes that are now below `root`."""
+    ticks = sum(int(fields[11]) + int(fields[12]) for pid in tree(root) if (fields := _stat(pid)))
+    return ticks / TICKS_PER_S
+
+
+def memory(pid: int) -> Memory:
+    """Memory of one process. Source: proc(5), smaps_rollup."""
+    text = (PROC / str(pid) / "smaps_rollup").read_text()
+    kib = {name: int(size) for name, size in re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE)}
+    return Memory(rss_bytes=kib["Rss"] * 1024, pss_bytes=kib["Pss"] * 1024)
+
+
+def running_module(root: int, module: str) -> list[int]:
+    """Processes below `root` that run `python -m module`, oldest first."""
+    found = []
+    for pid in sorted(tree(root)):
+        try:
+            words = (PROC / str(pid) / "cmdline").read_bytes().decode().split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if any(pair == ("-m", module) for pair in pairwise(words)):
+            found.append(pid)
+    return found
+
+
+def pin(root: int, cores: set[int]) -> None:
+    """Let all threads below `root` run on `cores` only; threads that they start later inherit it."""
+    for pid in tree(root):
+        for thread in (PROC / str(pid) / "task").iterdir():
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), cores)

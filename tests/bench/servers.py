@@ -1,0 +1,87 @@
+"""Start what is measured, each as processes of its own, and stop it again.
+
+command ─> a line `ready http://HOST:PORT` on its output ─> Server ─> SIGTERM
+"""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).parents[2]
+START_S_MAX = 120.0
+STOP_S_MAX = 40.0
+
+
+class StartError(Exception):
+    """A server did not come up; said in one line."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server: its address, and the process that all of its processes descend from."""
+
+    url: str
+    pid: int
+
+
+def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
+    """Put the address of the ready line, or the last line if there is none; read on, so that no write blocks."""
+    last = "it said nothing"
+    for line in output:
+        last = line.strip() or last
+        if line.startswith("ready http"):
+            ready.put(line.split()[1])
+    ready.put(last)
+
+
+@contextmanager
+def _running(arguments: Sequence[str], log: Path) -> Iterator[Server]:
+    """Run `python ARGUMENTS` until the block ends. Its log goes to `log`. Raises StartError."""
+    ready: queue.SimpleQueue[str] = queue.SimpleQueue()
+    command = [sys.executable, *arguments]
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            threading.Thread(target=_watch, args=(process.stdout, ready), daemon=True).start()
+            said = ready.get(timeout=START_S_MAX)
+            if not said.startswith("http"):
+                tail = log.read_text(errors="replace").strip().splitlines()[-1:]
+                raise StartError(f"{' '.join(arguments[:3])} did not start: {(tail or [said])[0]}")
+            yield Server(said, process.pid)
+        except queue.Empty:
+            raise StartError(f"{' '.join(arguments[:3])} was not ready after {START_S_MAX:.0f} s") from None
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_S_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@contextmanager
+def ceiling(folder: Path) -> Iterator[Server]:
+    """A bare uvicorn that reads each body and answers `{}`."""
+    with _running(["-m", "tests.bench.ceiling"], folder / "ceiling.log") as server:
+        yield server
+
+
+@contextmanager
+def millrace(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[Server]:
+    """Millrace with one gateway and one worker of one thread, serving `models`."""
+    arguments = ["-m", "services.cli.app", "up", "--home", str(folder / name), "--http-port", "0", "--gateways", "1"]
+    arguments += ["--pool", "cpu=1", "--threads", "1", "--no-example"]
+    for model, path in models.items():
+        arguments += ["--model", f"{model}={path}"]
+    with _running(arguments, folder / f"{name}.log") as server:
+        yield server
