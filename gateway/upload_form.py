@@ -19,7 +19,7 @@ def is_form(content_type: str) -> bool:
 
 
 class UploadForm:
-    """Feed it the body's chunks; it gives back the model's bytes as views on them.
+    """Feed it the body's chunks; it gives back the model's bytes in them.
 
     Raises Failure(INVALID) for a form that is broken, incomplete or has other parts; TOO_LARGE for a long config.
     """
@@ -49,7 +49,7 @@ class UploadForm:
         self._disposition = b""
         self._header = (bytearray(), bytearray())
         self._config = bytearray()
-        self._pieces: list[memoryview] = []
+        self._pieces: list[bytes] = []
         self._ended = False
 
     @property
@@ -57,8 +57,8 @@ class UploadForm:
         """The `config` part, once it has come; None: there was none so far."""
         return bytes(self._config) if _CONFIG in self._seen else None
 
-    def feed(self, chunk: bytes) -> list[memoryview]:
-        """The pieces of the model's file in `chunk`, in order; views on it."""
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The pieces of the model's file in `chunk`, in order."""
         self._pieces = []
         try:
             self._parser.write(chunk)
@@ -102,7 +102,7 @@ class UploadForm:
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._part == _MODEL:
-            self._pieces.append(memoryview(data)[start:end])
+            self._pieces.append(data[start:end])
             return
         if len(self._config) + end - start > CONFIG_BYTES_MAX:
             raise Failure(Code.TOO_LARGE, f"the part 'config' is larger than the limit of {CONFIG_BYTES_MAX} bytes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from gateway.deps import Catalog, UploadKey
@@ -23,25 +23,28 @@ class Uploads:
         self._running: Counter[UploadKey] = Counter()
 
     @asynccontextmanager
-    async def permit(self, model: str, version: int | None) -> AsyncIterator[None]:
-        """The right to upload, and the upload's visible state UPLOADED. Raises Failure(UNAVAILABLE)."""
+    async def permit(self, model: str, version: int | None) -> AsyncIterator[Callable[[State], Awaitable[None]]]:
+        """The right to upload. The upload is visible as UPLOADED; what is given changes that.
+
+        Raises Failure(UNAVAILABLE).
+        """
         if self._running.total() >= self._at_once_max:
             raise Failure(
                 Code.UNAVAILABLE,
                 f"{self._at_once_max} uploads are in progress, which is the limit: try again",
                 retry_after_s=RETRY_AFTER_S,
             )
+
+        async def show(state: State) -> None:
+            await self._catalog.set_upload(model, version, state)
+
         key = (model, version)
         self._running[key] += 1
         try:
-            await self._catalog.set_upload(model, version, State.UPLOADED)
-            yield
+            await show(State.UPLOADED)
+            yield show
         finally:
             self._running[key] -= 1
             if not self._running[key]:
                 del self._running[key]
                 await self._catalog.set_upload(model, version, None)
-
-    async def show(self, model: str, version: int | None, state: State) -> None:
-        """Make the state of an upload with a permit visible."""
-        await self._catalog.set_upload(model, version, state)

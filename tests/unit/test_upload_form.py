@@ -26,7 +26,7 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 def parse(chunks: list[bytes]) -> tuple[bytes, bytes | None]:
     parser = UploadForm(TYPE)
-    model = b"".join(bytes(piece) for chunk in chunks for piece in parser.feed(chunk))
+    model = b"".join(piece for chunk in chunks for piece in parser.feed(chunk))
     parser.close()
     return model, parser.config
 

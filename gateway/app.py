@@ -1,0 +1,79 @@
+"""Builds the HTTP application: every route but the infer path's fast lane, which sits below it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.deps import Deps
+from gateway.routes import admin_models, admin_pools, admin_uploads, docs, health, infer, metrics, models
+from gateway.routes.errors import UnexpectedErrors, add_error_handlers
+from gateway.uploads import Uploads
+
+_DESCRIPTION = "Model serving: upload a model, send it requests."
+_TAGS = [
+    {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
+    {"name": "admin: models", "description": "Models and their versions."},
+    {"name": "admin: pools", "description": "Worker pools and workers."},
+    {"name": "operation", "description": "For those who run the server."},
+]
+
+
+def build_app(deps: Deps) -> FastAPI:
+    """The application over `deps`; its lifespan awaits `deps.start` and `deps.stop`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await deps.start()
+        try:
+            yield
+        finally:
+            await deps.stop()
+
+    app = _App(
+        title="Millrace",
+        version=deps.version,
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
+        docs_url=None,  # routes/docs.py serves it without a content delivery network
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.deps = deps
+    app.state.uploads = Uploads(deps.catalog)
+    for module in (infer, health, models, admin_models, admin_uploads, admin_pools, metrics, docs):
+        app.include_router(module.router)
+    add_error_handlers(app)
+    app.add_middleware(UnexpectedErrors)
+    app.add_middleware(_HeadAsGet)
+    return app
+
+
+class _App(FastAPI):
+    """Describes itself as it behaves: a parameter that does not fit is a 400, and no route answers 422."""
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        for path in schema["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for unused in ("HTTPValidationError", "ValidationError"):
+            schema.get("components", {}).get("schemas", {}).pop(unused, None)
+        return schema
+
+
+class _HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET; the server leaves the body out and keeps its length."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self.app(scope, receive, send)

@@ -1,0 +1,144 @@
+"""POST /v2/models/{model}[/versions/{version}]/infer as an ASGI route: body in, submit, reply out.
+
+The fast lane answers the same requests below ASGI; this is the behaviour that it is held to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.infer_types import HttpReply, InferHeaders
+from gateway.routes.body import declared_bytes, disconnected
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented, error_reply
+from services.errors import HTTP_STATUS, Code, Failure
+
+router = APIRouter(tags=["v2 inference"])
+
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "datatype": {"type": "string"},
+        "parameters": {"type": "object"},
+        "data": {"type": "array", "items": {}},
+    },
+}
+_REQUEST_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["inputs"],
+                    "properties": {
+                        "id": {"type": "string"},
+                        "parameters": {"type": "object"},
+                        "inputs": {"type": "array", "items": _TENSOR},
+                        "outputs": {"type": "array", "items": {"type": "object"}},
+                    },
+                },
+                "example": {
+                    "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}]
+                },
+            },
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The outputs.",
+        "content": {
+            "application/json": {
+                "example": {
+                    "model_name": "digits",
+                    "model_version": "1",
+                    "outputs": [{"name": "label", "datatype": "INT64", "shape": [1], "data": [7]}],
+                }
+            },
+            "application/octet-stream": {},
+        },
+    },
+    **documented(400, 404, 413, 415, 429, 500, 503, 504),
+}
+
+
+@router.post(
+    "/v2/models/{model}/infer",
+    summary="Run the model's serving version",
+    response_class=Response,
+    responses=_RESPONSES,
+    openapi_extra=_REQUEST_BODY,
+)
+async def infer(model: str, request: Request, deps: DepsOf) -> Response:
+    return await _answer(model, None, request, deps)
+
+
+@router.post(
+    "/v2/models/{model}/versions/{version}/infer",
+    summary="Run one version of the model",
+    response_class=Response,
+    responses=_RESPONSES,
+    openapi_extra=_REQUEST_BODY,
+)
+async def infer_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return await _answer(model, version, request, deps)
+
+
+async def _answer(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
+    body = await _read(request, deps.settings.body_bytes_max)
+    answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
+
+    def done(reply: HttpReply) -> None:
+        if not answered.done():
+            answered.set_result(reply)
+
+    handle = deps.infer.submit(model, version, _headers(request), body, done)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not answered.done():
+            # the caller went away, or this task is being stopped
+            handle.cancel()
+    if not answered.done():
+        return error_reply(HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+    return _response(answered.result())
+
+
+async def _read(request: Request, bytes_max: int) -> bytes:
+    """The body. Raises Failure(TOO_LARGE): before reading when the length is declared, else as soon as it is known."""
+    too_large = Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {bytes_max} bytes")
+    if declared_bytes(request) > bytes_max:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > bytes_max:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _headers(request: Request) -> InferHeaders:
+    found: dict[bytes, bytes] = dict(request.headers.raw)
+    return InferHeaders(
+        content_encoding=found.get(b"content-encoding"),
+        accept_encoding=found.get(b"accept-encoding"),
+        header_length=found.get(b"inference-header-content-length"),
+    )
+
+
+def _response(reply: HttpReply) -> Response:
+    response = Response(reply.body, reply.status)
+    response.raw_headers = [(b"content-length", b"%d" % len(reply.body)), *reply.headers]
+    return response

@@ -1,0 +1,20 @@
+"""GET /metrics, for Prometheus; the Accept header chooses the text format."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.routes.context import DepsOf
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get(
+    "/metrics",
+    summary="Metrics in Prometheus' text format, or OpenMetrics when accepted",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}},
+)
+async def metrics(request: Request, deps: DepsOf) -> Response:
+    page, content_type = await deps.metrics(request.headers.get("accept"))
+    return Response(page, headers={"content-type": content_type})
