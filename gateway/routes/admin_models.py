@@ -1,0 +1,93 @@
+"""Admin API over models and versions that are there: look at them, activate, delete. Uploading is in admin_uploads.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+
+from gateway import documents
+from gateway.removal import remove_version
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import admin
+from gateway.views import ModelView
+from services.errors import Code, Failure
+from services.records import State
+from services.repository.activation import endpoint_activate
+
+router = APIRouter(
+    prefix="/admin/v1", tags=["admin: models"], dependencies=[Depends(admin)], responses=documented(401, 403)
+)
+
+
+@router.get("/models", summary="All models and their versions")
+async def models(deps: DepsOf) -> documents.Models:
+    return documents.models(deps.catalog.snapshot, deps.catalog.uploads)
+
+
+@router.get("/models/{name}", summary="One model and its versions", responses=documented(404))
+async def model(name: str, deps: DepsOf) -> documents.Model:
+    return documents.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+
+
+@router.get(
+    "/models/{name}/versions/{version}",
+    summary="One version: its state, signature and instances",
+    responses=documented(400, 404),
+)
+async def version(name: str, version: int, deps: DepsOf) -> documents.Version:
+    return documents.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
+
+
+@router.post(
+    "/models/{name}/versions/{version}/activate",
+    summary="Make this the version that answers",
+    description="The version before it goes on answering until this one is ready: no request fails in between.",
+    responses=documented(400, 404, 409),
+)
+async def activate(name: str, version: int, deps: DepsOf) -> documents.Model:
+    await deps.catalog.refresh()
+    view = deps.catalog.snapshot.model(name).version(version)
+    if view.state is State.FAILED:
+        raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
+    await asyncio.to_thread(endpoint_activate, deps.repository, name, version)
+    await deps.catalog.announce(name)
+    return documents.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+
+
+@router.delete(
+    "/models/{name}/versions/{version}",
+    status_code=204,
+    summary="Delete a version",
+    description="The serving version is kept unless it is the only one, or `force` is given. "
+    "Numbers of deleted versions are not given out again.",
+    responses=documented(400, 404, 409),
+)
+async def delete_version(
+    name: str,
+    version: int,
+    deps: DepsOf,
+    force: Annotated[bool, Query(description="Delete the version even if it is serving.")] = False,
+) -> None:
+    await deps.catalog.refresh()
+    serving = _serving(deps.catalog.snapshot.models.get(name))
+    await asyncio.to_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
+    await deps.catalog.announce(name)
+
+
+@router.delete(
+    "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(404)
+)
+async def delete_model(name: str, deps: DepsOf) -> None:
+    await asyncio.to_thread(deps.repository.delete_model, name)
+    await deps.catalog.announce(name)
+
+
+def _serving(view: ModelView | None) -> int | None:
+    """The version that answers. A failed one answers nothing: it may stand in that place where there is no better."""
+    if view is None or view.serving is None:
+        return None
+    version = view.versions.get(view.serving)
+    return None if version is None or version.state is State.FAILED else view.serving

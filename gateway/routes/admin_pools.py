@@ -1,0 +1,27 @@
+"""GET /admin/v1/pools and /admin/v1/workers: who serves."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Depends
+
+from gateway import documents
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import admin
+
+router = APIRouter(
+    prefix="/admin/v1", tags=["admin: pools"], dependencies=[Depends(admin)], responses=documented(401, 403)
+)
+
+
+@router.get("/pools", summary="Worker pools and how much of each is ready")
+async def pools(deps: DepsOf) -> documents.Pools:
+    return documents.pools(deps.catalog.snapshot)
+
+
+@router.get("/workers", summary="Live workers and what each of them holds")
+async def workers(deps: DepsOf) -> documents.Workers:
+    # heartbeats are stamped with the wall clock, since they come from other hosts
+    return documents.workers(deps.catalog.snapshot, time.time())

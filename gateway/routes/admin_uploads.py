@@ -1,0 +1,149 @@
+"""Admin API for new versions: PUT names the number, POST takes the next one; the body is the model, or a form with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from gateway import documents
+from gateway.deps import Deps
+from gateway.routes.body import declared_bytes, disconnected
+from gateway.routes.context import DepsOf, UploadsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import admin
+from gateway.upload import Upload, parse_config, settled, take
+from gateway.upload_form import CONFIG_BYTES_MAX, UploadForm, is_form
+from services.errors import Code, Failure
+from services.manifest import Manifest
+
+router = APIRouter(
+    prefix="/admin/v1",
+    tags=["admin: models"],
+    dependencies=[Depends(admin)],
+    responses=documented(400, 401, 403, 409, 413, 415, 503, 507),
+)
+
+WAIT_S_MAX = 600.0
+
+#: what a form may take beside the model: the config, and boundaries and headers of two parts
+_FORM_BYTES_MAX = CONFIG_BYTES_MAX + 64 * 1024
+
+_CONFIG_EXAMPLE = '{"rows_max": 32, "pool": "cpu"}'
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "An ONNX file, or a zip or tar with one and its external data.",
+        "content": {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["model"],
+                    "properties": {
+                        "model": {"type": "string", "format": "binary"},
+                        "config": {"type": "string", "description": "JSON", "example": _CONFIG_EXAMPLE},
+                    },
+                }
+            },
+        },
+    }
+}
+
+
+class _Options:
+    """The query parameters and headers that both routes take, as an `Upload` that waits for its name and number."""
+
+    def __init__(
+        self,
+        config: Annotated[
+            str | None,
+            Query(
+                description="What to say about the version, as JSON (not together with the form's part).",
+                examples=[_CONFIG_EXAMPLE],
+            ),
+        ] = None,
+        wait: Annotated[
+            float, Query(ge=0, le=WAIT_S_MAX, description="Seconds to wait until the version is ready or has failed.")
+        ] = 0,
+        activate: Annotated[bool, Query(description="Make this the version that answers.")] = True,
+        x_content_sha256: Annotated[
+            str | None,
+            Header(
+                pattern="^[0-9A-Fa-f]{64}$", description="sha256 of the model's bytes, in hex: refused if they differ."
+            ),
+        ] = None,
+    ) -> None:
+        self.config = config
+        self.wait_s = wait
+        self.activate = activate
+        self.sha256 = x_content_sha256.lower() if x_content_sha256 else None
+
+
+_OptionsOf = Annotated[_Options, Depends()]
+
+
+@router.put(
+    "/models/{name}/versions/{version}",
+    status_code=201,
+    summary="Upload a version under a number of your own",
+    openapi_extra=_BODY,
+)
+async def put(
+    name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
+) -> documents.Version:
+    manifest = await take(deps, uploads, _upload(name, version, options, request, deps), request.stream())
+    return await _created(manifest, options, request, response, deps)
+
+
+@router.post("/models/{name}/versions", status_code=201, summary="Upload the next version", openapi_extra=_BODY)
+async def post(
+    name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
+) -> documents.Version:
+    manifest = await take(deps, uploads, _upload(name, None, options, request, deps), request.stream())
+    return await _created(manifest, options, request, response, deps)
+
+
+def _upload(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
+    """Everything that can be refused before the body is read."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload as it is")
+    content_type = request.headers.get("content-type", "")
+    form = UploadForm(content_type) if is_form(content_type) else None
+    bytes_max = deps.settings.upload_bytes_max
+    if declared_bytes(request) > bytes_max + (_FORM_BYTES_MAX if form else 0):
+        raise Failure(Code.TOO_LARGE, f"the upload is larger than the limit of {bytes_max} bytes")
+    return Upload(
+        model=name,
+        version=version,
+        config=None if options.config is None else parse_config(options.config),
+        sha256=options.sha256,
+        activate=options.activate,
+        form=form,
+    )
+
+
+async def _created(
+    manifest: Manifest, options: _Options, request: Request, response: Response, deps: Deps
+) -> documents.Version:
+    if options.wait_s:
+        await _wait(deps, manifest, options.wait_s, request)
+    response.headers["Location"] = f"/admin/v1/models/{manifest.model}/versions/{manifest.version}"
+    return documents.published(manifest, deps.catalog.snapshot)
+
+
+async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request) -> None:
+    """Wait for the version to settle, for as long as the caller does."""
+    waits = [
+        asyncio.ensure_future(settled(deps, manifest, wait_s)),
+        asyncio.ensure_future(disconnected(request.receive)),
+    ]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in waits:
+            one.cancel()
+    if waits[0].done() and not waits[0].cancelled():
+        waits[0].result()

@@ -1,0 +1,76 @@
+"""Who may use the admin API: holders of the key; without a key, callers on this machine.
+
+Without a key the danger is a web page in the operator's own browser, which also comes from loopback. It gives itself away:
+by a Host that it had to point at this machine (DNS rebinding), or by an Origin that is not ours (forged requests).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException
+
+from gateway.routes.context import DepsOf
+from services.errors import Code, Failure
+
+_bearer = HTTPBearer(
+    auto_error=False,
+    scheme_name="admin key",
+    description="The value of MILLRACE_ADMIN_KEY. Not needed from this machine when no key is set.",
+)
+
+
+async def admin(
+    request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> None:
+    """Let the call pass. Raises Failure(UNAUTHENTICATED), or 403 where no key is set and the caller is not local."""
+    key = deps.settings.admin_key
+    if key is None:
+        _check_local(request)
+        return
+    if credentials is None:
+        raise Failure(Code.UNAUTHENTICATED, "send the admin key: 'Authorization: Bearer KEY'")
+    # as bytes: compare_digest refuses text that is not ASCII
+    if not secrets.compare_digest(credentials.credentials.encode(), key.get_secret_value().encode()):
+        raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
+
+
+def _check_local(request: Request) -> None:
+    if request.client is None or not _is_loopback(request.client.host):
+        raise HTTPException(
+            403, "the admin API answers this machine only: set MILLRACE_ADMIN_KEY to use it from others"
+        )
+    host = request.headers.get("host", "")
+    if not _is_loopback(_hostname(host)):
+        raise HTTPException(
+            403,
+            f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set MILLRACE_ADMIN_KEY",
+        )
+    origin = request.headers.get("origin")
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        raise HTTPException(403, f"the admin API takes no calls from web pages of another origin ('{origin}')")
+
+
+def _hostname(host: str) -> str:
+    """`host` without port and brackets."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        # such as an open bracket: no name of ours
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

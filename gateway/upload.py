@@ -1,0 +1,99 @@
+"""An upload from its first byte to a published version: permit -> bytes into a staging area -> check -> publish -> activate.
+
+Nothing is visible of an upload that fails or whose caller goes away, and the body is never in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from gateway.deps import Deps
+from gateway.upload_form import UploadForm
+from gateway.uploads import Uploads
+from services.compiler.ingest import Incoming
+from services.errors import invalid
+from services.manifest import Manifest, ModelConfig
+from services.names import check_name
+from services.records import State
+from services.repository.activation import endpoint_activate
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """What the caller asks for. `version` None: the next one. `sha256`: of the model's bytes, in hex, to be compared.
+
+    `form`: the body is this form, which may bring the config; None: the body is the model's bytes.
+    """
+
+    model: str
+    version: int | None
+    config: ModelConfig | None
+    sha256: str | None
+    activate: bool
+    form: UploadForm | None
+
+
+def parse_config(text: str | bytes) -> ModelConfig:
+    """The `config` of an upload. Raises Failure(INVALID) naming the field."""
+    try:
+        config = ModelConfig.model_validate_json(text)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        field = ".".join(("config", *(str(name) for name in first["loc"])))
+        raise invalid(f"{field}: {first['msg']}") from None
+    check_name(config.pool, "config.pool")
+    return config
+
+
+async def take(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
+    """Publish `body` as a version and, if wanted, activate it; the catalog has heard of it when this returns.
+
+    Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
+    """
+    config = upload.config or ModelConfig()
+    # entering refuses a name that is not allowed and a version that is there, before a gigabyte was sent for nothing
+    async with (
+        Incoming(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
+        uploads.permit(upload.model, upload.version) as show,
+    ):
+        await _receive(incoming, upload, body)
+        manifest = await incoming.publish(upload.sha256, show)
+        if upload.activate:
+            await asyncio.to_thread(endpoint_activate, deps.repository, manifest.model, manifest.version)
+        await deps.catalog.announce(manifest.model)
+    return manifest
+
+
+async def _receive(incoming: Incoming, upload: Upload, body: AsyncIterator[bytes]) -> None:
+    form = upload.form
+    if form is None:
+        async for chunk in body:
+            await incoming.write(chunk)
+        return
+    async for chunk in body:
+        for piece in form.feed(chunk):
+            await incoming.write(piece)
+    form.close()
+    if form.config is not None:
+        if upload.config is not None:
+            raise invalid("config is given twice: as a query parameter and as a part of the form")
+        incoming.config = parse_config(form.config)
+
+
+async def settled(deps: Deps, manifest: Manifest, timeout_s: float) -> None:
+    """Return when the version is ready, has failed or is gone, or after `timeout_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        model = deps.catalog.snapshot.models.get(manifest.model)
+        view = model.versions.get(manifest.version) if model else None
+        if view is None or view.state in {State.READY, State.FAILED}:
+            return
+        left_s = deadline - loop.time()
+        if left_s <= 0:
+            return
+        await deps.catalog.next_change(left_s)

@@ -1,0 +1,151 @@
+"""The gateway's HTTP application over a real repository, and clients for it: in process, or over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import Message, Scope
+
+from gateway.app import build_app
+from gateway.deps import Deps
+from gateway.infer_types import HttpReply, InferHeaders
+from services.repository.folder import FolderRepository
+from services.settings import Settings
+from tests.kit.catalog import RepositoryCatalog
+
+LOCAL = "http://127.0.0.1"
+
+
+class Exchange:
+    """One request on the application, message by message: `feed` is the client, `status` waits for the reply."""
+
+    def __init__(
+        self, app: FastAPI, method: str, path: str, query: str = "", headers: dict[str, str] | None = None
+    ) -> None:
+        names = {"host": "127.0.0.1", **(headers or {})}
+        scope: Scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in names.items()],
+            "client": ("127.0.0.1", 5000),
+        }
+        self._fed: asyncio.Queue[Message] = asyncio.Queue()
+        self._sent: asyncio.Queue[Message] = asyncio.Queue()
+        self.task = asyncio.create_task(app(scope, self._fed.get, self._sent.put))
+
+    def feed(self, body: bytes, *, more: bool = False) -> None:
+        self._fed.put_nowait({"type": "http.request", "body": body, "more_body": more})
+
+    def disconnect(self) -> None:
+        self._fed.put_nowait({"type": "http.disconnect"})
+
+    async def status(self) -> int:
+        """The reply's status, when the application has ended the exchange."""
+        await asyncio.wait_for(self.task, 60)
+        status = (await self._sent.get())["status"]
+        assert isinstance(status, int)
+        return status
+
+
+class Submission:
+    """A request that reached the infer handler: what it was, how to answer it, and whether it was cancelled."""
+
+    def __init__(
+        self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Callable[[HttpReply], None]
+    ) -> None:
+        self.model = model
+        self.version = version
+        self.headers = headers
+        self.body = body
+        self.done = done
+        self.cancelled = asyncio.Event()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class Inbox:
+    """An infer handler that lets the test answer: `next` gives the requests in the order they came."""
+
+    def __init__(self) -> None:
+        self._arrived: asyncio.Queue[Submission] = asyncio.Queue()
+
+    def submit(
+        self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Callable[[HttpReply], None]
+    ) -> Submission:
+        submission = Submission(model, version, headers, body, done)
+        self._arrived.put_nowait(submission)
+        return submission
+
+    async def next(self) -> Submission:
+        return await self._arrived.get()
+
+    @property
+    def empty(self) -> bool:
+        return self._arrived.empty()
+
+
+class Application:
+    """The application and its parts, for a test to reach into. Build it inside a running event loop."""
+
+    def __init__(self, home: Path, **settings: object) -> None:
+        self.settings = Settings.model_validate({"home": home, **settings})
+        self.repository = FolderRepository(self.settings.models_dir)
+        self.catalog = RepositoryCatalog(self.repository)
+        self.inbox = Inbox()
+        self.ready = True
+        self.is_ready: Callable[[], bool] = lambda: self.ready
+        self.accepts: list[str | None] = []
+        self.events: list[str] = []
+        self.app: FastAPI = build_app(
+            Deps(
+                settings=self.settings,
+                repository=self.repository,
+                catalog=self.catalog,
+                infer=self.inbox,
+                ready=self._ready,
+                metrics=self._metrics,
+                start=self._start,
+                stop=self._stop,
+                version="1.2.3",
+            )
+        )
+
+    def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL) -> httpx.AsyncClient:
+        """A client whose calls come from `address`, without a socket."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app, client=(address, 5000)), base_url=base_url)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[str]:
+        """The application behind uvicorn on a free port; gives its URL."""
+        server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_config=None, ws="none"))
+        listener = server.config.bind_socket()
+        listener.listen()  # connections may come before the server has started: they wait
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"{LOCAL}:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await running
+            listener.close()
+
+    def _ready(self) -> bool:
+        return self.is_ready()
+
+    async def _metrics(self, accept: str | None) -> tuple[bytes, str]:
+        self.accepts.append(accept)
+        return b"up 1\n", "text/plain; version=0.0.4; charset=utf-8"
+
+    async def _start(self) -> None:
+        self.events.append("start")
+
+    async def _stop(self) -> None:
+        self.events.append("stop")

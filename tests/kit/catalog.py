@@ -1,0 +1,124 @@
+"""A catalog of one process over a real repository: tests say which workers there are, everything else is read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.deps import UploadKey
+from gateway.views import ModelView, Placed, Snapshot, VersionView
+from services.manifest import Manifest
+from services.records import InstanceRecord, State, WorkerRecord
+from services.repository.base import Repository
+
+#: the best state of a version's instances is its own
+_BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
+
+
+class RepositoryCatalog:
+    """The Catalog interface of gateway.deps. `announced`: the models that were announced, in order."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._workers: tuple[WorkerRecord, ...] = ()
+        self._moved = asyncio.Condition()  # the snapshot or an upload changed
+        self.snapshot = Snapshot(models={}, workers=())
+        self.uploads: dict[UploadKey, State] = {}
+        self.upload_states: list[tuple[UploadKey, State | None]] = []
+        self.announced: list[str] = []
+
+    async def refresh(self) -> None:
+        models = {name: self._model(name) for name in self._repository.models()}
+        snapshot = Snapshot(models=models, workers=self._workers)
+        if snapshot != self.snapshot:
+            self.snapshot = snapshot
+            await self._notify()
+
+    async def announce(self, model: str) -> None:
+        self.announced.append(model)
+        await self.refresh()
+
+    async def next_change(self, timeout_s: float) -> bool:
+        before = self.snapshot
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.until(lambda: self.snapshot is not before)
+        except TimeoutError:
+            return False
+        return True
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Wait until the snapshot and the uploads are such that `true` is."""
+        async with self._moved:
+            await self._moved.wait_for(true)
+
+    async def _notify(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
+        self.upload_states.append(((model, version), state))
+        if state is None:
+            self.uploads.pop((model, version), None)
+        else:
+            self.uploads[model, version] = state
+        await self._notify()
+
+    async def set_workers(self, *workers: WorkerRecord) -> None:
+        """These workers live now, and no others."""
+        self._workers = workers
+        await self.refresh()
+
+    def _model(self, name: str) -> ModelView:
+        endpoint = self._repository.endpoint(name)
+        numbers = self._repository.versions(name)
+        versions = {number: self._version(self._repository.manifest(name, number)) for number in numbers}
+        serving = endpoint.active
+        before = versions.get(endpoint.previous) if endpoint.previous is not None else None
+        if before is not None and before.ready and not (serving in versions and versions[serving].ready):
+            serving = endpoint.previous
+        return ModelView(name=name, active=endpoint.active, serving=serving, versions=versions)
+
+    def _version(self, manifest: Manifest) -> VersionView:
+        placed = tuple(
+            Placed(worker=worker, instance=instance)
+            for worker in self._workers
+            for instance in worker.instances
+            if instance.release == manifest.release
+        )
+        best = min(placed, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
+        return VersionView(
+            manifest=manifest,
+            state=best.instance.state if best else State.UPLOADED,
+            reason=best.instance.reason if best else None,
+            placed=placed,
+        )
+
+
+def worker(*instances: InstanceRecord, name: str = "cpu-1", pool: str = "cpu", heartbeat: float = 0.0) -> WorkerRecord:
+    """A worker that holds `instances`."""
+    return WorkerRecord(
+        id=name,
+        pool=pool,
+        device="cpu",
+        backend="onnxruntime",
+        pid=4711,
+        host="here",
+        started=1.0,
+        heartbeat=heartbeat,
+        instances=instances,
+    )
+
+
+def instance(manifest: Manifest, state: State = State.READY, reason: str | None = None) -> InstanceRecord:
+    """`manifest`'s version in a worker."""
+    return InstanceRecord(
+        release=manifest.release,
+        model=manifest.model,
+        version=manifest.version,
+        state=state,
+        reason=reason,
+        profile={1: 0.001, 2: 0.0015},
+        rows_max=64,
+        size_bytes=1234,
+    )
