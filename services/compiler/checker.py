@@ -1,0 +1,78 @@
+"""The checker process: unpacks an upload, refuses what cannot be served, and says how the rest is served.
+
+python -m services.compiler.checker TASK      TASK: a CheckTask in JSON; prints a CheckReport in JSON
+Runs what strangers sent in native code that may crash or never end: services.compiler.jail starts and bounds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from services.compiler.archive import unpack
+from services.compiler.report import UPLOAD, Checked, CheckReport, CheckTask, Refused
+from services.errors import Failure, invalid
+from services.repository.disk import storage_failure
+
+_NICE = 10
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Check one upload. Exits with 0 whenever there is a report."""
+    task = CheckTask.model_validate_json(sys.argv[1])
+    output = os.dup(1)
+    os.dup2(2, 1)  # what libraries print must not mix with the report
+    _confine(task)
+    report = _report(task).model_dump_json().encode()
+    with os.fdopen(output, "wb") as file:
+        file.write(report)
+    os._exit(0)  # libraries that a broken model left in a bad state need not be taken down in order
+
+
+def _confine(task: CheckTask) -> None:
+    os.nice(_NICE)
+    for limit, value in (
+        (resource.RLIMIT_AS, task.memory_bytes_max),
+        (resource.RLIMIT_CPU, task.cpu_s_max),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(limit)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with suppress(OSError):  # when memory runs out, this is the process to go
+            Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _report(task: CheckTask) -> CheckReport:
+    try:
+        return CheckReport(outcome=_check(task))
+    except Failure as failure:
+        refusal = failure
+    except MemoryError:
+        refusal = invalid(f"the model needs more than the {task.memory_bytes_max >> 20} MiB that a check may use")
+    except OSError as error:
+        refusal = storage_failure(error, task.folder)
+    except Exception as error:  # a library that trips over a model trips over what its author made
+        refusal = invalid(f"the model cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return CheckReport(outcome=Refused(code=refusal.code, message=refusal.message))
+
+
+def _check(task: CheckTask) -> Checked:
+    upload, source = task.folder / UPLOAD, task.folder / "source"
+    path = unpack(upload, source, task.unpacked_bytes_max)
+    # Loaded after the archive was looked at, and inside the limits: these libraries are large.
+    from services.compiler.inspection import inspect
+
+    return inspect(task, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""An ONNX file as its protobuf, and walks over everything in it, subgraphs and functions included.
+
+Imported by the checker process only. Source: onnx.proto (IR specification, "Graphs", "Functions").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from services.errors import invalid
+
+PROTOBUF_BYTES_MAX = 2**31 - 1
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The model at `path`, without its external data. Raises Failure(INVALID)."""
+    if path.stat().st_size > PROTOBUF_BYTES_MAX:
+        raise invalid("an ONNX file cannot be larger than 2 GiB: save it with external data and upload a zip or tar")
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except DecodeError:
+        raise invalid("this is not an ONNX model, or it was cut short: it cannot be parsed") from None
+    if not model.HasField("graph") or not model.ir_version or not model.graph.output:
+        raise invalid("this is not an ONNX model: it has no graph with outputs")
+    return model
+
+
+def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of the model."""
+    yield from _nodes(model.graph.node)
+    for function in model.functions:
+        yield from _nodes(function.node)
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that is stored in the model."""
+    yield from _initializers(model.graph)
+    for node in nodes(model):
+        for attribute in node.attribute:
+            yield attribute.t
+            yield from attribute.tensors
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _initializers(graph)
+
+
+def fixed_inputs(graph: onnx.GraphProto) -> set[str]:
+    """Names of graph inputs that have a stored value (before IR 4 every initializer was listed as an input)."""
+    return {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+
+
+def _nodes(found: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    for node in found:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nodes(graph.node)
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)

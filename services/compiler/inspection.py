@@ -1,0 +1,79 @@
+"""The order in which a model file is looked at: cheap and certain first, running it last.
+
+Imported by the checker process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from services.compiler.conformity import check_operators, check_structure, check_versions
+from services.compiler.graph import read_model
+from services.compiler.ports import Dim, Port, read_ports, specs
+from services.compiler.report import Checked, CheckTask
+from services.compiler.rows import Subject, Verdict, decide
+from services.compiler.session import Array
+from services.compiler.weights import external_files
+from services.tensor import Signature
+
+
+def inspect(task: CheckTask, path: Path) -> Checked:
+    """How the model at `path` is served. Raises Failure(INVALID)."""
+    source = task.folder / "source"
+    model = read_model(path)
+    check_versions(model)
+    files = external_files(model, source, archived=_came_in_archive(source, path))
+    check_operators(model)
+    inputs, outputs = read_ports(model)
+    check_structure(path)
+    subject = Subject(model, path, files, task.folder / "compiled" / "onnx", inputs, outputs)
+    verdict = decide(subject, task.batching)
+    seen = [_as_seen(port, array) for port, array in _observed(outputs, verdict)]
+    return Checked(
+        served=str(verdict.served.relative_to(task.folder)),
+        files=tuple(_files_read(task.folder, verdict.served, files)),
+        signature=Signature(
+            inputs=specs(inputs, batching=verdict.batching),
+            outputs=specs(seen, batching=verdict.batching),
+            batching=verdict.batching,
+        ),
+        opset=_opset(model),
+        ir_version=model.ir_version,
+        producer=f"{model.producer_name} {model.producer_version}".strip()[:200],
+        notes=(verdict.note,) if verdict.note else (),
+    )
+
+
+def _observed(outputs: Sequence[Port], verdict: Verdict) -> list[tuple[Port, Array | None]]:
+    arrays: Sequence[Array | None] = verdict.observed or [None] * len(outputs)
+    return list(zip(outputs, arrays, strict=True))
+
+
+def _as_seen(port: Port, array: Array | None) -> Port:
+    """The port with its declared dimensions, as far as a run does not contradict them."""
+    if array is None:
+        return port
+    if len(port.dims) != array.ndim:
+        return port._replace(dims=(None,) * array.ndim)
+    dims = tuple(dim if dim == size else _variable(dim) for dim, size in zip(port.dims, array.shape, strict=True))
+    return port._replace(dims=dims)
+
+
+def _variable(dim: Dim) -> Dim:
+    return None if isinstance(dim, int) else dim
+
+
+def _came_in_archive(source: Path, path: Path) -> bool:
+    return any(other != path for other in source.iterdir())
+
+
+def _files_read(folder: Path, served: Path, files: Sequence[str]) -> list[str]:
+    return [str(path.relative_to(folder)) for path in (served, *(served.parent / name for name in files))]
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    imports = {entry.domain: entry.version for entry in model.opset_import}
+    return int(imports.get("", imports.get("ai.onnx", max(imports.values()))))
