@@ -1,0 +1,75 @@
+# Everything a developer or a first user needs. The environment is .venv, made from a lock file with hashes; it is
+# made again when the lock changes. Only binary packages are installed: no compiler is needed.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+LOCK := deploy/locks/dev.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+UV := build/uv/bin/uv
+COMPILE := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: run test install check bench demo lock clean help
+.DELETE_ON_ERROR:
+
+run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
+	@$(BIN)/millrace up $(ARGS)
+
+demo: install ## send held-out digits to a running Millrace: accuracy, rate, latency
+	@$(BIN)/millrace demo $(ARGS)
+
+test: install ## run the tests (ARGS="tests/unit -x")
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: install ## lint, format, types, rules between folders
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: install ## measure throughput and latency as ratios to a bare server
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+install: $(VENV)/.project ## make the environment, nothing else
+
+lock: install ## resolve the dependencies again, into deploy/locks
+	@test -x $(UV) || { $(BIN)/python -m venv build/uv && build/uv/bin/python -m pip --quiet install uv; }
+	$(COMPILE) --extra cpu --group dev --quiet --output-file deploy/locks/dev.txt
+	$(COMPILE) --extra cpu --quiet --output-file deploy/locks/cpu.txt
+	$(COMPILE) --extra gpu --quiet --output-file deploy/locks/gpu.txt
+
+clean: ## remove the environment and all caches, not your models
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## show this
+	@echo "Millrace: make TARGET"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The first of these that is new enough and can make environments; PYTHON=/path/to/python overrules.
+$(VENV)/.lock: $(LOCK)
+	@found=; for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	    if command -v "$$python" >/dev/null 2>&1 \
+	        && "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	        if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then found=$$python; break; fi; \
+	        without=$$python; \
+	    fi; \
+	done; \
+	if [ -z "$$found" ] && [ -n "$$without" ]; then \
+	    echo "$$without cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; \
+	    exit 1; \
+	elif [ -z "$$found" ]; then \
+	    echo "Millrace needs Python 3.11 or newer, found: $$(python3 --version 2>&1 || echo none)." >&2; \
+	    echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+	    exit 1; \
+	fi; \
+	echo "Making the environment in $(VENV) with $$("$$found" --version); this takes about a minute, once."; \
+	"$$found" -m venv --clear $(VENV)
+	@$(PIP) install --require-hashes --only-binary :all: -r $(LOCK)
+	@touch $@
+
+$(VENV)/.project: $(VENV)/.lock pyproject.toml
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,49 @@
+"""The README tells the truth about settings, commands and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from services.cli.app import app
+from services.settings import MIB, Settings
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def shown(value: object) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value >= MIB and value % MIB == 0:
+        return f"{value} ({value // MIB} MiB)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def settings_table() -> str:
+    rows = ["| variable | default | what it is |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        assert field.default is not PydanticUndefined
+        rows.append(f"| `MILLRACE_{name.upper()}` | {shown(field.default)} | {field.description} |")
+    return "\n".join(rows)
+
+
+def test_the_settings_table_is_the_settings():
+    assert settings_table() in README, "the README's table should be:\n" + settings_table()
+
+
+def test_every_command_is_in_the_tour():
+    commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert commands >= {"up", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"}
+    missing = {name for name in commands - {"demo", "version"} if f"millrace {name}" not in README}
+    assert not missing
+
+
+def test_every_linked_file_is_there():
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
