@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 
 from services.compiler.jail import check
 from services.compiler.report import UPLOAD, Checked, CheckTask
+from services.compiler.uninterrupted import uninterrupted
 from services.errors import Code, Failure, invalid
 from services.manifest import Manifest, ModelConfig, SourceFile
 from services.names import check_name, check_version
@@ -197,17 +198,7 @@ async def _to_its_end(work: Callable[..., _Result], *arguments: object) -> _Resu
 
     Otherwise the staging folder would be removed under a thread that still writes to it, or publishes it.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        task.exception()  # looked at, so that asyncio does not report it
-        raise asyncio.CancelledError
-    return task.result()
+    return await uninterrupted(asyncio.to_thread(work, *arguments))
 
 
 def _described(folder: Path, path: str) -> SourceFile:

@@ -15,43 +15,65 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from services.compiler.report import Checked, CheckReport, CheckTask
+from services.compiler.uninterrupted import uninterrupted
 from services.errors import Code, Failure, invalid
 from services.settings import child_environment
 
 _REPORT_BYTES_MAX = 16 << 20
 _ERRORS_BYTES_KEPT = 4096
+_RETRY_S = 5.0
 _IMPORT_ROOT = Path(__file__).parents[2]
 
 
 async def check(task: CheckTask, seconds_max: float) -> Checked:
     """Run the checker on `task`. Whatever happens, cancellation too, its process group is gone afterwards.
 
-    Raises Failure: what the checker refused; INVALID when it crashed, or took too long; INTERNAL when it did not start.
+    Raises Failure: what the checker refused; INVALID when it crashed, or took too long; INTERNAL when it did not work;
+    UNAVAILABLE when no process could be started.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "services.compiler.checker",
-        task.model_dump_json(),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=_IMPORT_ROOT,
-        env=_environment(),
-        start_new_session=True,
-    )
+    starting = asyncio.ensure_future(_start(task))
     try:
         async with asyncio.timeout(seconds_max):
+            process = await asyncio.shield(starting)
             report, errors = await _talk(process)
             status = await process.wait()
     except TimeoutError:
         raise _too_slow(seconds_max) from None
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
+        await uninterrupted(_end(starting))
     return _outcome(report, errors, status, task, seconds_max)
+
+
+async def _start(task: CheckTask) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.compiler.checker",
+            task.model_dump_json(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=_IMPORT_ROOT,
+            env=_environment(),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Failure(
+            Code.UNAVAILABLE, f"the model check cannot be started: {error.strerror}", retry_after_s=_RETRY_S
+        ) from error
+
+
+async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    try:
+        process = await starting
+    except Failure:  # nothing was started
+        return
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 async def _talk(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:

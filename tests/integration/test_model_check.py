@@ -1,0 +1,377 @@
+"""Uploads from their first byte to a published version, through the real checker process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import tarfile
+import zipfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import uvloop
+from onnx import TensorProto, helper, numpy_helper
+
+from services.compiler import jail
+from services.compiler.ingest import CHECKS_MAX, PIECE_BYTES, Incoming
+from services.errors import Code, Failure
+from services.manifest import Manifest, ModelConfig
+from services.records import State
+from services.repository.folder import FolderRepository
+from services.settings import Settings
+from tests.kit import models
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[FolderRepository]:
+    root = tmp_path / "repository"
+    yield FolderRepository(root)
+    assert list((root / ".staging").iterdir()) == []
+    assert checkers(root) == []
+
+
+def checkers(root: Path) -> list[int]:
+    """Processes that were started on a folder of this repository."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"services.compiler.checker" in command and str(root).encode() in command:
+                found.append(int(entry.name))
+    return found
+
+
+async def upload(
+    repository: FolderRepository,
+    content: bytes,
+    *,
+    version: int | None = None,
+    digest: str | None = None,
+    config: ModelConfig | None = None,
+    settings: Settings | None = None,
+    on_state: Callable[[State], Awaitable[None]] | None = None,
+) -> Manifest:
+    incoming = Incoming(repository, settings or Settings(), "digits", version, config or ModelConfig())
+    async with incoming:
+        for start in range(0, len(content), 300_000):
+            await incoming.write(content[start : start + 300_000])
+        return await incoming.publish(digest, on_state)
+
+
+def uploaded(repository: FolderRepository, content: bytes, **options: object) -> Manifest:
+    return asyncio.run(upload(repository, content, **options))  # type: ignore[arg-type]
+
+
+def refused(repository: FolderRepository, content: bytes, code: Code = Code.INVALID, **options: object) -> str:
+    before = (list(repository.models()), repository.token())
+    with pytest.raises(Failure) as caught:
+        uploaded(repository, content, **options)
+    assert caught.value.code is code, caught.value.message
+    assert "\n" not in caught.value.message
+    assert (list(repository.models()), repository.token()) == before
+    return caught.value.message
+
+
+def endless_model(tmp_path: Path) -> bytes:
+    """A model whose run ends when everybody has gone home."""
+    return models.slow(tmp_path / "slow.onnx", 2_000_000_000).read_bytes()
+
+
+def mlp(tmp_path: Path, rows: int | str = "N") -> bytes:
+    return models.mlp(tmp_path / "mlp.onnx", rows).read_bytes()
+
+
+def test_an_upload_becomes_a_version_with_every_digest(repository: FolderRepository, tmp_path: Path) -> None:
+    content = mlp(tmp_path)
+    states: list[State] = []
+
+    async def saw(state: State) -> None:
+        states.append(state)
+
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = uploaded(repository, content, digest=digest.upper(), on_state=saw)
+    assert manifest == repository.manifest("digits", 1)
+    assert states == [State.UPLOADED, State.CHECKING]
+    assert (manifest.digest, manifest.version, manifest.signature.batching) == (digest, 1, True)
+    folder = repository.local_path("digits", 1)
+    assert (folder / "source/model.onnx").read_bytes() == content
+    for file in manifest.files:
+        stored = (folder / file.path).read_bytes()
+        assert (len(stored), hashlib.sha256(stored).hexdigest()) == (file.size_bytes, file.sha256)
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "source"]
+
+
+def test_large_uploads_are_stored_byte_for_byte_and_rewritten(repository: FolderRepository, tmp_path: Path) -> None:
+    content = models.squeezenet(tmp_path / "squeezenet.onnx", 1).read_bytes()
+    assert len(content) > 3 * PIECE_BYTES
+    manifest = uploaded(repository, content)
+    folder = repository.local_path("digits", 1)
+    assert (folder / "source/model.onnx").read_bytes() == content
+    assert manifest.digest == hashlib.sha256(content).hexdigest()
+    assert (manifest.served, manifest.signature.batching) == ("compiled/onnx/model.onnx", True)
+    assert [file.path for file in manifest.files] == ["compiled/onnx/model.onnx"]
+    session = onnxruntime.InferenceSession(folder / manifest.served, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"data_0": np.zeros((2, 3, 224, 224), np.float32)})[0].shape == (2, 1000)
+
+
+def external_model() -> tuple[bytes, bytes]:
+    weight = numpy_helper.from_array(np.arange(16, dtype=np.float32).reshape(4, 4), "w")
+    weights = bytes(weight.raw_data)
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="data/weights.bin")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString()), weights
+
+
+def zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def tarred(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_weights_in_files_of_their_own_come_in_an_archive(
+    repository: FolderRepository, pack: Callable[[dict[str, bytes]], bytes]
+) -> None:
+    model, weights = external_model()
+    content = pack({"net.onnx": model, "data/weights.bin": weights, "README": b"hello"})
+    manifest = uploaded(repository, content)
+    folder = repository.local_path("digits", 1)
+    assert manifest.digest == hashlib.sha256(content).hexdigest()
+    assert [file.path for file in manifest.files] == ["compiled/onnx/model.onnx", "compiled/onnx/data/weights.bin"]
+    assert sorted(path.name for path in (folder / "source").iterdir()) == ["README", "data", "net.onnx"]
+    session = onnxruntime.InferenceSession(folder / manifest.served, providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.eye(4, dtype=np.float32)})[0].ravel().tolist() == list(range(16))
+
+
+def test_weights_that_stayed_at_home_are_asked_for(repository: FolderRepository) -> None:
+    assert "upload a zip or tar" in refused(repository, external_model()[0])
+
+
+def test_text_models_work(repository: FolderRepository, tmp_path: Path) -> None:
+    manifest = uploaded(repository, models.identity(tmp_path / "text.onnx", "BYTES").read_bytes())
+    assert manifest.signature.inputs[0].datatype == "BYTES"
+    assert manifest.signature.batching
+
+
+def test_what_is_no_model_changes_nothing(repository: FolderRepository, tmp_path: Path) -> None:
+    whole = mlp(tmp_path)
+    assert "empty" in refused(repository, b"")
+    assert "not an ONNX model" in refused(repository, os.urandom(5000))
+    assert "not an ONNX model" in refused(repository, whole[: len(whole) // 2])
+    assert "leads out of the archive" in refused(repository, zipped({"../model.onnx": whole}))
+    assert "no .onnx file" in refused(repository, tarred({"readme": b""}))
+    assert "sha256" in refused(repository, whole, digest="0" * 64)
+    assert "64 hexadecimal digits" in refused(repository, whole, digest="abc")
+    assert "pool name" in refused(repository, whole, config=ModelConfig(pool="../x"))
+    assert "version 0 is not allowed" in refused(repository, whole, version=0)
+
+
+def test_limits_on_bytes_hold_for_the_upload_and_for_what_it_unpacks_to(repository: FolderRepository) -> None:
+    settings = Settings(upload_bytes_max=10_000)
+    assert "larger than 10000 bytes" in refused(repository, b"\0" * 10_001, Code.TOO_LARGE, settings=settings)
+    bomb = zipped({"model.onnx": b"\0" * 1_000_000})
+    assert len(bomb) < 10_000
+    assert "unpacks to more than 10000 bytes" in refused(repository, bomb, Code.TOO_LARGE, settings=settings)
+
+
+def constant_of_shape(side: int) -> bytes:
+    """A model of a few hundred bytes that makes a tensor of `side` x `side` floats."""
+    nodes = [
+        helper.make_node("ConstantOfShape", ["side"], ["huge"]),
+        helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 4]) for name in "xy"]
+    shape = numpy_helper.from_array(np.array([side, side]), "side")
+    graph = helper.make_graph(nodes, "bomb", values[:1], values[1:], [shape])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
+
+
+def test_a_model_that_needs_too_much_memory_is_refused(repository: FolderRepository) -> None:
+    settings = Settings(check_memory_bytes_max=2 << 30)
+    assert "memory" in refused(repository, constant_of_shape(1 << 15), settings=settings)
+
+
+def test_a_check_that_takes_too_long_is_ended(repository: FolderRepository, tmp_path: Path) -> None:
+    endless = endless_model(tmp_path)
+    assert "took longer than 2 s" in refused(repository, endless, settings=Settings(check_s_max=2))
+
+
+def test_a_checker_that_is_killed_refuses_the_model(repository: FolderRepository, tmp_path: Path) -> None:
+    endless = endless_model(tmp_path)
+    root = tmp_path / "repository"
+
+    async def kill_when_running() -> str:
+        checking = asyncio.Event()
+
+        async def saw(state: State) -> None:
+            if state is State.CHECKING:
+                checking.set()
+
+        running = asyncio.ensure_future(upload(repository, endless, on_state=saw))
+        await checking.wait()
+        while not (found := checkers(root)):
+            await asyncio.sleep(0)
+        os.kill(found[0], 9)
+        with pytest.raises(Failure) as caught:
+            await running
+        assert caught.value.code is Code.INVALID
+        return caught.value.message
+
+    assert "SIGKILL" in asyncio.run(kill_when_running())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_caller_that_goes_away_takes_the_checker_and_the_files_along(
+    repository: FolderRepository, tmp_path: Path, run: Callable[[Awaitable[None]], None]
+) -> None:
+    endless = endless_model(tmp_path)
+    root = tmp_path / "repository"
+
+    async def go_away() -> None:
+        running = asyncio.ensure_future(upload(repository, endless))
+        while not checkers(root):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert checkers(root) == []
+        assert list((root / ".staging").iterdir()) == []
+
+    run(go_away())
+    assert list(repository.models()) == []
+
+
+def test_a_caller_that_goes_away_at_any_step_leaves_a_whole_version_or_none(
+    repository: FolderRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = mlp(tmp_path)
+    incoming = Incoming(repository, Settings(), "digits", 1, ModelConfig())
+
+    async def leave_during_publish() -> None:
+        publishing = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        publish = FolderRepository.publish
+
+        def slow_publish(self: FolderRepository, *arguments: object) -> None:
+            loop.call_soon_threadsafe(publishing.set)
+            publish(self, *arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(FolderRepository, "publish", slow_publish)
+
+        async def go() -> None:
+            async with incoming:
+                await incoming.write(content)
+                await incoming.publish(None)
+
+        running = asyncio.ensure_future(go())
+        await publishing.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(leave_during_publish())
+    assert list(repository.versions("digits")) == [1]
+    assert (repository.local_path("digits", 1) / "source/model.onnx").read_bytes() == content
+
+
+def test_a_version_that_is_there_is_refused_before_any_byte_is_read(
+    repository: FolderRepository, tmp_path: Path
+) -> None:
+    uploaded(repository, mlp(tmp_path), version=4)
+
+    async def enter() -> None:
+        async with Incoming(repository, Settings(), "digits", 4, ModelConfig()):
+            raise AssertionError("the upload was let in")
+
+    with pytest.raises(Failure) as caught:
+        asyncio.run(enter())
+    assert caught.value.code is Code.CONFLICT
+
+
+def test_uploads_at_once_get_numbers_of_their_own_and_one_wins_a_given_number(
+    repository: FolderRepository, tmp_path: Path
+) -> None:
+    content = mlp(tmp_path)
+    checking = 0
+    most = 0
+
+    async def all_at_once() -> list[Manifest | BaseException]:
+        check = jail.check
+
+        async def counted(*arguments: object) -> object:
+            nonlocal checking, most
+            checking += 1
+            most = max(most, checking)
+            try:
+                return await check(*arguments)  # type: ignore[arg-type]
+            finally:
+                checking -= 1
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("services.compiler.ingest.check", counted)
+            uploads = [upload(repository, content, version=version) for version in (None, None, None, 9, 9)]
+            return await asyncio.gather(*uploads, return_exceptions=True)
+
+    results = asyncio.run(all_at_once())
+    won = [result.version for result in results if isinstance(result, Manifest)]
+    lost = [result for result in results if isinstance(result, Failure)]
+    assert len(won) == len(set(won)) == 4
+    assert [failure.code for failure in lost] == [Code.CONFLICT]
+    assert sorted(won) == list(repository.versions("digits"))
+    assert most == CHECKS_MAX
+
+
+def test_what_the_uploader_asks_for_is_kept(repository: FolderRepository, tmp_path: Path) -> None:
+    config = ModelConfig(batching=False, rows_max=7, pool="gpu")
+    manifest = uploaded(repository, mlp(tmp_path), config=config)
+    assert manifest.config == config
+    assert not manifest.signature.batching
+    mixing = models.row_mixing(tmp_path / "mixing.onnx").read_bytes()
+    assert "batching is not possible" in refused(repository, mixing, config=ModelConfig(batching=True))
+
+
+def test_secrets_of_this_process_do_not_reach_the_checker(
+    repository: FolderRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_ADMIN_KEY", "secret-of-the-gateway")
+    endless = endless_model(tmp_path)
+
+    async def look() -> bytes:
+        running = asyncio.ensure_future(upload(repository, endless))
+        while not (found := checkers(tmp_path / "repository")):
+            await asyncio.sleep(0)
+        environment = Path(f"/proc/{found[0]}/environ").read_bytes()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return environment
+
+    environment = asyncio.run(look())
+    assert b"PATH=" in environment
+    assert b"secret-of-the-gateway" not in environment
