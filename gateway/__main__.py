@@ -34,7 +34,6 @@ from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
 from services.segments.segment import host_token
 from services.settings import Settings
-from services.supervisor.parent import die_with_parent
 from services.version import VERSION
 
 
@@ -152,7 +151,6 @@ def main() -> int:
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
     parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
     arguments = parser.parse_args()
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
     try:

@@ -1,6 +1,6 @@
 """Which waiting requests run together, and which first. Pure: no clock, no I/O; time is passed in.
 
-Order: earliest deadline first within a priority. Priorities age: for every `aging_s` that the oldest request of a
+Order: earliest deadline first within a priority. Priorities age: for every `aging_s` that the first request of a
 priority has waited it counts as one priority higher, so nothing starves. Requests of one batch have equal shapes.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Hashable
 
 from gateway.request import Request
@@ -16,6 +15,7 @@ from gateway.request import Request
 RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highest
 RANK_MAX = 32
 AGING_S = 1.0
+COMPACT_MIN = 256
 
 _Entry = tuple[float, int, Request]
 
@@ -23,18 +23,16 @@ _Entry = tuple[float, int, Request]
 class _Shelf:
     """The waiting requests of one priority: by deadline, and by deadline within each shape."""
 
-    __slots__ = ("arrivals", "by_shape", "order")
+    __slots__ = ("by_shape", "order")
 
     def __init__(self) -> None:
         self.order: list[_Entry] = []
         self.by_shape: dict[Hashable, list[_Entry]] = {}
-        self.arrivals: deque[Request] = deque()
 
     def push(self, entry: _Entry, shape: Hashable) -> None:
         heapq.heappush(self.order, entry)
         if shape is not None:
             heapq.heappush(self.by_shape.setdefault(shape, []), entry)
-        self.arrivals.append(entry[2])
 
     def head(self) -> Request | None:
         """The request with the earliest deadline that still waits."""
@@ -46,15 +44,18 @@ class _Shelf:
             heapq.heappop(order)
         return None
 
-    def oldest(self) -> Request | None:
-        """The request that arrived first of those that still wait."""
-        arrivals = self.arrivals
-        while arrivals:
-            request = arrivals[0]
-            if not (request.taken or request.done):
-                return request
-            arrivals.popleft()
-        return None
+    def compact(self, waiting: int) -> None:
+        """Forget entries that left through another heap, once they outnumber the `waiting` ones."""
+        if len(self.order) > 2 * waiting + COMPACT_MIN:
+            self.order = [entry for entry in self.order if not (entry[2].taken or entry[2].done)]
+            heapq.heapify(self.order)
+            for shape, heap in list(self.by_shape.items()):
+                kept = [entry for entry in heap if not (entry[2].taken or entry[2].done)]
+                heapq.heapify(kept)
+                if kept:
+                    self.by_shape[shape] = kept
+                else:
+                    del self.by_shape[shape]
 
 
 class Batcher:
@@ -75,6 +76,7 @@ class Batcher:
         if shelf is None:
             shelf = self._shelves[rank] = _Shelf()
         shelf.push((request.deadline, next(self._numbers), request), shape)
+        shelf.compact(self.count)
         if shape is not None:
             self._shapes[id(request)] = shape
         self.rows += request.rows
@@ -137,12 +139,11 @@ class Batcher:
             return list(self._shelves.values())
         ranked: list[tuple[float, float, _Shelf]] = []
         for rank, shelf in list(self._shelves.items()):
-            oldest = shelf.oldest()
-            if oldest is None:
-                del self._shelves[rank]
-                continue
             head = shelf.head()
-            ranked.append((rank - (now - oldest.arrival) / self._aging_s, head.deadline if head else 0.0, shelf))
+            if head is None:
+                del self._shelves[rank]
+            else:
+                ranked.append((rank - (now - head.arrival) / self._aging_s, head.deadline, shelf))
         ranked.sort(key=lambda item: item[:2])
         return [shelf for _, _, shelf in ranked]
 
@@ -162,5 +163,5 @@ class Batcher:
         return self.expire(float("inf"))
 
     def oldest_arrival(self) -> float | None:
-        """When the request arrived that has waited longest; None when nothing waits."""
-        return min((head.arrival for shelf in self._shelves.values() if (head := shelf.oldest())), default=None)
+        """When the first request arrived of those that are next; None when nothing waits."""
+        return min((head.arrival for shelf in self._shelves.values() if (head := shelf.head())), default=None)

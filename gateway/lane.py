@@ -56,6 +56,7 @@ class Lane:
         admission: Admission,
         tallies: LaneTallies,
         rows_waiting_max: int,
+        soon: Callable[[Callable[[], None]], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.manifest = manifest
@@ -70,6 +71,8 @@ class Lane:
         self._tallies = tallies
         self._rows_waiting_max = rows_waiting_max
         self._clock = clock
+        self._soon = soon
+        self._scheduled = False
         self._credits = 0
         self._instances = 0
         self._outstanding = 0
@@ -119,8 +122,14 @@ class Lane:
             raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
         self._admission.admit(request, size_bytes)
         batcher.add(request, None if self._uniform else self._shape(request))
-        if self._outstanding < self._credits:
-            self.dispatch()
+        if self._outstanding < self._credits and not self._scheduled:
+            # Not at once: whatever else arrived in the same turn of the event loop shall share the batch.
+            self._scheduled = True
+            self._soon(self._dispatch_scheduled)
+
+    def _dispatch_scheduled(self) -> None:
+        self._scheduled = False
+        self.dispatch()
 
     def _refuse_if_full(self, request: Request) -> None:
         waiting = self.batcher.rows
@@ -227,8 +236,10 @@ class Lane:
         """Answer a request: the only place where it becomes done with an answer."""
         request.done = True
         self._admission.release(request)
+        # Whoever is told holds the request: without this the two would keep each other until a garbage collection.
+        on_reply, request.on_reply = request.on_reply, _told
         try:
-            request.on_reply(result)
+            on_reply(result)
         except Exception:
             log.exception("an answer could not be delivered")
 
@@ -244,6 +255,7 @@ class Lane:
         if request.done:
             return
         request.done = True
+        request.on_reply = _told
         self._admission.release(request)
         self._tallies.failed(Code.CANCELLED, self._clock() - request.arrival)
         if not request.taken:
@@ -312,3 +324,7 @@ class Lane:
         )
         self._fail(self.batcher.drain(), gone)
         self._tallies.close()
+
+
+def _told(_: Reply | Failure) -> None:
+    """Stands where the callback of a request was that has been called."""

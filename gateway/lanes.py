@@ -5,6 +5,7 @@ A path is resolved by one dict look-up; activating a version replaces the dict, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
@@ -101,6 +102,7 @@ class Lanes:
                 self._admission,
                 LaneTallies(self._tally, manifest),
                 self._settings.queue_rows_max,
+                asyncio.get_running_loop().call_soon,
                 time.monotonic,
             )
             route = Route(

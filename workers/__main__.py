@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import os
+import platform
 import signal
 import sys
 import time
@@ -18,7 +19,6 @@ from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
 from services.segments.segment import Segments, host_token
 from services.settings import Settings
-from services.supervisor.parent import die_with_parent
 from workers.backends import get_backend
 from workers.exchange import Exchange
 from workers.heart import Heart
@@ -35,19 +35,18 @@ INLINE_BYTES_MAX = 256 * 1024
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers", description="Run one worker of a pool.")
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
-    parser.add_argument("--index", type=int, default=0, help="number of the worker in its pool on this machine")
+    parser.add_argument("--index", help="what tells it from other workers of the pool (default: the host's name)")
     parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
     arguments = parser.parse_args()
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        return serve_pool(Settings(), arguments.pool, arguments.index, arguments.backend)
+        return serve_pool(Settings(), arguments.pool, arguments.index or platform.node(), arguments.backend)
     except Failure as failure:
         print(f"error: {failure.message}", file=sys.stderr)
         return 1
 
 
-def serve_pool(settings: Settings, pool: str, index: int, backend_name: str) -> int:
+def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> int:
     """Build a worker, run it until SIGTERM, leave in order."""
     worker_id = f"{pool}-{index}-{os.getpid()}"
     if settings.redis_url is None:

@@ -90,7 +90,7 @@ class Worker:
             if ahead:
                 self._run_ahead(exchange, group)
             else:
-                self._done = self._execute(group)
+                self._done += self._execute(group)
 
     def _run_ahead(self, exchange: Exchange, group: list[Lease]) -> None:
         """The replies of the last batch leave, and the next lease is asked for, before this one runs."""
