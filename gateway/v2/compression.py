@@ -1,0 +1,105 @@
+"""Compressed bodies: request bodies out, response bodies in. Pure.
+
+Source: RFC 9110 section 8.4 (content codings) and 12.5.3 (Accept-Encoding); RFC 1952 (gzip), RFC 1950 (zlib, which
+HTTP calls deflate).
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+
+from services.errors import Code, Failure, invalid
+
+_WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+_FAST = 1
+_PIECE_BYTES = 65536
+#: members of a gzip body, at most: empty ones cost time and no bytes
+_MEMBERS_MAX = 10_000
+
+
+def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max: int) -> bytes:
+    """Return the content of `body`; never holds more than `bytes_max` + 1 bytes of it.
+
+    `encoding`: value of the Content-Encoding header: gzip (also of several members), deflate (a zlib stream) or
+    identity. Raises Failure(ENCODING) on any other, Failure(INVALID) on bytes that are not such a stream, stop early
+    or go on after its end, Failure(TOO_LARGE).
+    """
+    name = encoding.strip().lower()
+    if name in {b"", b"identity"}:
+        if len(body) > bytes_max:
+            raise _too_large(bytes_max)
+        return bytes(body)
+    wbits = _WBITS.get(name)
+    if wbits is None:
+        raise Failure(Code.ENCODING, "Unsupported compression type: use gzip, deflate or identity")
+    try:
+        return _inflate(memoryview(body), wbits, bytes_max)
+    except zlib.error as error:
+        raise invalid(f"the body is not valid {name.decode()}: {error}") from None
+
+
+def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
+    members_max = _MEMBERS_MAX if wbits == _WBITS[b"gzip"] else 1
+    content: list[bytes] = []
+    left = bytes_max
+    at = members = 0
+    while at < len(body) or not members:
+        if members == members_max:
+            raise invalid("the compressed body goes on after its end")
+        members += 1
+        engine = zlib.decompressobj(wbits)
+        while not engine.eof:
+            piece = body[at : at + _PIECE_BYTES]
+            if not piece:
+                raise invalid("the compressed body is truncated")
+            # one byte more than there is room for tells that it is too large
+            part = engine.decompress(piece, left + 1)
+            left -= len(part)
+            if left < 0:
+                raise _too_large(bytes_max)
+            content.append(part)
+            at += len(piece) - len(engine.unused_data)
+    return b"".join(content)
+
+
+def _too_large(bytes_max: int) -> Failure:
+    return Failure(Code.TOO_LARGE, f"the content of the body is more than the allowed {bytes_max} bytes")
+
+
+@lru_cache(maxsize=64)
+def choose_encoding(accept_encoding: bytes | None) -> bytes | None:
+    """Return gzip or deflate for an Accept-Encoding header, None to leave the response as it is.
+
+    The one with the larger q-value, gzip when they are equal; none if `identity` is asked for more than either. A `*`
+    alone asks for neither.
+    """
+    if not accept_encoding:
+        return None
+    weights: dict[bytes, float] = {}
+    for part in accept_encoding.lower().split(b","):
+        name, _, parameter = part.partition(b";")
+        weights[name.strip()] = _weight(parameter)
+    gzip = weights.get(b"gzip", weights.get(b"x-gzip", 0.0))
+    deflate = weights.get(b"deflate", 0.0)
+    best = max(gzip, deflate)
+    if best <= 0 or best < weights.get(b"identity", 0.0):
+        return None
+    return b"gzip" if gzip >= deflate else b"deflate"
+
+
+def _weight(parameter: bytes) -> float:
+    """The q-value in `parameter`: 1 if there is none, 0 if it cannot be read."""
+    name, _, value = parameter.partition(b"=")
+    if name.strip() != b"q":
+        return 1.0
+    try:
+        weight = float(value)
+    except ValueError:
+        return 0.0
+    return weight if 0 <= weight <= 1 else 0.0
+
+
+def compress(body: bytes, encoding: bytes) -> bytes:
+    """Return `body` in `encoding` (gzip or deflate), at the fastest level."""
+    return zlib.compress(body, _FAST, _WBITS[encoding])

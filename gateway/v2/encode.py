@@ -1,0 +1,171 @@
+"""A reply -> the bytes of a v2 inference response.
+
+{"id"?, "model_name", "model_version", "outputs":[{"name","datatype","shape","data"|"parameters"}]} blob blob …
+
+The text around the data depends only on shapes: it is remembered by shape, and a reply of one output is then one
+join. Everything is copied: what a reply shows may be shared memory that is reused after the call.
+
+Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
+"""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.request import OutputTensor, Reply
+from gateway.v2.call import InferCall
+from gateway.v2.elements import raw_from_strings
+from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
+from services.errors import invalid
+from services.tensor import Signature, TensorSpec
+
+__all__ = ["Encoder"]
+
+_HEADS_MAX = 256
+_END = b"}]}"
+# from here on, joining a view is faster than copying it first
+_VIEW_BYTES_MIN = 16384
+
+_dumps = orjson.dumps
+_NUMPY = orjson.OPT_SERIALIZE_NUMPY
+
+
+class Encoder:
+    """Writes the responses of one release."""
+
+    def __init__(self, model: str, version: int, signature: Signature) -> None:
+        self._outputs = [_OutputText(spec) for spec in signature.outputs]
+        count = len(signature.outputs)
+        self._all = ([(index, False) for index in range(count)], [(index, True) for index in range(count)])
+        self._start = b'"model_name":' + _dumps(model) + b',"model_version":"%d","outputs":[' % version
+        # whole responses of one output, up to the data: index of the output, then shape
+        self._json: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]
+        self._binary: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]
+
+    def encode(self, call: InferCall, reply: Reply) -> tuple[bytes, int | None]:
+        """Return (body, bytes of its JSON part), the latter None if all of it is JSON.
+
+        Raises Failure(INVALID) if an output has no JSON form and was not asked for in binary form.
+        """
+        wanted = call.outputs or self._all[call.binary_default]
+        if len(wanted) == 1 and not call.id:
+            index, binary = wanted[0]
+            output = reply[index]
+            if binary:
+                head = self._binary[index].get(output.shape)
+                if head is not None:
+                    return b"".join((head, _raw(output))), len(head)
+            else:
+                head = self._json[index].get(output.shape)
+                if head is not None and output.finite:
+                    return b"".join((head, _dumps(output.array.ravel(), None, _NUMPY), _END)), None  # type: ignore[union-attr]
+            return self._encode_first(index, binary, output)
+        return self._encode_any(call.id, wanted, reply)
+
+    def _encode_first(self, index: int, binary: bool, output: OutputTensor) -> tuple[bytes, int | None]:
+        """A response of one output whose text is not remembered, or cannot be."""
+        text = self._outputs[index]
+        if binary:
+            blob = _raw(output)
+            head = b"{" + self._start + text.binary(output.shape, len(blob)) + b"]}"
+            if not blob:
+                return head, None
+            if text.item_bytes:
+                _remember(self._binary[index], output.shape, head)
+            return head + blob, len(head)
+        head = b"{" + self._start + text.json(output.shape)
+        if text.plain:
+            _remember(self._json[index], output.shape, head)
+        return head + text.data(output) + _END, None
+
+    def _encode_any(self, request_id: str, wanted: list[tuple[int, bool]], reply: Reply) -> tuple[bytes, int | None]:
+        texts: list[bytes] = []
+        blobs: list[bytes | memoryview] = []
+        for index, binary in wanted:
+            text = self._outputs[index]
+            output = reply[index]
+            if binary:
+                blob = _raw(output)
+                blobs.append(blob)
+                texts.append(text.binary(output.shape, len(blob)))
+            else:
+                texts.append(text.json(output.shape) + text.data(output) + b"}")
+        start = b'{"id":' + _dumps(request_id) + b"," if request_id else b"{"
+        head = b"".join((start, self._start, b",".join(texts), b"]}"))
+        return (b"".join((head, *blobs)), len(head)) if any(map(len, blobs)) else (head, None)
+
+
+class _OutputText:
+    """One output of a release as text."""
+
+    def __init__(self, spec: TensorSpec) -> None:
+        self.name = spec.name
+        self.datatype = spec.datatype
+        self.item_bytes = ITEM_BYTES.get(spec.datatype, 0)
+        #: its arrays are written by orjson as they are
+        self.plain = spec.datatype != BYTES and spec.datatype not in BINARY_ONLY
+        self._start = b'{"name":' + _dumps(spec.name) + b',"datatype":"' + spec.datatype.encode() + b'","shape":['
+
+    def _shape(self, shape: tuple[int, ...]) -> bytes:
+        return self._start + ",".join(map(str, shape)).encode()
+
+    def json(self, shape: tuple[int, ...]) -> bytes:
+        """The output up to its data."""
+        return self._shape(shape) + b'],"data":'
+
+    def binary(self, shape: tuple[int, ...], size_bytes: int) -> bytes:
+        """The whole output; its data stands after the JSON."""
+        return self._shape(shape) + b'],"parameters":{"binary_data_size":%d}}' % size_bytes
+
+    def data(self, output: OutputTensor) -> bytes:
+        """The elements as a flat JSON array. Raises Failure(INVALID) if they have no JSON form."""
+        array = output.array
+        if isinstance(array, list):
+            return self._strings(array)
+        if self.datatype in BINARY_ONLY:
+            raise invalid(
+                f"sending {self.datatype} data via JSON is not supported. "
+                f"Please request binary data (binary_data: true) for output {self.name}"
+            )
+        flat = array.ravel()
+        text = _dumps(flat, None, _NUMPY)
+        return text if output.finite else _with_tokens(text, flat)
+
+    def _strings(self, elements: list[bytes]) -> bytes:
+        try:
+            return _dumps([element.decode() for element in elements])
+        except UnicodeDecodeError:
+            raise invalid(
+                f"output '{self.name}' holds bytes that are not UTF-8 and have no JSON form. "
+                "Please request binary data (binary_data: true) for it"
+            ) from None
+
+
+def _with_tokens(text: bytes, flat: np.ndarray[Any, Any]) -> bytes:
+    """Put NaN, Infinity and -Infinity where orjson wrote null, in the order of `flat`."""
+    if b"null" not in text:
+        return text
+    odd = flat[~np.isfinite(flat)]
+    tokens = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd.tolist()]
+    pieces = text.split(b"null")
+    woven = [piece for pair in zip(pieces, tokens, strict=False) for piece in pair]
+    return b"".join((*woven, pieces[-1]))
+
+
+def _raw(output: OutputTensor) -> bytes | memoryview:
+    array = output.array
+    if isinstance(array, list):
+        return raw_from_strings(array)
+    if array.nbytes >= _VIEW_BYTES_MIN and array.flags.c_contiguous:
+        return array.reshape(-1).view(np.uint8).data
+    return array.tobytes()
+
+
+def _remember(heads: dict[tuple[int, ...], bytes], shape: tuple[int, ...], head: bytes) -> None:
+    if len(heads) >= _HEADS_MAX:
+        heads.clear()
+    heads[shape] = head

@@ -1,0 +1,79 @@
+"""Envelopes: what a request says around its numbers, remembered so that it need not be checked again.
+
+{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[ 1.5,2,0,4 ]}]}      JSON: prefix, numbers, suffix
+{"inputs":[{"name":"x", … "parameters":{"binary_data_size":16}}]} 16 bytes          binary: the whole JSON part
+
+Remembered only for one request without an id, after it was decoded in full. JSON is read from left to right, so a
+body with the same prefix and suffix and another flat list between them means the same but for that list.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import orjson
+
+from gateway.v2.call import CallRest, InferCall
+from gateway.v2.plan import InputPlan
+
+PREFIX_BYTES_MAX = 1024
+_SUFFIX_BYTES_MAX = 512
+_ENVELOPES_MAX = 256
+
+#: pack function for as many numbers as the shape has, shape, bytes in raw form, what follows `inputs` in the call
+JsonEnvelope = tuple[Callable[..., bytes], tuple[int, ...], int, CallRest]
+
+#: bytes of the whole body; shape, start, end of each input in the signature's order; what follows `inputs`
+BinaryEnvelope = tuple[int, list[tuple[tuple[int, ...], int, int]], CallRest]
+
+_Envelope = TypeVar("_Envelope", JsonEnvelope, BinaryEnvelope)
+
+# Where a number may stand this is a string; within a string it ends that string and then is not JSON.
+_PROBE = b'"~"'
+
+
+def remember(envelopes: dict[bytes, _Envelope], key: bytes, envelope: _Envelope) -> None:
+    """Keep `envelope`. When there are too many, all go: those that are in use come back with their next request."""
+    if len(envelopes) >= _ENVELOPES_MAX:
+        envelopes.clear()
+    envelopes[key] = envelope
+
+
+def json_envelope(call: InferCall, body: bytes, plan: InputPlan) -> tuple[bytes, JsonEnvelope] | None:
+    """Return prefix + suffix of `body` as its key, and its envelope, if its data is one flat list of numbers."""
+    start = body.rfind(b"[")
+    end = body.find(b"]", start)
+    if plan.code is None or not 0 < start < PREFIX_BYTES_MAX or len(body) - end > _SUFFIX_BYTES_MAX:
+        return None
+    prefix, suffix = body[: start + 1], body[end:]
+    try:
+        data: Any = orjson.loads(prefix + _PROBE + suffix)["inputs"][0].get("data")
+    except orjson.JSONDecodeError:
+        return None
+    while type(data) is list and len(data) == 1:
+        data = data[0]
+    if data != "~":
+        return None
+    tensor = call.inputs[0]
+    pack = struct.Struct(f"{tensor.size_bytes // plan.item_bytes}{plan.code}").pack
+    rest: CallRest = call[1:]
+    return prefix + suffix, (pack, tensor.shape, tensor.size_bytes, rest)
+
+
+def binary_envelope(
+    call: InferCall, items: list[dict[str, Any]], plans: dict[str, InputPlan], header_bytes: int
+) -> BinaryEnvelope | None:
+    """Return the envelope of a body with all its inputs in binary form. `items`: its `inputs`, `plans`: by name."""
+    tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
+    at = header_bytes
+    for item in items:
+        plan = plans[item["name"]]
+        if "data" in item or not plan.opaque:
+            return None
+        tensor = call.inputs[plan.index]
+        tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)
+        at += tensor.size_bytes
+    rest: CallRest = call[1:]
+    return at, [tensors[index] for index in range(len(plans))], rest

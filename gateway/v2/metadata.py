@@ -1,0 +1,41 @@
+"""The small v2 documents: what this server is, what a model takes and gives, what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from services.manifest import Manifest
+from services.tensor import TensorSpec
+
+#: the extensions of the protocol that are served, under the reference's names
+EXTENSIONS = ("binary_tensor_data", "parameters", "schedule_policy")
+
+PLATFORM = "onnxruntime_onnx"
+
+
+def server_metadata(version: str) -> dict[str, Any]:
+    """The answer to GET /v2. `version`: of this software."""
+    return {"name": "millrace", "version": version, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any]:
+    """The answer to GET /v2/models/{M}. `versions`: those that are being served. -1 marks a variable dimension."""
+    return {
+        "name": manifest.model,
+        "versions": [str(version) for version in versions],
+        "platform": PLATFORM,
+        "inputs": [_tensor(spec) for spec in manifest.signature.inputs],
+        "outputs": [_tensor(spec) for spec in manifest.signature.outputs],
+    }
+
+
+def _tensor(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
+
+
+def error_body(message: str) -> bytes:
+    """The JSON body of every error. What is not Unicode in `message` (it may quote a request) is escaped."""
+    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})

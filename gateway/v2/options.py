@@ -1,0 +1,101 @@
+"""What a request says besides its inputs: id, parameters, outputs asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.v2.document import flag, members, missing, mistyped, shown, whole
+from services.errors import Code, Failure, invalid
+
+ID_CHARACTERS_MAX = 4096
+
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+_SCALARS = (str, int, float, bool, type(None))
+
+#: id, outputs, binary_default, timeout_s, priority
+Options = tuple[str, list[tuple[int, bool]] | None, bool, float | None, int]
+
+
+def read_options(document: dict[str, Any], outputs: dict[str, int], model: str) -> Options:
+    """Check everything but `inputs`. `outputs`: name -> index in the signature. Raises Failure.
+
+    Members that are null count as not given: clients that write every field of their classes do so.
+    """
+    request_id = document.get("id")
+    if request_id is None:
+        request_id = ""
+    elif type(request_id) is not str:
+        mistyped("id", "string")
+    elif len(request_id) > ID_CHARACTERS_MAX:
+        raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
+    elif not request_id.isascii():
+        _check_unicode(request_id)
+    parameters = document.get("parameters")
+    binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
+    asked = document.get("outputs")
+    wanted = None if asked is None else _read_outputs(asked, outputs, model)
+    return request_id, wanted, binary_default, timeout_s, priority
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise invalid("Unable to parse 'id': the string is not valid Unicode") from None
+
+
+def _read_parameters(value: object) -> tuple[bool, float | None, int]:
+    """Return (binary_data_output, timeout in seconds, priority). Custom parameters may be any scalar."""
+    parameters = members(value)
+    binary_default = False
+    timeout_us = priority = 0
+    for key, parameter in parameters.items():
+        if key == "binary_data_output":
+            binary_default = flag(parameter, key)
+        elif key == "timeout":
+            timeout_us = whole(parameter, key)
+        elif key == "priority":
+            priority = whole(parameter, key)
+        elif key in _SEQUENCE:
+            if parameter:
+                raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{key}'")
+        elif key.startswith("triton_"):
+            raise invalid(
+                "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+            )
+        elif type(parameter) not in _SCALARS:
+            raise invalid(f"parameter '{shown(key)}' must be a string, a number or a boolean")
+    return binary_default, timeout_us / 1e6 if timeout_us else None, priority
+
+
+def _read_outputs(asked: object, known: dict[str, int], model: str) -> list[tuple[int, bool]] | None:
+    if type(asked) is not list:
+        mistyped("outputs", "array")
+    chosen: dict[int, bool] = {}
+    for item in asked:
+        if type(item) is not dict:
+            mistyped("outputs", "object")
+        name = item.get("name")
+        if name is None:
+            missing("name", " in 'outputs'")
+        if type(name) is not str:
+            mistyped("name", "string", " in 'outputs'")
+        index = known.get(name)
+        if index is None:
+            raise invalid(f"unexpected inference output '{shown(name)}' for model '{model}'")
+        if index in chosen:
+            raise invalid(f"output '{name}' already exists in request")
+        chosen[index] = _asked_binary(item, name)
+    return list(chosen.items()) or None  # an empty list asks for all of them
+
+
+def _asked_binary(item: dict[str, Any], name: str) -> bool:
+    """Whether a listed output is wanted in binary form: false unless it says so itself."""
+    where = f" for output '{name}'"
+    parameters = members(item.get("parameters"), where)
+    if parameters.get("classification"):
+        raise Failure(Code.UNSUPPORTED, f"classification is not supported{where}: ask for the tensor itself")
+    if "shared_memory_region" in parameters:
+        raise Failure(Code.UNSUPPORTED, f"client shared memory is not enabled on this server{where}")
+    binary = parameters.get("binary_data")
+    return False if binary is None else flag(binary, "binary_data", where)

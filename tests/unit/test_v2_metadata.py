@@ -1,0 +1,49 @@
+"""The small v2 documents."""
+
+from __future__ import annotations
+
+import orjson
+
+from gateway.v2.metadata import error_body, model_metadata, server_metadata
+from services.manifest import Manifest, ModelConfig
+from services.tensor import Signature, TensorSpec
+
+
+def test_server_metadata() -> None:
+    assert server_metadata("1.2.3") == {
+        "name": "millrace",
+        "version": "1.2.3",
+        "extensions": ["binary_tensor_data", "parameters", "schedule_policy"],
+    }
+
+
+def test_model_metadata() -> None:
+    signature = Signature(
+        inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 64)),),
+        outputs=(TensorSpec(name="y", datatype="INT64", shape=(-1,)),),
+        batching=True,
+    )
+    manifest = Manifest(
+        model="digits",
+        version=3,
+        created=0,
+        digest="d",
+        served="source/model.onnx",
+        files=(),
+        signature=signature,
+        config=ModelConfig(),
+        opset=17,
+        ir_version=8,
+    )
+    assert orjson.loads(orjson.dumps(model_metadata(manifest, [2, 3]))) == {
+        "name": "digits",
+        "versions": ["2", "3"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 64]}],
+        "outputs": [{"name": "y", "datatype": "INT64", "shape": [-1]}],
+    }
+
+
+def test_error_body() -> None:
+    assert error_body('no "x"') == b'{"error":"no \\"x\\""}'
+    assert orjson.loads(error_body("é \ud800")) == {"error": "é \\ud800"}
