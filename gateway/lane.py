@@ -15,7 +15,7 @@ from gateway.batcher import Batcher
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
 from gateway.pool_link import PoolLink
-from gateway.request import Reply, Request
+from gateway.request import OutputTensor, Reply, Request
 from services.batch import Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
@@ -80,7 +80,7 @@ class Lane:
         self._rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         self._batch_rows = self._rows_max
         self._batch_s = 0.0
-        self._row_s = 0.0
+        self._wait_row_s = 0.0
         self._delay_s = manifest.config.queue_delay_ms_max / 1000
         self._uniform = all(
             min(spec.shape[1 if manifest.signature.batching else 0 :], default=0) >= 0
@@ -98,7 +98,8 @@ class Lane:
         if profile.seconds:
             self._batch_rows = min(self._rows_max, profile.efficient_rows())
             self._batch_s = profile.predict(self._batch_rows)
-            self._row_s = self._batch_s / self._batch_rows
+        # How long a row that waits keeps the next one waiting: what admission predicts from.
+        self._wait_row_s = self._batch_s / self._batch_rows / instances if instances else 0.0
         self._tallies.instances.set(instances)
         self.dispatch()
 
@@ -116,8 +117,12 @@ class Lane:
         Raises Failure: OVERLOADED (the lane is full, or the wait would outlast the deadline), UNAVAILABLE.
         """
         batcher = self.batcher
-        if batcher.count:
-            self._refuse_if_full(request)
+        waiting = batcher.rows
+        if waiting and (
+            waiting + request.rows > self._rows_waiting_max
+            or waiting * self._wait_row_s > request.deadline - request.arrival
+        ):
+            self._refuse(waiting, waiting + request.rows > self._rows_waiting_max)
         if self.failed is not None:
             raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
         self._admission.admit(request, size_bytes)
@@ -131,23 +136,21 @@ class Lane:
         self._scheduled = False
         self.dispatch()
 
-    def _refuse_if_full(self, request: Request) -> None:
-        waiting = self.batcher.rows
-        wait_s = waiting * self._row_s / self._instances if self._instances else 0.0
-        if waiting + request.rows > self._rows_waiting_max or self.batcher.count >= self._rows_waiting_max:
+    def _refuse(self, waiting: int, full: bool) -> None:
+        model, wait_s = self.manifest.model, waiting * self._wait_row_s
+        if full:
             self._tallies.refused_full.add()
             raise Failure(
                 Code.OVERLOADED,
-                f"the queue of model '{self.manifest.model}' is full: {waiting} rows wait; try again later",
+                f"the queue of model '{model}' is full: {waiting} rows wait; try again later",
                 retry_after_s=max(wait_s, 0.1),
             )
-        if wait_s > request.deadline - request.arrival:
-            self._tallies.refused_late.add()
-            raise Failure(
-                Code.OVERLOADED,
-                f"model '{self.manifest.model}' is behind by about {wait_s:.3f} s, longer than the request may wait",
-                retry_after_s=wait_s,
-            )
+        self._tallies.refused_late.add()
+        raise Failure(
+            Code.OVERLOADED,
+            f"model '{model}' is behind by about {wait_s:.3f} s, longer than the request may wait",
+            retry_after_s=wait_s,
+        )
 
     def _shape(self, request: Request) -> Hashable:
         if self.manifest.signature.batching:
@@ -215,16 +218,21 @@ class Lane:
             log.exception("the reply to batch %s cannot be read", outstanding.name)
             replies = []
             self._fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
-        now = self.replied
-        for request, reply in zip(live, replies, strict=False):
-            if not request.done:
-                if request.counted:
-                    self._tallies.answered(now - request.arrival)
-                self._finish(request, reply)
+        self._answer(live, replies)
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
             self._give_back(outstanding)
+
+    def _answer(self, live: list[Request], replies: list[list[OutputTensor]]) -> None:
+        now = self.replied
+        seconds: list[float] = []
+        for request, reply in zip(live, replies, strict=False):
+            if not request.done:
+                if request.counted:
+                    seconds.append(now - request.arrival)
+                self._finish(request, reply)
+        self._tallies.answered(seconds)
 
     def _give_back(self, outstanding: Outstanding) -> None:
         if outstanding.attempt > 1:
