@@ -16,10 +16,11 @@ from pathlib import Path
 
 from services.compiler.archive import unpack
 from services.compiler.report import UPLOAD, Checked, CheckReport, CheckTask, Refused
-from services.errors import Failure, invalid
+from services.errors import Code, Failure, invalid
 from services.repository.disk import storage_failure
 
 _NICE = 10
+_MESSAGE_CHARACTERS_MAX = 1000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,20 +59,35 @@ def _report(task: CheckTask) -> CheckReport:
         refusal = failure
     except MemoryError:
         refusal = invalid(f"the model needs more than the {task.memory_bytes_max >> 20} MiB that a check may use")
+    except ImportError as error:
+        refusal = Failure(
+            Code.INTERNAL,
+            f"the model check cannot load its libraries ({error}): install millrace[cpu] or millrace[gpu], and allow it "
+            f"more than {task.memory_bytes_max >> 20} MiB (MILLRACE_CHECK_MEMORY_BYTES_MAX)",
+        )
     except OSError as error:
         refusal = storage_failure(error, task.folder)
     except Exception as error:  # a library that trips over a model trips over what its author made
         refusal = invalid(f"the model cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return CheckReport(outcome=Refused(code=refusal.code, message=refusal.message))
+    return CheckReport(outcome=Refused(code=refusal.code, message=_one_line(refusal.message)))
 
 
 def _check(task: CheckTask) -> Checked:
     upload, source = task.folder / UPLOAD, task.folder / "source"
     path = unpack(upload, source, task.unpacked_bytes_max)
     # Loaded after the archive was looked at, and inside the limits: these libraries are large.
-    from services.compiler.inspection import inspect
+    try:
+        from services.compiler.inspection import inspect
+    except MemoryError as error:
+        raise ImportError("no memory left") from error
+    checked = inspect(task, path)
+    return checked.model_copy(update={"notes": tuple(_one_line(note) for note in checked.notes)})
 
-    return inspect(task, path)
+
+def _one_line(text: str) -> str:
+    """Messages quote names that a stranger chose: nothing in them may break a log line or fill a screen."""
+    shown = " ".join(text.split())[:_MESSAGE_CHARACTERS_MAX]
+    return "".join(character if character.isprintable() else "?" for character in shown)
 
 
 if __name__ == "__main__":

@@ -190,6 +190,16 @@ def test_what_is_no_model_changes_nothing(repository: FolderRepository, tmp_path
     assert "version 0 is not allowed" in refused(repository, whole, version=0)
 
 
+def test_names_that_a_model_brings_cannot_break_a_message(repository: FolderRepository) -> None:
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in "xy"]
+    node = helper.make_node("Mi\nll\x1b[31m" + "!" * 5000, ["x"], ["y"])
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    message = refused(repository, model.SerializeToString())
+    assert "Mi ll?[31m!" in message
+    assert len(message) <= 1000
+
+
 def test_limits_on_bytes_hold_for_the_upload_and_for_what_it_unpacks_to(repository: FolderRepository) -> None:
     settings = Settings(upload_bytes_max=10_000)
     assert "larger than 10000 bytes" in refused(repository, b"\0" * 10_001, Code.TOO_LARGE, settings=settings)
@@ -215,6 +225,13 @@ def constant_of_shape(side: int) -> bytes:
 def test_a_model_that_needs_too_much_memory_is_refused(repository: FolderRepository) -> None:
     settings = Settings(check_memory_bytes_max=2 << 30)
     assert "memory" in refused(repository, constant_of_shape(1 << 15), settings=settings)
+
+
+def test_a_check_without_room_for_its_libraries_is_not_the_model_s_fault(
+    repository: FolderRepository, tmp_path: Path
+) -> None:
+    message = refused(repository, mlp(tmp_path), Code.INTERNAL, settings=Settings(check_memory_bytes_max=64 << 20))
+    assert "the model check" in message
 
 
 def test_a_check_that_takes_too_long_is_ended(repository: FolderRepository, tmp_path: Path) -> None:
