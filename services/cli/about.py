@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from typing import Annotated
 
 import typer
 
-from services.cli.options import Json, Key, Url, endpoint
+from services.cli.options import Endpoint, Json, Key, Url, endpoint
 
 
 def number() -> str:
@@ -42,6 +43,15 @@ def demo(
     Needs the digits example, which `millrace up` loads unless told not to.
     """
     where = endpoint(context, url, key)
+    asyncio.run(_check(where))
     from examples.digits.demo import run
 
     raise typer.Exit(run(where.url, connections=connections, json_output=json_output))
+
+
+async def _check(where: Endpoint) -> None:
+    """Raises Failure, as every command does, if nothing answers or the example is not there."""
+    from services.cli.client import Api
+
+    async with Api(where) as api:
+        await api.metadata("digits")

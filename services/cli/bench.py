@@ -134,7 +134,7 @@ def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, 
     change.pop("created", None)
     buckets, below = {}, 0.0
     for bound in sorted(change, key=float):
-        buckets[bound] = int(change[bound] - below)
+        buckets[bound.removesuffix(".0")] = int(change[bound] - below)
         below = change[bound]
     return {"batches": int(batches), "mean": total / batches if batches else None, "up_to": buckets}
 
@@ -163,9 +163,9 @@ def _show_batches(console: Any, batches: dict[str, Any]) -> None:
     most = max(batches["up_to"].values(), default=0)
     lower = 1
     for bound, number in batches["up_to"].items():
-        label = f"{lower}+" if bound == "+Inf" else bound.removesuffix(".0")
+        label = f"{lower}+" if bound == "+Inf" else bound
         if number:
-            shown = label if bound == "+Inf" or int(float(bound)) == lower else f"{lower}-{label}"
+            shown = label if bound == "+Inf" or int(bound) == lower else f"{lower}-{label}"
             bar = "█" * max(1, round(24 * number / most))
             console.print(f"    {shown:>9} rows  [cyan]{bar:<24}[/] {number / batches['batches']:6.1%}")
-        lower = lower if bound == "+Inf" else int(float(bound)) + 1
+        lower = lower if bound == "+Inf" else int(bound) + 1

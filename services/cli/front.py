@@ -58,6 +58,9 @@ class Terminal:
         console.print("[dim]stop[/]       Ctrl-C\n")
         console.print(f"ready {running.url}", style="bold green")
 
+    def stopped(self) -> None:
+        self.say("stopped")
+
     def _show(self, running: Running) -> None:
         console = self._console
         gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
@@ -120,6 +123,9 @@ class Lines:
 
     def ready(self, running: Running) -> None:
         self._print({"event": "ready", "url": running.url, "pid": os.getpid()})
+
+    def stopped(self) -> None:
+        self._print({"event": "stopped"})
 
     def _print(self, document: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

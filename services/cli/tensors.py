@@ -29,16 +29,16 @@ def encode(array: Array, datatype: str) -> bytes:
     if datatype == "BF16":
         return _bf16(array).tobytes()
     wanted = NUMPY[datatype]
-    if wanted.kind in "iu" and array.dtype.kind == "f" and not np.all(array == np.trunc(array)):
+    if wanted.kind in "biu" and array.dtype.kind == "f" and not np.all(array == np.trunc(array)):
         raise invalid(f"values with fractions cannot be sent as {datatype}")
-    if wanted.kind in "iu" and array.size and not _fits(array, wanted):
+    if wanted.kind in "biu" and array.size and not _fits(array, wanted):
         raise invalid(f"values from {array.min()} to {array.max()} do not fit into {datatype}")
     return np.ascontiguousarray(array, dtype=wanted).tobytes()
 
 
 def _fits(array: Array, wanted: np.dtype[Any]) -> bool:
-    limits = np.iinfo(wanted)
-    return bool(limits.min <= array.min() and array.max() <= limits.max)
+    lowest, highest = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+    return bool(lowest <= array.min() and array.max() <= highest)
 
 
 def _bf16(array: Array) -> Array:

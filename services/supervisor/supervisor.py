@@ -48,6 +48,9 @@ class Front(Protocol):
     def ready(self, running: Running) -> None:
         """It serves."""
 
+    def stopped(self) -> None:
+        """It was told to stop, and nothing runs any more."""
+
 
 class Supervisor:
     """Runs once; made inside a running event loop. `entry`: how gateways and workers are started."""
@@ -86,6 +89,7 @@ class Supervisor:
             await self._shut_down()
             self._clear_files()
             self._lock.release()
+        self._front.stopped()
         return 0 if self._signals < 2 else 130
 
     async def _serve(self) -> None:

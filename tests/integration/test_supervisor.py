@@ -120,6 +120,7 @@ def test_starts_everything_and_stops_it_in_order(start):
 
     assert up.stop() == 0
 
+    assert up.lines[-1] == "stopped"
     stopped = (up.home / "stopped").read_text().split()
     assert set(stopped[:2]) == {"gateway-0", "gateway-1"}
     assert set(stopped[2:]) == {"cpu-0", "big-0"}

@@ -42,6 +42,9 @@ class Lines:
     def ready(self, running: Running) -> None:
         print(f"ready {running.url}", flush=True)
 
+    def stopped(self) -> None:
+        print("stopped", flush=True)
+
 
 async def main() -> int:
     settings = Settings()

@@ -1,0 +1,308 @@
+"""The `millrace` command over everything it starts: each command, its JSON, its failures, and a clean end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.settings import child_environment
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
+WAIT_S = 120
+
+
+@dataclass
+class Millrace:
+    """A home and the commands run in it."""
+
+    home: Path
+    key: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        environment = {"MILLRACE_HOME": str(self.home), "COLUMNS": "120", "NO_COLOR": "1"}
+        return child_environment(environment | ({"MILLRACE_ADMIN_KEY": self.key} if self.key else {}))
+
+    def run(self, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "services.cli", *map(str, arguments)],
+            cwd=ROOT,
+            env=self.environment(),
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    def ok(self, *arguments: object, stdin: str | None = None) -> str:
+        """Standard output of a command that succeeds."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def json(self, *arguments: object) -> Any:
+        return json.loads(self.ok(*arguments, "--json"))
+
+    def fails(self, *arguments: object, stdin: str | None = None) -> str:
+        """The one line of a command that fails."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 1, (done.stdout, done.stderr)
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        return done.stderr.removeprefix("error: ").strip()
+
+    def up(self, *options: object) -> subprocess.Popen[str]:
+        """Start `up`; the caller ends it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "up", "--http-port", "0", *map(str, options)],
+            cwd=ROOT,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def until(process: subprocess.Popen[str], start: str) -> tuple[str, list[str]]:
+    """Read lines up to one that begins with `start`: its rest, and the lines before it."""
+    assert process.stdout is not None
+    before: list[str] = []
+    for line in process.stdout:
+        if line.startswith(start):
+            return line[len(start) :].strip(), before
+        before.append(line.rstrip("\n"))
+    assert process.stderr is not None
+    raise AssertionError(f"no {start!r} in:\n" + "\n".join(before) + process.stderr.read())
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> int:
+    process.send_signal(number)
+    process.communicate(timeout=WAIT_S)
+    return process.returncode
+
+
+@pytest.fixture(scope="module")
+def millrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace]:
+    one = Millrace(tmp_path_factory.mktemp("cli") / "home")
+    process = one.up()
+    until(process, "ready http://127.0.0.1:")
+    yield one
+    assert end(process) == 0
+
+
+def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
+    millrace = Millrace(tmp_path / "home")
+    process = millrace.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2")
+    url, said = until(process, "ready ")
+    try:
+        text = "\n".join(said)
+        assert "2 processes" in text
+        assert "cpu: 1 worker with 1 thread" in text
+        assert "digits version 1, answers in" in text
+        curl = next(line[line.index("curl") :] for line in said if "curl" in line)
+        assert url in curl
+        answer = subprocess.run(curl, shell=True, cwd=ROOT, capture_output=True, check=True, timeout=WAIT_S)
+        assert json.loads(answer.stdout)["outputs"][0]["data"] == [2]
+
+        refused = millrace.fails("up", "--http-port", "0")
+        assert str(process.pid) in refused
+        assert url in refused
+    finally:
+        assert end(process, signal.SIGTERM) == 0
+    left = [path.name for path in (millrace.home / "run").iterdir()]
+    assert left == ["lock"]
+    assert "is `millrace up` running?" in millrace.fails("models", "--url", url)
+
+
+def test_models_given_at_start_are_pushed_once(tmp_path):
+    millrace = Millrace(tmp_path / "home")
+    said = []
+    for _ in range(2):
+        process = millrace.up("--model", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json")
+        assert process.stdout is not None
+        events = []
+        for line in process.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "ready":
+                break
+        said.append([event for event in events if event["event"] == "model"])
+        names = [model["name"] for model in millrace.json("models")]
+        assert end(process) == 0
+        assert names == ["mine"]
+    assert said == [
+        [{"event": "model", "name": "mine", "version": 1, "pushed": True}],
+        [{"event": "model", "name": "mine", "version": 1, "pushed": False}],
+    ]
+
+
+def test_a_key_guards_the_admin_api(tmp_path):
+    millrace = Millrace(tmp_path / "home", key="a secret")
+    process = millrace.up()
+    until(process, "ready ")
+    try:
+        assert millrace.json("models")[0]["name"] == "digits"
+        stranger = Millrace(millrace.home)
+        assert "MILLRACE_ADMIN_KEY" in stranger.fails("models")
+        assert "MILLRACE_ADMIN_KEY" in stranger.fails("models", "--key", "wrong")
+        assert "digits" in stranger.ok("models", "--key", "a secret")
+        assert "digits" in stranger.ok("--key", "a secret", "models")
+        assert "version 1" in stranger.ok("predict", "digits", "--input", DIGITS / "request.json")
+    finally:
+        assert end(process) == 0
+
+
+def test_push_describe_predict_and_rm(millrace):
+    assert "1 of 1 workers" in millrace.ok("models")
+    pushed = millrace.ok("push", "mine", DIGITS / "digits.onnx")
+    assert "mine version 1  ready" in pushed
+    assert "pixels FP32 [-1, 64]" in pushed
+    second = millrace.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 8}', "--version", 7)
+    assert (second["version"], second["state"], second["rows_max"]) == (7, "ready", 8)
+    third = millrace.json("push", "mine", DIGITS / "digits.onnx", "--no-activate")
+    assert (third["version"], third["active"]) == (8, False)
+
+    described = millrace.ok("describe", "mine")
+    assert "version 7 is serving" in described
+    assert "rows: 1 in " in described
+    assert millrace.json("describe", "mine")["serving"] == 7
+
+    assert "mine version 7" in millrace.ok("predict", "mine", "-i", DIGITS / "request.json")
+    assert "mine version 1" in millrace.ok("predict", "mine", "-i", DIGITS / "request.json", "--version", 1)
+
+    assert "already there" in millrace.fails("push", "mine", DIGITS / "digits.onnx", "--version", 7)
+    assert "--yes" in millrace.fails("rm", "mine", "--version", 1)
+    assert millrace.ok("rm", "mine", "--version", 1, "--yes") == "deleted mine version 1\n"
+    assert [version["version"] for version in millrace.json("describe", "mine")["versions"]] == [7, 8]
+    assert millrace.json("rm", "mine", "--yes") == {"deleted": {"model": "mine", "version": None}}
+    assert "unknown model" in millrace.fails("describe", "mine")
+
+
+def test_predict_takes_and_gives_arrays(millrace, tmp_path):
+    with np.load(DIGITS / "held_out.npz") as held_out:
+        images, labels = held_out["images"][:50].astype(np.float32), held_out["labels"][:50]
+    np.save(tmp_path / "images.npy", images)
+    np.savez(tmp_path / "images.npz", pixels=images)
+    for source in ("images.npy", "images.npz"):
+        output = tmp_path / "out.npz"
+        said = millrace.ok("predict", "digits", "--input", tmp_path / source, "--output", output)
+        assert "probabilities  FP32 [50, 10]" in said
+        with np.load(output) as outputs:
+            assert outputs["probabilities"].shape == (50, 10)
+            assert np.mean(outputs["label"] == labels) > 0.9
+    one = json.dumps(images[0].tolist())
+    reply = json.loads(millrace.ok("predict", "digits", "--json", stdin=one))
+    assert reply["outputs"][0]["data"] == [int(labels[0])]
+    assert f"[{labels[0]}]" in millrace.ok("predict", "digits", stdin=one)
+
+
+def test_bench(millrace):
+    outcome = millrace.json("bench", "digits", "--seconds", "0.5", "--connections", 4, "--rows", 2)
+    assert outcome["requests"] > 0
+    assert outcome["rate"] > 0
+    assert 0 < outcome["p50_ms"] <= outcome["p95_ms"] <= outcome["p99_ms"]
+    assert outcome["errors"] == {}
+    batches = outcome["batch_rows"]
+    assert batches["mean"] * batches["batches"] == outcome["requests"] * 2
+    assert sum(batches["up_to"].values()) == batches["batches"]
+    assert "requests/s" in millrace.ok("bench", "digits", "-s", "0.3", "-c", 2)
+
+
+def test_demo_and_version(millrace):
+    assert millrace.json("demo")["accuracy"] >= 0.97
+    assert millrace.ok("version").startswith("millrace ")
+    assert set(millrace.json("version")) == {"version", "python", "system"}
+
+
+def test_a_broken_model_changes_nothing(millrace, tmp_path):
+    before = millrace.json("models")
+    (tmp_path / "text.onnx").write_text("this is not a model")
+    (tmp_path / "cut.onnx").write_bytes((DIGITS / "digits.onnx").read_bytes()[:1000])
+    for name in ("text.onnx", "cut.onnx"):
+        assert "not an ONNX model" in millrace.fails("push", "broken", tmp_path / name)
+    assert [model["name"] for model in millrace.json("models")] == [model["name"] for model in before]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["describe", "nope"], "'nope' is not found"),
+        (["predict", "nope", "-i", DIGITS / "request.json"], "'nope' is not found"),
+        (["predict", "digits", "-i", "/nowhere.npy"], "No such file"),
+        (["predict", "digits"], "neither JSON nor"),
+        (["bench", "nope"], "'nope' is not found"),
+        (["rm", "nope", "--yes"], "'nope'"),
+        (["push", "a b", DIGITS / "digits.onnx"], "not allowed"),
+        (["push", "x", "/nowhere.onnx"], "no such file"),
+        (["push", "x", ROOT], "not a file"),
+        (["push", "x", DIGITS / "digits.onnx", "--config", "{"], "not JSON"),
+        (["push", "x", DIGITS / "digits.onnx", "--config", '{"rows": 1}'], "rows"),
+        (["push", "x"], "Missing argument"),
+        (["push", "x", "y", "--version", "0"], "--version"),
+        (["nope"], "No such command"),
+        (["models", "--url", "nope"], "http://"),
+        (["demo", "--url", "http://127.0.0.1:1"], "is `millrace up` running?"),
+        (["up", "--model", "x=/nowhere.onnx"], "there is no file"),
+        (["up", "--model", "x"], "NAME=PATH"),
+        (["up", "--http-port", "x"], "--http-port"),
+        (["up", "--http-port", "70000"], "--http-port"),
+        (["up", "--pool", "cpu"], "NAME=WORKERS"),
+        (["up", "--host", "0.0.0.0"], "MILLRACE_ADMIN_KEY"),
+    ],
+)
+def test_failures_are_one_line(millrace, arguments, says):
+    assert says in millrace.fails(*arguments)
+
+
+def test_an_address_where_something_else_answers(millrace):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = subprocess.Popen(
+            [sys.executable, "-m", "services.cli", "models", "--url", f"http://127.0.0.1:{port}"],
+            cwd=ROOT,
+            env=millrace.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+            _, said = client.communicate(timeout=WAIT_S)
+    assert client.returncode == 1
+    assert "not Millrace's" in said
+
+
+def test_a_bad_variable_is_named():
+    done = subprocess.run(
+        [sys.executable, "-m", "services.cli", "models"],
+        cwd=ROOT,
+        env=child_environment({"MILLRACE_GATEWAYS": "many"}),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: MILLRACE_GATEWAYS: ")
+
+
+@pytest.mark.parametrize("command", ["up", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"])
+def test_every_command_explains_itself_with_an_example(tmp_path, command):
+    said = Millrace(tmp_path).ok(command, "--help")
+    assert "Examples" in said
+    assert f"millrace {command}" in said
+    assert "--json" in said

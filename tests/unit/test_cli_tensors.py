@@ -1,0 +1,168 @@
+"""Arrays to v2 tensors and back, and what people may give `predict`."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.cli.call import answer_of, made_up_call
+from services.cli.inputs import call_from
+from services.cli.tensors import decode, encode
+from services.datatypes import DATATYPES
+from services.errors import Code, Failure
+
+ADDER = {
+    "name": "adder",
+    "inputs": [
+        {"name": "a", "datatype": "FP32", "shape": [-1, 3]},
+        {"name": "b", "datatype": "INT32", "shape": [-1, 3]},
+    ],
+}
+ONE = {"name": "one", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]}
+WORDS = {"name": "words", "inputs": [{"name": "w", "datatype": "BYTES", "shape": [-1]}]}
+
+
+def sent(call):
+    """What a call carries: arrays by name, decoded again."""
+    end = call.header_bytes
+    header = json.loads(call.body[:end])
+    arrays = {}
+    for tensor in header["inputs"]:
+        size = tensor["parameters"]["binary_data_size"]
+        arrays[tensor["name"]] = decode(call.body[end : end + size], tensor["datatype"], tensor["shape"])
+        end += size
+    assert end == len(call.body)
+    return arrays
+
+
+@pytest.mark.parametrize("datatype", sorted(DATATYPES))
+def test_every_datatype_survives(datatype):
+    array = np.array([[0, 1], [1, 0], [1, 1]])
+    if datatype == "BYTES":
+        array = np.array([[b"", b"\x00a"], [b"b", b"c" * 300], ["é".encode(), b"f"]], dtype=object)
+    if datatype == "BOOL":
+        array = array.astype(bool)
+    np.testing.assert_array_equal(decode(encode(array, datatype), datatype, [3, 2]), array)
+    assert decode(encode(array[:0], datatype), datatype, [0, 2]).shape == (0, 2)
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_bf16_rounds_as_ml_dtypes_does(values):
+    array = np.array(values, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        expected = array.astype(ml_dtypes.bfloat16).astype(np.float32)
+    np.testing.assert_array_equal(decode(encode(array, "BF16"), "BF16", [len(values)]), expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "datatype", "says"),
+    [
+        ([300], "UINT8", "do not fit"),
+        ([-1], "UINT64", "do not fit"),
+        ([1.5], "INT32", "fractions"),
+        (["a"], "FP32", "cannot be sent"),
+        ([2], "BOOL", "do not fit"),
+    ],
+)
+def test_values_that_would_not_survive_are_refused(values, datatype, says):
+    with pytest.raises(Failure, match=says) as failure:
+        encode(np.array(values), datatype)
+    assert failure.value.code is Code.INVALID
+
+
+def test_a_v2_body_goes_as_it_is():
+    body = b'{"inputs": [], "id": "7"}'
+    call = call_from(body, ONE, binary_outputs=True)
+    assert (call.body, call.header_bytes) == (body, None)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(**arrays: np.ndarray):
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[[1, 2, 3]]", b"[1, 2, 3]", b'{"x": [1, 2.0, 3]}', npy(np.array([1, 2, 3])), npz(x=np.array([[1.0, 2, 3]]))],
+)
+def test_forms_of_one_row(content):
+    np.testing.assert_array_equal(
+        sent(call_from(content, ONE, binary_outputs=True))["x"], np.array([[1, 2, 3]], np.float32)
+    )
+
+
+def test_inputs_by_name():
+    arrays = sent(call_from(b'{"b": [[4, 5, 6]], "a": [[1, 2, 3]]}', ADDER, binary_outputs=False))
+    assert list(arrays) == ["a", "b"]
+    assert arrays["b"].dtype == np.int32
+
+
+def test_strings():
+    arrays = sent(call_from('["é", "b"]'.encode(), WORDS, binary_outputs=True))
+    assert arrays["w"].tolist() == ["é".encode(), b"b"]
+
+
+@pytest.mark.parametrize(
+    ("content", "metadata", "says"),
+    [
+        (b"[[1, 2]]", ONE, r"shape \[1, 2\], the model takes \[-1, 3\]"),
+        (b"[[1, 2, 3], [1]]", ONE, "input x"),
+        (b'["a", "b", "c"]', ONE, "input x"),
+        (b"nonsense", ONE, "neither JSON nor"),
+        (b"\x93NUMPY broken", ONE, "usable .npy"),
+        (b"PK\x03\x04 broken", ONE, "usable .npy"),
+        (b"[[1, 2, 3]]", ADDER, r"2 inputs \(a, b\)"),
+        (b'{"a": [[1, 2, 3]]}', ADDER, "input b is missing"),
+        (b'{"x": [[1, 2, 3]], "y": 1}', ONE, "input y is not one of the model's"),
+        (npy(np.array([{"a": 1}], dtype=object)), ONE, "usable .npy"),
+    ],
+)
+def test_inputs_that_cannot_be_sent(content, metadata, says):
+    with pytest.raises(Failure, match=says) as failure:
+        call_from(content, metadata, binary_outputs=True)
+    assert failure.value.code is Code.INVALID
+
+
+def test_made_up_inputs_have_the_rows_asked_for():
+    metadata = {
+        "name": "m",
+        "inputs": [{"name": name, "datatype": name, "shape": [-1, 2, -1]} for name in sorted(DATATYPES)],
+    }
+    arrays = sent(made_up_call(metadata, 5, np.random.default_rng(0)))
+    assert {array.shape for array in arrays.values()} == {(5, 2, 16)}
+    assert set(arrays["INT64"].ravel().tolist()) == {0, 1}
+
+
+def test_answers_of_json_and_binary_outputs():
+    header = json.dumps(
+        {
+            "model_name": "m",
+            "outputs": [
+                {"name": "j", "datatype": "INT64", "shape": [2], "data": [1, 2]},
+                {"name": "b", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
+                {"name": "w", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": 6}},
+            ],
+        }
+    ).encode()
+    content = header + np.array([0.5, 1], np.float32).tobytes() + b"\x02\x00\x00\x00hi"
+    outputs = answer_of(content, str(len(header))).outputs
+    assert [array.tolist() for array in outputs.values()] == [[1, 2], [[0.5, 1.0]], [b"hi"]]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"outputs": [{"name": "a"}]}'])
+def test_answers_that_are_none(content):
+    with pytest.raises(Failure, match="not an inference response"):
+        answer_of(content, None)

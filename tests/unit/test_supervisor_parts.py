@@ -1,0 +1,145 @@
+"""Parts of the supervisor without processes: plans, logs, the machine's share, shared memory names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from services.errors import Failure
+from services.settings import Settings
+from services.supervisor import plan
+from services.supervisor.child import cause
+from services.supervisor.listener import is_loopback, local_url_of, url_of
+from services.supervisor.log import Alerts, LogFile
+from services.supervisor.machine import cpus
+from services.supervisor.plan import Entry, parse_pools
+from services.supervisor.segments import remove_segments
+from services.supervisor.supervisor import check_exposure
+
+
+def test_pools():
+    assert parse_pools("cpu=2, gpu=1,") == {"cpu": 2, "gpu": 1}
+    for wrong in ("", "cpu", "cpu=", "cpu=x", "cpu=0", "=1", "cpu=2000", "a b=1", "cpu=1,cpu=1", "gateway=1"):
+        with pytest.raises(Failure, match="--pool"):
+            parse_pools(wrong)
+
+
+def test_workers_share_the_machine_unless_told_otherwise():
+    assert plan.threads_of(Settings(pools="cpu=2,b=1", threads=0), 16) == 5
+    assert plan.threads_of(Settings(pools="cpu=4", threads=0), 2) == 1
+    assert plan.threads_of(Settings(pools="cpu=4", threads=7), 2) == 7
+
+
+def test_children_get_every_setting_back(tmp_path, monkeypatch):
+    settings = Settings(
+        home=tmp_path, fast_lane=False, admin_key="secret", pools="cpu=1,gpu=2", models="a=b", host="::1"
+    )
+    children = plan.settings_of_children(settings, port=1234, redis_url="unix:///s", cpus=8)
+    for name, value in plan.environment_of(children).items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == children
+    assert children.http_port == 1234
+    assert children.threads == 2
+    assert children.drain_s < settings.drain_s
+
+
+def test_programs(tmp_path):
+    settings = Settings(home=tmp_path, gateways=2, pools="cpu=2,gpu=1")
+    entry = Entry(("g",), ("w",))
+    gateways, workers = plan.gateways(settings, 7, entry), plan.workers(settings, entry)
+    assert [p.command for p in gateways] == [("g", "--fd", "7", "--index", str(i)) for i in (0, 1)]
+    assert all(p.fds == (7,) and not p.worker for p in gateways)
+    assert [(p.name, p.environment["MILLRACE_DEVICE"]) for p in workers] == [
+        ("cpu-0", "cpu"),
+        ("cpu-1", "cpu"),
+        ("gpu-0", "cuda"),
+    ]
+    assert workers[2].command == ("w", "--pool", "gpu", "--index", "0")
+    assert all(p.worker for p in workers)
+    assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
+
+
+def test_two_homes_have_two_names_for_shared_memory(tmp_path):
+    one, other = Settings(home=tmp_path / "one"), Settings(home=tmp_path / "other")
+    assert plan.instance_of(one) != plan.instance_of(other)
+    assert plan.instance_of(one) == plan.instance_of(Settings(home=tmp_path / "x" / ".." / "one"))
+    assert plan.instance_of(Settings(instance="mine")) == "mine"
+
+
+def test_only_our_segments_are_removed(tmp_path):
+    for name in ("a-1", "a-2", "b-1", "a"):
+        (tmp_path / name).touch()
+    assert remove_segments(tmp_path, "a") == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b-1"]
+    assert remove_segments(tmp_path / "nowhere", "a") == 0
+
+
+def test_a_log_keeps_a_bounded_past(tmp_path):
+    path = tmp_path / "x.log"
+    log = LogFile(path, bytes_max=10)
+    for number in range(30):
+        log.write(f"line {number:02}\n".encode())
+    log.close()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.log", "x.log.1", "x.log.2", "x.log.3"]
+    assert path.read_bytes() == b""
+    assert (tmp_path / "x.log.1").read_bytes() == b"line 28\nline 29\n"
+    again = LogFile(path, bytes_max=10)
+    again.write(b"more\n")
+    again.close()
+    assert path.read_bytes() == b"more\n"
+
+
+def test_warnings_and_whole_tracebacks_reach_the_terminal():
+    lines = [
+        ("INFO all is well", False),
+        ("2026 WARNING gateway: hm", True),
+        ("Traceback (most recent call last):", True),
+        ('  File "x.py", line 1, in <module>', True),
+        ("", True),
+        ("ValueError: no", True),
+        ("INFO going on", False),
+        ("errors: 0", False),
+        ("CRITICAL end", True),
+    ]
+    alerts = Alerts()
+    assert [alerts.worth(line) for line, _ in lines] == [worth for _, worth in lines]
+
+
+def test_the_machine_is_what_the_container_may_use(tmp_path):
+    quota = tmp_path / "cpu.max"
+    quota.write_text("max 100000\n")
+    everything = cpus(quota)
+    assert everything == len(os.sched_getaffinity(0))
+    quota.write_text("100000 100000\n")
+    assert cpus(quota) == 1
+    quota.write_text("10000 100000\n")
+    assert cpus(quota) == 1
+    assert cpus(Path("/nowhere/cpu.max")) == everything
+
+
+def test_exposure_needs_a_key():
+    check_exposure(Settings(host="127.0.0.1"))
+    check_exposure(Settings(host="localhost"))
+    check_exposure(Settings(host="::1"))
+    check_exposure(Settings(host="0.0.0.0", admin_key="secret"))
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(Failure, match="MILLRACE_ADMIN_KEY"):
+            check_exposure(Settings(host=host, admin_key=None))
+
+
+def test_urls():
+    assert url_of("::1", 1) == "http://[::1]:1"
+    assert local_url_of("0.0.0.0", 1) == "http://127.0.0.1:1"
+    assert local_url_of("::", 1) == "http://[::1]:1"
+    assert local_url_of("localhost", 1) == "http://localhost:1"
+    assert is_loopback("127.0.0.2")
+    assert not is_loopback("192.0.2.1")
+
+
+def test_how_a_process_ended():
+    assert cause(3) == "ended with exit code 3"
+    assert cause(-9) == "was ended by SIGKILL"
+    assert cause(-64) == "was ended by SIGRTMAX"
+    assert cause(-99) == "was ended by signal 99"
