@@ -55,7 +55,7 @@ async def _ask(client: httpx.AsyncClient, url: str, body: bytes) -> int:
     try:
         reply = await client.post(url, content=body, headers={"Content-Type": "application/json"})
     except httpx.HTTPError as error:
-        raise DemoError(f"{url} cannot be reached: {error or type(error).__name__}") from error
+        raise DemoError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
     try:
         document: dict[str, Any] = reply.json()
         if reply.status_code != httpx.codes.OK:

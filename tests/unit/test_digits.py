@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,12 @@ def session() -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(HERE / "digits.onnx", options, providers=["CPUExecutionProvider"])
+
+
+class Backlog(ThreadingHTTPServer):
+    """The standard library's queue of five resets some of sixteen connections that arrive together."""
+
+    request_queue_size = 128
 
 
 @contextmanager
@@ -49,7 +56,7 @@ def answering(answer: Answer) -> Iterator[str]:
 
         def log_message(self, *args: object) -> None: ...
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with Backlog(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
@@ -139,4 +146,19 @@ def test_the_demo_says_that_nobody_is_there(capsys: pytest.CaptureFixture[str]) 
     with answering(lambda pixels: labelled(0)) as url:
         pass
     assert demo.run(url) == 1
-    assert "cannot be reached" in capsys.readouterr().err
+    assert "cannot be reached: All connection attempts failed" in capsys.readouterr().err
+
+
+def test_the_demo_names_a_failure_that_has_no_words(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        # Closing with the request unread resets the connection, which httpx reports with an empty message.
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(1)
+            connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        assert demo.run(f"http://127.0.0.1:{listener.getsockname()[1]}", connections=1) == 1
+        thread.join()
+    assert "cannot be reached: ReadError" in capsys.readouterr().err
