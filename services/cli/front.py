@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,9 +53,9 @@ class Terminal:
         if any(placed.name == "digits" for placed in self._placed):
             request = _short(EXAMPLE / "request.json")
             console.print(f"\n[dim]try[/]        curl -s {running.local_url}/v2/models/digits/infer -d @{request}")
-            console.print("           millrace demo")
+            console.print(f"           {_command()} demo")
         else:
-            console.print("\n[dim]try[/]        millrace push NAME FILE.onnx")
+            console.print(f"\n[dim]try[/]        {_command()} push NAME FILE.onnx")
         console.print(f"[dim]pages[/]      {running.local_url}/docs")
         console.print("[dim]stop[/]       Ctrl-C\n")
         console.print(f"ready {running.url}", style="bold green")
@@ -141,3 +143,9 @@ def _short(path: Path) -> str:
     """A path as one would type it here."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def _command() -> str:
+    """How this command is called from here: `make run` starts it without having it on the PATH."""
+    started = Path(sys.argv[0])
+    return "millrace" if shutil.which("millrace") or started.name != "millrace" else _short(started.absolute())
