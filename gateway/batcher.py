@@ -88,9 +88,14 @@ class Batcher:
         self.count -= 1
         self._shapes.pop(id(request), None)
 
-    def earliest_deadline(self) -> float | None:
-        """Of all waiting requests; None when nothing waits."""
-        return min((head.deadline for shelf in self._shelves.values() if (head := shelf.head())), default=None)
+    def earliest_deadline(self) -> float:
+        """Of all waiting requests; infinity when nothing waits."""
+        earliest = float("inf")
+        for shelf in self._shelves.values():
+            head = shelf.head()
+            if head is not None and head.deadline < earliest:
+                earliest = head.deadline
+        return earliest
 
     def take(self, now: float, rows_max: int) -> list[Request]:
         """The next batch: at most `rows_max` rows, but at least one request if any waits. Expired ones are not in it.
@@ -162,6 +167,6 @@ class Batcher:
         """Take out everything that waits."""
         return self.expire(float("inf"))
 
-    def oldest_arrival(self) -> float | None:
-        """When the first request arrived of those that are next; None when nothing waits."""
-        return min((head.arrival for shelf in self._shelves.values() if (head := shelf.head())), default=None)
+    def oldest_arrival(self) -> float:
+        """When the first request arrived of those that are next; infinity when nothing waits."""
+        return min((head.arrival for shelf in self._shelves.values() if (head := shelf.head())), default=float("inf"))

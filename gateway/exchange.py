@@ -148,7 +148,7 @@ class Exchange:
             now = time.monotonic()
             try:
                 for outstanding in list(self.pending.values()):
-                    if min(request.deadline for request in outstanding.requests) <= now:
+                    if outstanding.earliest <= now:
                         outstanding.lane.expire_outstanding(outstanding, now)
                 for lane in self.lanes():
                     lane.tick(now)

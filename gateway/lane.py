@@ -32,7 +32,7 @@ ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no 
 class Outstanding:
     """A batch that was put and has no reply yet."""
 
-    __slots__ = ("attempt", "deadline", "lane", "name", "places", "requests", "stored")
+    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "requests", "stored")
 
     def __init__(self, name: str, lane: Lane, requests: list[Request], places: list[Place], attempt: int) -> None:
         self.name = name
@@ -40,7 +40,9 @@ class Outstanding:
         self.requests = requests
         self.places = places
         self.attempt = attempt
-        self.deadline = max(request.deadline for request in requests)
+        deadlines = [request.deadline for request in requests]
+        self.earliest = min(deadlines)
+        self.latest = max(deadlines)
         self.stored = False  # Redis said that it has the batch
 
 
@@ -159,33 +161,26 @@ class Lane:
 
     def dispatch(self) -> None:
         """Send batches while there are slots and requests."""
-        while self.batcher.count and self._outstanding < self._credits and self.link.writable:
+        batcher = self.batcher
+        while batcher.count and self._outstanding < self._credits and self.link.writable:
             now = self._clock()
-            if self._delayed(now):
+            left_s = batcher.earliest_deadline() - now
+            if left_s <= 0:
+                self.expire(now)
+                continue
+            if self._delay_s and self._delayed(now):
                 return
-            self.expire(now)
-            batch = self.batcher.take(now, self._rows_now(now))
-            if not batch:
-                return
-            self._put(batch, now)
+            rows = self._batch_rows if self._batch_s < left_s else self._rows_within(left_s)
+            self._put(batcher.take(now, rows), now)
 
     def _delayed(self, now: float) -> bool:
         """Whether the version asks to wait for a fuller batch on an idle system; the expirer looks again."""
-        if not self._delay_s or self.batcher.rows >= self._batch_rows:
-            return False
-        oldest = self.batcher.oldest_arrival()
-        return oldest is not None and now - oldest < self._delay_s
+        return self.batcher.rows < self._batch_rows and now - self.batcher.oldest_arrival() < self._delay_s
 
-    def _rows_now(self, now: float) -> int:
-        """The largest batch that still meets the earliest deadline; the efficient size where there is time."""
+    def _rows_within(self, left_s: float) -> int:
+        """The largest batch that still meets the earliest deadline."""
         rows = self._batch_rows
-        if rows == 1:
-            return 1
-        earliest = self.batcher.earliest_deadline()
-        left = (earliest if earliest is not None else now) - now
-        if self._batch_s < left:
-            return rows
-        while rows > 1 and self._profile.predict(rows) > left:
+        while rows > 1 and self._profile.predict(rows) > left_s:
             rows //= 2
         return rows
 
@@ -197,9 +192,10 @@ class Lane:
         outstanding = Outstanding(name, self, batch, packed.places, attempt)
         self._pending[name] = outstanding
         self._outstanding += 1
-        self._tallies.segment_bytes.add(packed.segment_bytes)
-        deadline_ms = wall_ms + (min(request.deadline for request in batch) - now) * 1000
+        deadline_ms = wall_ms + (outstanding.earliest - now) * 1000
         link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt)
+        if packed.segment_bytes:
+            self._tallies.segment_bytes.add(packed.segment_bytes)
 
     def resolve(self, outstanding: Outstanding, header: ReplyHeader, inline: memoryview) -> None:
         """A batch came back: its slot goes to the next one first, then its requests are answered."""
@@ -208,7 +204,6 @@ class Lane:
         self.replied = self._clock()
         if self.batcher.count:
             self.dispatch()
-        self._tallies.batch(header, len(outstanding.requests))
         requests = outstanding.requests
         failures = header.failures
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
@@ -223,6 +218,7 @@ class Lane:
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
             self._give_back(outstanding)
+        self._tallies.batch(header, len(requests))
 
     def _answer(self, live: list[Request], replies: list[list[OutputTensor]]) -> None:
         now = self.replied
@@ -280,7 +276,7 @@ class Lane:
         late = [request for request in outstanding.requests if request.deadline <= now and not request.done]
         if late:
             self._fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
-        if now > outstanding.deadline + ABANDON_S:
+        if now > outstanding.latest + ABANDON_S:
             self._forget(outstanding)
 
     def _forget(self, outstanding: Outstanding) -> None:

@@ -162,11 +162,12 @@ class PoolLink:
         if isinstance(reply, Exception):
             self._lost.set()
             return
-        if self._replies is not None and self._replies.connected:
-            self._listen()
         for data in reply[1]:
             self.received_bytes += len(data)
             try:
                 self._on_reply(data)
             except Exception:
                 log.exception("a reply could not be used")
+        # Asked for more only now: at low load this write would stand between the reply and its caller.
+        if self._replies is not None and self._replies.connected:
+            self._listen()

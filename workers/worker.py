@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 from services.errors import Code, Failure
 from services.segments.segment import Segments
 from services.tensor import Signature
 from workers.exchange import Exchange, Finished
-from workers.held import Held
+from workers.held import Held, Holding
 from workers.lease import Lease, ReplyWriter
 from workers.runner import Run, merge, run
 from workers.tallies import WorkerTallies
@@ -47,6 +46,7 @@ class Worker:
         self._stopping = threading.Event()
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
+        self._ran: list[tuple[Holding, float, int]] = []
 
     def stop(self) -> None:
         """Finish what is in hand, reply, take no more; `serve` then returns."""
@@ -78,6 +78,7 @@ class Worker:
         while not self._stopping.is_set():
             if not in_hand:
                 exchange.send_next(self._done, 0, ENTRIES_WANTED)
+                self._count()
                 in_hand += exchange.receive_next()
                 self._done = []
                 ahead = bool(in_hand)
@@ -99,10 +100,18 @@ class Worker:
             exchange.send_next(on_their_way, 1, ENTRIES_WANTED)
         finally:
             # Also when Redis is gone: what is leased is run and its reply kept until a connection takes it.
+            self._count()
             finished = self._execute(group)
             self._done = on_their_way + finished
         self._in_hand += exchange.receive_next()
         self._done = finished
+
+    def _count(self) -> None:
+        """Count what ran: after the replies are on their way, while Redis works."""
+        for holding, seconds, rows in self._ran:
+            self._tallies.ran(holding, seconds, rows)
+        self._ran.clear()
+        self._tallies.sent(self._replies)
 
     def _take(self) -> list[Lease]:
         holding = self._held.get(self._in_hand[0].lane)
@@ -112,16 +121,14 @@ class Worker:
         holding = self._held.get(group[0].lane)
         if holding is None:
             return [self._refuse(lease) for lease in group]
-        began = time.perf_counter()
         runs = run(group, holding, self._segments)
-        self._tallies.ran(holding, time.perf_counter() - began, runs[0].run_rows)
+        self._ran.append((holding, runs[0].execution_s, runs[0].run_rows))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
 
     def _finish(self, result: Run, signature: Signature) -> Finished:
         lease, outputs, execution_s, rows = result
         reply, blob = self._replies.write(lease, signature, outputs, execution_s, rows)
-        self._tallies.sent(self._replies)
         return Finished(lease, reply, blob)
 
     def _refuse(self, lease: Lease) -> Finished:
