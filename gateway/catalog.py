@@ -113,7 +113,7 @@ class Catalog:
         return ModelView(name, endpoint.active, self._serving(name, endpoint, versions), versions)
 
     def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:
-        """The active version once it is ready; until then the one that served before.
+        """The active version once it is ready; until then the one that served before, or the newest that is ready.
 
         Once a version has served it stays, though its workers may be gone for a moment: requests wait for them.
         """
@@ -123,10 +123,8 @@ class Catalog:
         before = self.snapshot.models.get(name)
         if before is not None and before.serving == active:
             return active
-        for candidate in (endpoint.previous, before.serving if before is not None else None):
-            if candidate is not None and candidate in versions and versions[candidate].ready:
-                return candidate
-        return active
+        others = (before.serving if before is not None else None, endpoint.previous, *sorted(versions, reverse=True))
+        return next((number for number in others if number in versions and versions[number].ready), active)
 
     async def _look(self) -> None:
         while True:
