@@ -123,8 +123,9 @@ class Catalog:
         before = self.snapshot.models.get(name)
         if before is not None and before.serving == active:
             return active
-        others = (before.serving if before is not None else None, endpoint.previous, *sorted(versions, reverse=True))
-        return next((number for number in others if number in versions and versions[number].ready), active)
+        ready = [number for number in sorted(versions, reverse=True) if versions[number].ready]
+        others = (before.serving if before is not None else None, endpoint.previous, *ready)
+        return next((number for number in others if number in ready), active)
 
     async def _look(self) -> None:
         while True:
