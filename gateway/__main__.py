@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import platform
@@ -25,6 +24,7 @@ from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
 from services.errors import Failure, invalid
+from services.garbage import settle_garbage
 from services.metrics import catalogue
 from services.metrics.exposition import render
 from services.metrics.tally import Tally
@@ -81,8 +81,7 @@ class Gateway:
         await self.catalog.start()
         self.exchange.start()
         self.canary.start()
-        gc.collect()
-        gc.freeze()
+        settle_garbage()
 
     async def stop(self) -> None:
         await self.canary.stop()

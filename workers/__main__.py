@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import platform
@@ -12,6 +11,7 @@ import sys
 import time
 
 from services.errors import Failure
+from services.garbage import settle_garbage
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.queue.url import RedisAddress
@@ -98,8 +98,7 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
         serve(settings.metrics_port, tally)
     heart.start()
     keeper.start()
-    gc.collect()
-    gc.freeze()
+    settle_garbage()
     worker.serve()
     # First nobody gives this worker work any more (serve has left the idle ones); then nothing new is loaded; the heart
     # stops before the worker leaves, since a beat would bring it back; what it might still lease goes to others.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from typing import Any, cast
 
 import hiredis
@@ -35,11 +36,17 @@ class Link:
             link = socket.socket(socket.AF_UNIX)
             link.settimeout(timeout_s)
             link.connect(address.path)
-            return link
-        link = socket.create_connection((address.host, address.port), timeout_s)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        context = address.ssl_context()
-        return link if context is None else context.wrap_socket(link, server_hostname=address.host)
+        else:
+            link = socket.create_connection((address.host, address.port), timeout_s)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = address.ssl_context()
+            link = link if context is None else context.wrap_socket(link, server_hostname=address.host)
+        # Python's own timeout polls before every send and receive: two system calls where the kernel's needs none.
+        link.settimeout(None)
+        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1_000_000))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            link.setsockopt(socket.SOL_SOCKET, option, limit)
+        return link
 
     def send(self, words: tuple[bytes | str | int, ...]) -> None:
         """Send a command; its reply is read by a later `receive`."""
