@@ -51,7 +51,7 @@ class Link:
     def send(self, words: tuple[bytes | str | int, ...]) -> None:
         """Send a command; its reply is read by a later `receive`."""
         try:
-            self._socket.sendall(hiredis.pack_command(cast(Any, words)))
+            self._socket.sendall(hiredis.pack_command(cast("Any", words)))
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
 

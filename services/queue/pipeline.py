@@ -56,7 +56,7 @@ class Pipeline(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
-        packed = hiredis.pack_command(cast(Any, words))
+        packed = hiredis.pack_command(cast("Any", words))
         self._callbacks.append(on_reply)
         transport.write(packed)
         return len(packed)
