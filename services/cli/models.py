@@ -24,7 +24,9 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
     if not found:
         console.print("no models yet: `millrace push NAME FILE.onnx` uploads one")
         return
-    rows = table("MODEL", "VERSION", "STATE", "", "SIZE", "POOL", "READY ON", "UPLOADED", right=("VERSION", "SIZE"))
+    rows = table(
+        "MODEL", "VERSION", "STATE", "", "SIZE", "POOL", "WORKERS", "UPLOADED", right=("VERSION", "SIZE", "WORKERS")
+    )
     for model in found:
         for number, version in enumerate(model["versions"]):
             rows.add_row(
@@ -57,7 +59,7 @@ def _role(model: dict[str, Any], version: dict[str, Any]) -> str:
 
 def _ready_on(version: dict[str, Any]) -> str:
     ready = sum(instance["state"] == "ready" for instance in version["instances"])
-    return f"{ready} of {len(version['instances'])} workers" if version["instances"] else "-"
+    return f"{ready}/{len(version['instances'])}" if version["instances"] else "-"
 
 
 def rm(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+PIPE_COLUMNS = 400
 _STATES = {"ready": "green", "failed": "red", "warming": "yellow", "loading": "yellow", "checking": "yellow"}
 
 
@@ -19,7 +21,8 @@ def results() -> Console:
     """The console for what was asked for: standard output, lines never broken when it is not a terminal."""
     from rich.console import Console
 
-    return Console(highlight=False, soft_wrap=True)
+    # A pipe has no width: tables are as wide as what is in them.
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def notices() -> Console:
