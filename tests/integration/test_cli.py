@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -64,9 +65,10 @@ class Millrace:
         assert done.stderr.count("\n") == 1
         return done.stderr.removeprefix("error: ").strip()
 
-    def up(self, *options: object) -> subprocess.Popen[str]:
-        """Start `up`; the caller ends it."""
-        return subprocess.Popen(
+    @contextlib.contextmanager
+    def up(self, *options: object) -> Iterator[subprocess.Popen[str]]:
+        """A running `up`: a test ends it with `end`; one that failed before that leaves nothing behind."""
+        with subprocess.Popen(
             [sys.executable, "-m", "services.cli", "up", "--http-port", "0", *map(str, options)],
             cwd=ROOT,
             env=self.environment(),
@@ -74,7 +76,12 @@ class Millrace:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
 
 
 def until(process: subprocess.Popen[str], start: str) -> tuple[str, list[str]]:
@@ -98,17 +105,16 @@ def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) 
 @pytest.fixture(scope="module")
 def millrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace]:
     one = Millrace(tmp_path_factory.mktemp("cli") / "home")
-    process = one.up()
-    until(process, "ready http://127.0.0.1:")
-    yield one
-    assert end(process) == 0
+    with one.up() as process:
+        until(process, "ready http://127.0.0.1:")
+        yield one
+        assert end(process) == 0
 
 
 def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
     millrace = Millrace(tmp_path / "home")
-    process = millrace.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2")
-    url, said = until(process, "ready ")
-    try:
+    with millrace.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2") as process:
+        url, said = until(process, "ready ")
         text = "\n".join(said)
         assert "2 processes" in text
         assert "cpu: 1 worker with 1 thread" in text
@@ -121,7 +127,6 @@ def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
         refused = millrace.fails("up", "--http-port", "0")
         assert str(process.pid) in refused
         assert url in refused
-    finally:
         assert end(process, signal.SIGTERM) == 0
     left = [path.name for path in (millrace.home / "run").iterdir()]
     assert left == ["lock"]
@@ -132,16 +137,11 @@ def test_models_given_at_start_are_pushed_once(tmp_path):
     millrace = Millrace(tmp_path / "home")
     said = []
     for _ in range(2):
-        process = millrace.up("--model", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json")
-        assert process.stdout is not None
-        events = []
-        for line in process.stdout:
-            events.append(json.loads(line))
-            if events[-1]["event"] == "ready":
-                break
-        said.append([event for event in events if event["event"] == "model"])
-        names = [model["name"] for model in millrace.json("models")]
-        assert end(process) == 0
+        with millrace.up("--model", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json") as process:
+            _, before = until(process, '{"event": "ready"')
+            said.append([event for event in map(json.loads, before) if event["event"] == "model"])
+            names = [model["name"] for model in millrace.json("models")]
+            assert end(process) == 0
         assert names == ["mine"]
     assert said == [
         [{"event": "model", "name": "mine", "version": 1, "pushed": True}],
@@ -151,9 +151,8 @@ def test_models_given_at_start_are_pushed_once(tmp_path):
 
 def test_a_key_guards_the_admin_api(tmp_path):
     millrace = Millrace(tmp_path / "home", key="a secret")
-    process = millrace.up()
-    until(process, "ready ")
-    try:
+    with millrace.up() as process:
+        until(process, "ready ")
         assert millrace.json("models")[0]["name"] == "digits"
         stranger = Millrace(millrace.home)
         assert "MILLRACE_ADMIN_KEY" in stranger.fails("models")
@@ -161,7 +160,6 @@ def test_a_key_guards_the_admin_api(tmp_path):
         assert "digits" in stranger.ok("models", "--key", "a secret")
         assert "digits" in stranger.ok("--key", "a secret", "models")
         assert "version 1" in stranger.ok("predict", "digits", "--input", DIGITS / "request.json")
-    finally:
         assert end(process) == 0
 
 
@@ -267,21 +265,21 @@ def test_failures_are_one_line(millrace, arguments, says):
     assert says in millrace.fails(*arguments)
 
 
-def test_an_address_where_something_else_answers(millrace):
+def test_an_address_where_something_else_answers(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        client = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "services.cli", "models", "--url", f"http://127.0.0.1:{port}"],
             cwd=ROOT,
-            env=millrace.environment(),
+            env=Millrace(tmp_path).environment(),
             stderr=subprocess.PIPE,
             text=True,
-        )
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
-            _, said = client.communicate(timeout=WAIT_S)
+        ) as client:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+                _, said = client.communicate(timeout=WAIT_S)
     assert client.returncode == 1
     assert "not Millrace's" in said
 
