@@ -50,7 +50,8 @@ class Gateway:
         self.segments: SegmentPool | None = None
         if settings.segment_bytes_max:
             prefix = f"{settings.instance}-{self.name}"
-            self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max)
+            in_use = self.tally.gauge(catalogue.SEGMENT_BYTES_IN_USE)
+            self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max, in_use)
         self.admission = Admission(
             settings.inflight_max,
             settings.inflight_bytes_max,
@@ -67,6 +68,8 @@ class Gateway:
         self.catalog = Catalog(self.repository, self.board, self.lanes.apply, self._death)
         self.canary = Canary(self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers))
         self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
+        self._scrape = asyncio.Lock()
+        self._depths: list[tuple[str, str, str]] = []
         self.version = VERSION
         self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
 
@@ -100,11 +103,16 @@ class Gateway:
 
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """The metrics page; the depths of the streams are read for it."""
-        with contextlib.suppress(Failure):
-            await self._stream_depths()
-        if self.segments is not None:
-            self.tally.gauge(catalogue.SEGMENT_BYTES_IN_USE).set(self.segments.in_use_bytes)
-        return await asyncio.to_thread(render, self.tally, accept)
+        async with self._scrape:
+            try:
+                with contextlib.suppress(Failure):
+                    await self._stream_depths()
+                return await asyncio.to_thread(render, self.tally, accept)
+            finally:
+                # Of the moment of this page: what stayed would be the largest of all gateways for ever.
+                for labels in self._depths:
+                    self.tally.remove(catalogue.STREAM_ENTRIES, *labels)
+                self._depths.clear()
 
     async def _stream_depths(self) -> None:
         by_pool: dict[str, list[Lane]] = {}
@@ -113,9 +121,9 @@ class Gateway:
         for pool, lanes in by_pool.items():
             entries = await self.board.stream_entries(pool, [lane.release for lane in lanes])
             for lane, count in zip(lanes, entries, strict=True):
-                manifest = lane.manifest
-                gauge = self.tally.gauge(catalogue.STREAM_ENTRIES, manifest.model, str(manifest.version), pool)
-                gauge.set(count)
+                labels = (lane.manifest.model, str(lane.manifest.version), pool)
+                self._depths.append(labels)
+                self.tally.gauge(catalogue.STREAM_ENTRIES, *labels).set(count)
 
     def deps(self) -> Deps:
         return Deps(

@@ -109,6 +109,7 @@ class Exchange:
         elif blob is None:
             outstanding.lane.put_again(outstanding)
         else:
+            link.received_bytes += len(blob)
             outstanding.lane.resolve(outstanding, header, memoryview(blob))
 
     def _restored(self, pool: str, lost: bool) -> None:

@@ -218,7 +218,7 @@ class Lane:
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
             self._give_back(outstanding)
-        self._tallies.batch(header, len(requests))
+        self._tallies.batch(header, sum([request.counted for request in requests]))
 
     def _answer(self, live: list[Request], replies: list[list[OutputTensor]]) -> None:
         now = self.replied

@@ -31,7 +31,7 @@ class LaneTallies:
         self.instances = tally.gauge(catalogue.INSTANCES_READY, *self._labels)
 
     def batch(self, header: ReplyHeader, requests: int) -> None:
-        """A batch came back. Queue wait is a request's: every request of the batch waited as long in the stream."""
+        """A batch of so many requests, canaries not counted, came back: each of them waited as long in the stream."""
         self._queue_wait.observe(header.queue_s, requests)
         (self._batches_failed if header.failures else self._batches_ok).add()
 
@@ -60,5 +60,5 @@ class LaneTallies:
         self._tally.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
 
     def close(self) -> None:
-        for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY, catalogue.STREAM_ENTRIES):
+        for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
             self._tally.remove(metric, *self._labels)

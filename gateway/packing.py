@@ -25,7 +25,10 @@ INLINE_BYTES_MAX = 256 * 1024  # above this the tensors bypass the script in a k
 
 
 class Packed(NamedTuple):
-    """An encoded batch. `blob`: bytes for its blob key, b"" if none. `places`: shared memory to give back with the reply."""
+    """An encoded batch. `blob`: bytes for its blob key, b"" if none. `places`: shared memory to give back with the reply.
+
+    `segment_bytes`: of the tensors in it; the room for outputs is not counted, nothing has gone through it yet.
+    """
 
     entry: bytes
     blob: bytes
@@ -68,13 +71,13 @@ class Packer:
                 self._copy(place, parts)
                 places.append(place)
             inputs.append(BatchInput(shape[1:] if self._batching else shape, size, sizes, place))
+        shared = sum(place.size_bytes for place in places) if places else 0
         room = self._room(sum(rows), places)
         blob_name, blob = "", b""
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
         deadlines = [skew + request.deadline * 1000 for request in requests]
         header = BatchHeader(name, replies, wall_ms, rows, deadlines, inputs, room, blob_name)
-        shared = sum(place.size_bytes for place in places) if places else 0
         return Packed(encode_batch(header, tensors), blob, places, shared)
 
     def _allocate(self, size_bytes: int) -> Place | None:

@@ -16,7 +16,10 @@ from workers.lease import Lease, check_outputs, input_arrays
 
 
 class Run(NamedTuple):
-    """What came of one lease. `outputs`: of its live requests, None when none is left."""
+    """What came of one lease. `outputs`: of its live requests, None when none is left.
+
+    `execution_s`: 0 when nothing of the run's leases was left to run.
+    """
 
     lease: Lease
     outputs: list[Array] | None
@@ -61,7 +64,7 @@ def run(group: Sequence[Lease], holding: Holding, segments: Segments) -> list[Ru
     if live:
         merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
         results = _outputs(live, holding, merged)
-    execution_s = time.perf_counter() - began
+    execution_s = time.perf_counter() - began if live else 0.0
     return [
         Run(lease, results.get(i) if (i := _index(live, lease)) >= 0 else None, execution_s, rows) for lease in group
     ]

@@ -122,7 +122,8 @@ class Worker:
         if holding is None:
             return [self._refuse(lease) for lease in group]
         runs = run(group, holding, self._segments)
-        self._ran.append((holding, runs[0].execution_s, runs[0].run_rows))
+        if runs[0].execution_s:
+            self._ran.append((holding, runs[0].execution_s, runs[0].run_rows))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
 

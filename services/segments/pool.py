@@ -7,18 +7,23 @@ from pathlib import Path
 
 from services.batch import Place
 from services.errors import Failure
+from services.metrics.tally import Gauge
 from services.segments.segment import Segment
 
 SEGMENT_BYTES = 32 << 20
 
 
 class SegmentPool:
-    """Places for tensors. `prefix`: the installation's; the owner makes it unique with its own name."""
+    """Places for tensors. `prefix`: the installation's; the owner makes it unique with its own name.
 
-    def __init__(self, folder: Path, prefix: str, bytes_max: int) -> None:
+    `in_use`: shows the bytes of all places that are not free.
+    """
+
+    def __init__(self, folder: Path, prefix: str, bytes_max: int, in_use: Gauge | None = None) -> None:
         self._folder = folder
         self._prefix = prefix
         self._bytes_max = bytes_max
+        self._in_use = in_use
         self._numbers = itertools.count(1)
         self._segments: dict[str, Segment] = {}
 
@@ -32,6 +37,15 @@ class SegmentPool:
 
     def allocate(self, size_bytes: int) -> Place | None:
         """A place, or None when the limit or the memory file system allows no more: send the tensor another way."""
+        place = self._allocate(size_bytes)
+        self._show()
+        return place
+
+    def _show(self) -> None:
+        if self._in_use is not None:
+            self._in_use.set(self.in_use_bytes)
+
+    def _allocate(self, size_bytes: int) -> Place | None:
         for segment in self._segments.values():
             place = segment.allocate(size_bytes)
             if place is not None:
@@ -59,6 +73,7 @@ class SegmentPool:
         if not segment.arena.in_use_bytes and len(self._segments) > 1:
             del self._segments[place.segment]
             segment.close()
+        self._show()
 
     def close(self) -> None:
         for segment in self._segments.values():
