@@ -110,6 +110,24 @@ def identity(datatype: str = "FP32", shape: tuple[Dim, ...] = ("N", 2)) -> onnx.
 
 
 @_builder
+def identities(datatypes: tuple[str, ...]) -> onnx.ModelProto:
+    """One input and one output for each datatype: "x0" -> "y0", "x1" -> "y1", … each [N, 3]."""
+    shape: list[Dim] = ["N", 3]
+    nodes = [helper.make_node("Identity", [f"x{i}"], [f"y{i}"]) for i in range(len(datatypes))]
+    inputs = [_value(f"x{i}", datatype, shape) for i, datatype in enumerate(datatypes)]
+    outputs = [_value(f"y{i}", datatype, shape) for i, datatype in enumerate(datatypes)]
+    return _model(nodes, inputs, outputs)
+
+
+@_builder
+def scale(factor: float = 2.0) -> onnx.ModelProto:
+    """ "x" FP32 [N, 2] -> "y" FP32 [N, 2] = factor x: releases of one signature that tell themselves apart."""
+    node = helper.make_node("Mul", ["x", "factor"], ["y"])
+    weights = [_float("factor", np.array(factor))]
+    return _model([node], [_value("x", "FP32", ["N", 2])], [_value("y", "FP32", ["N", 2])], weights)
+
+
+@_builder
 def add_sub() -> onnx.ModelProto:
     """Two inputs, two outputs: "a", "b" FP32 [N, 4] -> "sum", "difference" FP32 [N, 4]."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]

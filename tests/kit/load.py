@@ -1,0 +1,85 @@
+"""Callers that never stop: each has a connection of its own and sends its next request when it has its answer."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+WAIT_S = 60.0
+
+
+class Answer(NamedTuple):
+    """What came back on connection `caller`; `sent` is the place of the body in the list of bodies."""
+
+    caller: int
+    sent: int
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Load:
+    """`answers`: in the order they came; those of one caller are in the order it sent."""
+
+    def __init__(self, port: int, path: str, bodies: Sequence[tuple[bytes, dict[str, str]]], callers: int) -> None:
+        self.answers: list[Answer] = []
+        self._port = port
+        self._path = path
+        self._bodies = bodies
+        self._moved = threading.Condition()
+        self._stopping = threading.Event()
+        self._errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._call, args=(i,), name=f"caller {i}") for i in range(callers)]
+
+    def until(self, true: Callable[[], object], timeout_s: float = WAIT_S) -> None:
+        """Wait until `true` holds, looked at after each answer."""
+        with self._moved:
+            held = self._moved.wait_for(lambda: self._errors or true(), timeout_s)
+        if self._errors:
+            raise AssertionError(f"a caller got no answer: {self._errors[0]!r}") from self._errors[0]
+        assert held, f"not within {timeout_s:g} s, after {len(self.answers)} answers"
+
+    def more(self, answers: int) -> None:
+        """Wait for so many answers from now on, to requests that were sent from now on."""
+        seen = len(self.answers) + len(self._threads)  # each caller may have one on its way
+        self.until(lambda: len(self.answers) >= seen + answers)
+
+    def _call(self, caller: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=WAIT_S)
+        sent = caller
+        try:
+            while not self._stopping.is_set():
+                body, headers = self._bodies[sent % len(self._bodies)]
+                connection.request("POST", self._path, body, headers)
+                reply = connection.getresponse()
+                answer = Answer(caller, sent % len(self._bodies), reply.status, dict(reply.getheaders()), reply.read())
+                with self._moved:
+                    self.answers.append(answer)
+                    self._moved.notify_all()
+                sent += len(self._threads)
+        except BaseException as error:
+            with self._moved:
+                self._errors.append(error)
+                self._moved.notify_all()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def constant_load(
+    port: int, path: str, bodies: Sequence[tuple[bytes, dict[str, str]]], callers: int = 8
+) -> Iterator[Load]:
+    """Callers that send `bodies` round and round until the block is left. A caller without an answer is an error."""
+    load = Load(port, path, bodies, callers)
+    for thread in load._threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load._stopping.set()
+        for thread in load._threads:
+            thread.join(WAIT_S)
+    load.until(lambda: True)

@@ -1,0 +1,332 @@
+"""The whole product as a user starts it: `millrace up` as a process with all its children, and what it may not leave.
+
+with running_stack(tmp_path, gateways=2) as stack: ...      leaving checks that nothing leaked and nothing is left
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+
+from services.queue.server import socket_path
+from services.queue.url import RedisAddress, client
+from services.settings import Settings, child_environment
+from services.supervisor.plan import instance_of
+from tests.kit.metrics import Page
+from tests.kit.wait import wait_for_none, wait_until
+
+ROOT = Path(__file__).parents[2]
+READY = "ready http://"
+START_S_MAX = 60.0
+WAIT_S = 60.0
+
+
+class Stack:
+    """A running `millrace up`. `lines`: what it has said so far."""
+
+    def __init__(self, home: Path, arguments: list[str], settings: Mapping[str, object]) -> None:
+        self.home = home
+        self.lines: list[str] = []
+        self.exit_code: int | None = None
+        self._ended = False  # it will say nothing more
+        self.instance = instance_of(Settings(home=home))
+        self.segments_dir = Path(str(settings.get("segments_dir", "/dev/shm")))
+        self._heard = threading.Condition()
+        environment = {f"MILLRACE_{name.upper()}": str(value) for name, value in settings.items()}
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "services.cli", "up", "--home", str(home), "--http-port", "0", *arguments],
+            env=child_environment(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._listener = threading.Thread(target=self._listen, name="stack", daemon=True)
+        self._listener.start()
+        try:
+            self.url = self.heard(READY, START_S_MAX).removeprefix("ready ").strip()
+        except BaseException:
+            self.kill()
+            raise
+        self.redis: redis.Redis = client(RedisAddress.unix(str(self.socket)))
+        key = settings.get("admin_key")
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
+
+    @property
+    def socket(self) -> Path:
+        """Redis' socket."""
+        return socket_path(self.home / "run")
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._heard:
+                self.lines.append(line.rstrip("\n"))
+                self._heard.notify_all()
+        with self._heard:
+            self._ended = True
+            self._heard.notify_all()
+
+    def heard(self, text: str, timeout_s: float = WAIT_S) -> str:
+        """Wait for a line with `text` in it, said at any time, and return it."""
+
+        def find() -> str | None:
+            return next((line for line in self.lines if text in line), None)
+
+        with self._heard:
+            self._heard.wait_for(lambda: find() or self._ended, timeout_s)
+            found = find()
+        if found is None:
+            raise AssertionError(f"{text!r} was not said:\n" + "\n".join([*self.lines, self.logs()]))
+        return found
+
+    def pids(self) -> dict[str, int]:
+        """Processes that run now, by name: gateway-0, cpu-0, redis."""
+        return {_name(pid): pid for pid in children(self.process.pid)}
+
+    def push(
+        self,
+        name: str,
+        path: Path,
+        *,
+        version: int | None = None,
+        activate: bool = True,
+        config: str | None = None,
+        wait_s: float = WAIT_S,
+    ) -> dict[str, Any]:
+        """Upload a model and wait until it is ready in every worker and known to every gateway; its document."""
+        query: dict[str, Any] = {"wait": wait_s, "activate": activate} | ({"config": config} if config else {})
+        where = f"/admin/v1/models/{name}/versions"
+        if version is None:
+            reply = self.http.post(where, params=query, content=path.read_bytes())
+        else:
+            reply = self.http.put(f"{where}/{version}", params=query, content=path.read_bytes())
+        assert reply.status_code == 201, reply.text
+        document: dict[str, Any] = reply.json()
+        assert document["state"] == "ready", document
+        return self.settled(name, document["version"])
+
+    def settled(self, name: str, version: int) -> dict[str, Any]:
+        """Wait until a version is ready in every worker of its pool, in the eyes of every gateway; its document."""
+        workers = sum(1 for process in self.pids() if process.startswith("cpu-"))
+
+        def ready(gateway: httpx.Client) -> dict[str, Any] | None:
+            reply = gateway.get(f"/admin/v1/models/{name}/versions/{version}")
+            document: dict[str, Any] = reply.json()
+            instances = document.get("instances", [])
+            states = [instance["state"] for instance in instances]
+            return document if states == ["ready"] * workers else None
+
+        document: dict[str, Any] = {}
+        for index in range(self.gateways):
+            with self.gateway(index) as gateway:
+                document = wait_until(partial(ready, gateway), what=f"{name}:{version} ready")
+        return document
+
+    @property
+    def gateways(self) -> int:
+        return sum(1 for name in self.pids() if name.startswith("gateway-"))
+
+    @contextmanager
+    def gateway(self, index: int) -> Iterator[httpx.Client]:
+        """A client whose one connection is to this gateway: the others sleep while it connects."""
+        pids = self.pids()
+        others = [pid for name, pid in pids.items() if name.startswith("gateway-") and name != f"gateway-{index}"]
+        limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
+        with httpx.Client(
+            base_url=self.url, headers=self.headers, timeout=WAIT_S, limits=limits, trust_env=False
+        ) as caller:
+            with asleep(*others):
+                assert caller.get("/v2/health/live").status_code == 200
+            yield caller
+
+    def send(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> http.client.HTTPConnection:
+        """Post on a connection of its own without waiting for the reply: `getresponse` does, `close` goes away."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        connection.request("POST", path, body, dict(headers or {}))
+        return connection
+
+    def metrics(self) -> Page:
+        reply = self.http.get("/metrics")
+        assert reply.status_code == 200
+        return Page(reply.text)
+
+    def logs(self) -> str:
+        """What all children have written to their logs."""
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted((self.home / "logs").glob("*.log")))
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Tell it to stop and wait for its end; the exit code."""
+        self.http.close()
+        self.redis.close()
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self._end()
+
+    def kill(self) -> None:
+        """End everything at once, whatever state it is in."""
+        with suppress(ProcessLookupError):
+            for pid in (*descendants(self.process.pid), self.process.pid):
+                os.kill(pid, signal.SIGKILL)
+        self._end()
+
+    def _end(self) -> int:
+        try:
+            self.exit_code = self.process.wait(WAIT_S)
+        finally:
+            self._listener.join(WAIT_S)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        return self.exit_code
+
+
+@contextmanager
+def running_stack(
+    tmp_path: Path,
+    *,
+    gateways: int = 1,
+    pools: str = "cpu=1",
+    settings: Mapping[str, object] | None = None,
+    models: Mapping[str, Path] | None = None,
+) -> Iterator[Stack]:
+    """Start everything, give it, and at the end make sure that nothing leaked, stop it, and that nothing is left.
+
+    `settings`: fields of services.settings.Settings. `models`: to have in place when it is ready.
+    """
+    arguments = ["--no-example", "--gateways", str(gateways), "--threads", "1"]
+    for pool in pools.split(","):
+        arguments += ["--pool", pool]
+    for name, path in (models or {}).items():
+        arguments += ["--model", f"{name}={path}"]
+    stack = Stack(tmp_path / "home", arguments, settings or {})
+    try:
+        yield stack
+        assert_nothing_left(stack)
+    except BaseException:
+        print("\n".join(["== said", *stack.lines, stack.logs()]))  # pytest shows it with the failure
+        if stack.exit_code is None:
+            stack.http.close()
+            stack.redis.close()
+            stack.kill()
+        raise
+
+
+def assert_quiet(stack: Stack) -> None:
+    """Nobody asks for anything: wait for the moment in which nothing is on its way, waits, or is held for anybody."""
+    wait_for_none(lambda: _unquiet(stack))
+
+
+def assert_nothing_left(stack: Stack) -> None:
+    """Nothing leaked while it ran; stop it: no process, socket, shared memory or open port remains, and exit code 0."""
+    if stack.exit_code is None:
+        assert_quiet(stack)
+        pids = descendants(stack.process.pid)
+        assert stack.stop() == 0, stack.lines
+        assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+    assert _of_home(stack.home) == []
+    assert list(stack.segments_dir.glob(f"{stack.instance}*")) == []
+    assert not stack.socket.exists()
+    assert list((stack.home / "repository" / ".staging").glob("*")) == []
+    with suppress(httpx.ConnectError):
+        raise AssertionError(f"{stack.url} still answers {httpx.get(stack.url, trust_env=False).status_code}")
+    assert "Traceback" not in stack.logs()
+    assert not any("Traceback" in line for line in stack.lines)
+
+
+def _unquiet(stack: Stack) -> dict[str, object]:
+    """What is on its way, waits or is held; a canary that is under way counts too, so ask more than once."""
+    page = stack.metrics()
+    gauges = ("millrace_requests_in_flight", "millrace_lane_rows", "millrace_stream_entries")
+    found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millrace_segment_bytes_in_use")}
+    for name in stack.redis.scan_iter("mr:*"):
+        key = name.decode()
+        kind = key.split(":")[2] if key.startswith("mr:{") else key
+        if kind == "stream":
+            pending = stack.redis.xpending(key, "w") if stack.redis.exists(key) else {"pending": 0}
+            found[key] = int(stack.redis.xlen(key)) + int(pending["pending"])
+        elif kind not in {"idle", "held", "workers", "record", "mr:pools", "mr:epoch"}:
+            found[key] = "is there"
+    return {name: value for name, value in found.items() if value}
+
+
+@contextmanager
+def asleep(*pids: int) -> Iterator[None]:
+    """Processes that are stopped meanwhile: alive, and doing nothing."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for pid in pids:
+            wait_until(partial(_sleeps, pid), what=f"{pid} sleeps")
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def _sleeps(pid: int) -> bool:
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter: R, S, T (stopped), Z; "" for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started and that have not ended."""
+    found = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return [child for child in found if _state(child) not in {"Z", ""}]
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, and theirs."""
+    found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def _name(pid: int) -> str:
+    """`gateway-0`, `cpu-1`, `redis`, or the whole command."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    if "--index" in words:
+        index = words[words.index("--index") + 1]
+        return f"{words[words.index('--pool') + 1] if '--pool' in words else 'gateway'}-{index}"
+    return "redis" if "--unixsocket" in words else " ".join(words)
+
+
+def _of_home(home: Path) -> list[str]:
+    """Processes that know this home, whoever their parent is now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with suppress(OSError):
+                known = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+                if os.fsencode(home) + b"\0" in known:
+                    found.append(f"{entry.name} {(entry / 'cmdline').read_bytes()!r}")
+    return found
