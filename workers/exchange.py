@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
+from services.errors import Failure
 from services.queue.keys import CHANGES, POOLS, PoolKeys
 from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
 from workers.lease import Lease
+
+log = logging.getLogger("millrace.exchange")
 
 BLOB_LIFE_MS = 60_000
 
@@ -34,8 +38,12 @@ class Exchange:
         self._worker = worker
         keys = self._keys
         self._link = Link(address)
-        for name in ("next", "hold", "release", "beat", "reclaim"):
-            self._link.call("SCRIPT", "LOAD", script(name).text)
+        try:
+            for name in ("next", "hold", "release", "recover", "beat", "reclaim"):
+                self._link.call("SCRIPT", "LOAD", script(name).text)
+        except Failure:
+            self._link.close()
+            raise
         self._next_head = (
             "EVALSHA", script("next").sha, 5,
             keys.ready, keys.idle, keys.inbox(worker), keys.held(worker), keys.workers,
@@ -54,37 +62,55 @@ class Exchange:
         self._link.send(tuple(words))
 
     def receive_next(self) -> list[Lease]:
-        return [self._lease(item) for item in self._link.receive()]
+        return self._leases(self._link.receive())
 
     def wait(self, timeout_s: float) -> list[Lease]:
         """Block until entries lie in the inbox of this idle worker; empty after the timeout."""
         got = self._link.call("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", 4)
-        return [self._lease(item) for item in got[1]] if got else []
+        return self._leases(got[1]) if got else []
 
     def leftovers(self) -> list[Lease]:
         """What lies in the inbox now."""
-        got = self._link.call("LPOP", self._keys.inbox(self._worker), 64)
-        return [self._lease(item) for item in got or ()]
+        return self._leases(self._link.call("LPOP", self._keys.inbox(self._worker), 64) or ())
 
-    def _lease(self, item: Any) -> Lease:
-        lane, entry, data, attempt = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
-        lease = Lease(lane.decode(), entry, data, int(attempt))
-        if lease.header.blob:
-            blob = self._link.call("GET", self._keys.blob(lease.header.blob))
-            lease.inline = memoryview(blob if blob is not None else b"")
-        return lease
+    def recover(self, known: Iterable[Lease]) -> list[Lease]:
+        """After a lost connection: what this worker leases beside the `known`, since the answer that brought it was lost.
+
+        The worker's inbox is emptied by it, and the worker is not idle.
+        """
+        keys = self._keys
+        names = [name for lease in known for name in (lease.lane, lease.entry)]
+        held = (keys.held(self._worker), keys.draining(self._worker), keys.inbox(self._worker), keys.idle)
+        return self._leases(self._script("recover", held, (self._worker, *names)))
+
+    def _leases(self, items: Iterable[Any]) -> list[Lease]:
+        leases: list[Lease] = []
+        for item in items:
+            lane, entry, data, attempt = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
+            try:
+                lease = Lease(lane.decode(), entry, data, int(attempt))
+            except ValueError as error:
+                # It stays leased, so another release's worker gets it when this one leaves.
+                log.error("batch %s of %s cannot be read: %s", entry.decode(), lane.decode(), error)  # noqa: TRY400
+                continue
+            if lease.header.blob:
+                blob = self._link.call("GET", self._keys.blob(lease.header.blob))
+                lease.inline = memoryview(blob if blob is not None else b"")
+            leases.append(lease)
+        return leases
 
     def hold(self, lanes: Sequence[str]) -> None:
         """From now on the worker can run these lanes."""
         if lanes:
-            self._script("hold", (self._keys.held(self._worker),), (self._worker, *lanes))
+            keys = self._keys
+            held = (keys.held(self._worker), keys.draining(self._worker), keys.workers)
+            self._script("hold", held, (self._worker, *lanes))
 
     def release(self, lane: str) -> None:
-        """From now on the worker takes no more of this lane."""
+        """From now on the worker takes no more of this lane. Again when it leases nothing of it any more, to tidy up."""
         keys = self._keys
-        self._script(
-            "release", (keys.held(self._worker), keys.stream(lane), keys.workers, keys.ready), (self._worker, lane)
-        )
+        held = (keys.held(self._worker), keys.draining(self._worker), keys.stream(lane))
+        self._script("release", held, (self._worker, lane))
 
     def pending(self, lane: str) -> int:
         """Entries of a lane that nobody has acknowledged, delivered or not."""
@@ -95,14 +121,10 @@ class Exchange:
         return bool(self._link.call("XPENDING", self._keys.stream(lane), "w", "-", "+", 1, self._worker))
 
     def beat(self, record: bytes, life_ms: int) -> bool:
-        """Extend leases and publish the record. False: Redis did not know this worker, its lanes must be held again."""
+        """Extend leases and publish the record. False: as far as Redis knows this worker holds nothing: hold again."""
         keys = self._keys
-        return bool(
-            self._script(
-                "beat", (keys.workers, keys.record(self._worker), POOLS), (self._worker, record, life_ms, self._pool),
-                prefix=False,
-            )
-        )  # fmt: skip
+        of_worker = (keys.workers, keys.record(self._worker), keys.held(self._worker), POOLS)
+        return bool(self._script("beat", of_worker, (self._worker, record, life_ms, self._pool), prefix=False))
 
     def announce(self) -> None:
         """Tell the gateways that this worker's record changed."""

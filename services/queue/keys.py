@@ -4,6 +4,7 @@ mr:{cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
 mr:{cpu}:ready             sorted set: lanes with undelivered entries, by deadline (ms)
 mr:{cpu}:idle              sorted set: workers waiting for work, by batches in hand
 mr:{cpu}:held:<worker>     set: lanes that the worker can run
+mr:{cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
 mr:{cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
 mr:{cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
 mr:{cpu}:record:<worker>   string: the worker's record (JSON, expires)
@@ -41,6 +42,9 @@ class PoolKeys:
 
     def held(self, worker: str) -> bytes:
         return self.prefix + b"held:" + worker.encode()
+
+    def draining(self, worker: str) -> bytes:
+        return self.prefix + b"draining:" + worker.encode()
 
     def inbox(self, worker: str) -> bytes:
         return self.prefix + b"inbox:" + worker.encode()

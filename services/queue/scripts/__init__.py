@@ -1,6 +1,6 @@
 """The Lua scripts of the exchange, loaded from the files beside this one.
 
-`offer.lua` stands before each of the others that use it: Redis scripts cannot call one another.
+`offer.lua`, what they share, stands before each that uses it: Redis scripts cannot call one another.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Script(NamedTuple):
     sha: bytes
 
 
-_WITH_OFFER = frozenset({"put", "next", "hold", "reclaim"})
+_WITH_OFFER = frozenset({"put", "next", "hold", "release", "reclaim"})
 
 
 @cache
 def script(name: str) -> Script:
-    """The script `name` (put, next, hold, release, beat, reclaim)."""
+    """The script `name` (put, next, hold, release, recover, beat, reclaim)."""
     folder = files(__package__)
     text = folder.joinpath(f"{name}.lua").read_bytes()
     if name in _WITH_OFFER:

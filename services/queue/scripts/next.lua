@@ -28,32 +28,30 @@ local start = 0
 while true do
   local lanes = redis.call('ZRANGE', KEYS[1], start, start + 63)
   if #lanes == 0 then break end
+  start = start + 64
   local held = redis.call('SMISMEMBER', KEYS[4], unpack(lanes))
   for i, lane in ipairs(lanes) do
     if held[i] == 1 then
-      local stream = prefix .. 'stream:' .. lane
       local left = undelivered(prefix, lane)
       -- A fair part of what waits: what one worker holds in hand, no other can run.
       local share = math.ceil(left / math.max(1, redis.call('ZCARD', KEYS[5])))
-      local count = math.max(1, math.min(wanted, share))
-      local got = redis.call('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
-      local entries = {}
-      if got then
-        for j, entry in ipairs(got[1][2]) do
-          local fields = entry[2]
-          entries[j] = {lane, entry[1], fields[2], fields[4]}
+      local got = lease(prefix .. 'stream:' .. lane, worker, math.max(1, math.min(wanted, share)))
+      if #got > 0 then
+        if #got < left then
           -- A stream is first in, first out: the entry behind is hardly more urgent than the last one taken.
-          if left > #got[1][2] then redis.call('ZADD', KEYS[1], fields[6], lane) end
+          redis.call('ZADD', KEYS[1], got[#got][2][6], lane)
+        else
+          redis.call('ZREM', KEYS[1], lane)
         end
-      end
-      if left <= #entries then redis.call('ZREM', KEYS[1], lane) end
-      if #entries > 0 then
         redis.call('ZREM', KEYS[2], worker)
-        return entries
+        for j, entry in ipairs(got) do got[j] = {lane, entry[1], entry[2][2], entry[2][4]} end
+        return got
       end
+      redis.call('ZREM', KEYS[1], lane)
+      start = start - 1
     end
   end
-  start = start + 64
 end
 redis.call('ZADD', KEYS[2], ARGV[3], worker)
+redis.call('ZADD', KEYS[5], 'NX', clock(), worker) -- one that was reclaimed may be gone again before its next beat
 return {}

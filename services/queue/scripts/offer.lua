@@ -1,18 +1,30 @@
--- Shared by the scripts below: hand the next undelivered entry of a lane to an idle worker that holds it.
--- offer(prefix, lane) -> id of the delivered entry, or nil when no idle worker holds the lane.
--- An idle worker stops being idle the moment an entry lies in its inbox.
+-- Shared by the scripts that move batches. Their caller is the only one at work: Redis runs one script at a time.
+-- A lane's stream has one group, "w"; its consumers are the workers. Fields of an entry stand in this order everywhere:
+-- e(ncoded batch), a(ttempt), d(eadline ms), g(ateway's reply list), b(atch).
 local PAGE = 32
+local FORSAKEN_S = 3660 -- no deadline is further away than an hour
 
+-- lease(stream, worker, count) -> the next undelivered entries, now leased by the worker.
+-- The group is made where it is missing: a Redis that evicts keys may have taken the stream with it.
+local function lease(stream, worker, count)
+  local got = redis.pcall('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
+  if got and got.err then
+    redis.call('XGROUP', 'CREATE', stream, 'w', '0', 'MKSTREAM')
+    got = redis.call('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
+  end
+  return got and got[1][2] or {}
+end
+
+-- deliver(prefix, lane, worker) -> id of the entry that lies in the worker's inbox now, or nil. It is idle no more.
 local function deliver(prefix, lane, worker)
-  local stream = prefix .. 'stream:' .. lane
-  local got = redis.call('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', 1, 'STREAMS', stream, '>')
-  if not got then return nil end
-  local entry = got[1][2][1]
+  local entry = lease(prefix .. 'stream:' .. lane, worker, 1)[1]
+  if not entry then return nil end
   redis.call('RPUSH', prefix .. 'inbox:' .. worker, cmsgpack.pack({lane, entry[1], entry[2][2], entry[2][4]}))
   redis.call('ZREM', prefix .. 'idle', worker)
   return entry[1]
 end
 
+-- offer(prefix, lane) -> id of the entry that an idle worker got, or nil when no idle worker holds the lane.
 local function offer(prefix, lane)
   local start = 0
   while true do
@@ -27,7 +39,7 @@ local function offer(prefix, lane)
   end
 end
 
--- How many entries of a lane no worker has yet. 0 when nobody ever held the lane (no group): nothing can run it.
+-- How many entries of a lane no worker has yet; all of them when nobody ever held it (no group).
 local function undelivered(prefix, lane)
   local stream = prefix .. 'stream:' .. lane
   local pending = redis.pcall('XPENDING', stream, 'w')
@@ -35,14 +47,37 @@ local function undelivered(prefix, lane)
   return redis.call('XLEN', stream) - pending[1]
 end
 
--- Fields of an entry stand in this order everywhere: e(ncoded batch), a(ttempt), d(eadline ms), g(ateway's reply list), b(atch).
+-- append(…) -> 1: an idle worker has the batch; 0: it waits in the stream.
 local function append(prefix, lane, batch, attempt, deadline, replies, name)
-  local id = redis.call('XADD', prefix .. 'stream:' .. lane, '*',
-    'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name)
-  local delivered = offer(prefix, lane)
-  if delivered ~= id then
-    redis.call('ZADD', prefix .. 'ready', 'LT', deadline, lane)
+  local stream = prefix .. 'stream:' .. lane
+  local id = redis.call('XADD', stream, '*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name)
+  if offer(prefix, lane) == id then return 1 end
+  redis.call('ZADD', prefix .. 'ready', 'LT', deadline, lane)
+  -- Nobody has held the lane since the stream is there, and perhaps nobody will.
+  if redis.call('XLEN', stream) == 1 and #redis.call('XINFO', 'GROUPS', stream) == 0 then
+    redis.call('EXPIRE', stream, FORSAKEN_S)
+  end
+  return 0
+end
+
+-- forsake(prefix, lane) -> 1 when the stream is gone. Call it after a worker held the lane for the last time: if that
+-- was its last holder, an empty stream goes at once, and one with batches when no deadline can be left in it.
+local function forsake(prefix, lane)
+  for _, worker in ipairs(redis.call('ZRANGE', prefix .. 'workers', 0, -1)) do
+    if redis.call('SISMEMBER', prefix .. 'held:' .. worker, lane) == 1 then return 0 end
+  end
+  local stream = prefix .. 'stream:' .. lane
+  if redis.call('XLEN', stream) > 0 then
+    redis.call('EXPIRE', stream, FORSAKEN_S)
     return 0
   end
+  redis.call('ZREM', prefix .. 'ready', lane)
+  redis.call('DEL', stream)
   return 1
+end
+
+-- The Redis clock in milliseconds.
+local function clock()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
 end

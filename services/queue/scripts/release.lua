@@ -1,11 +1,12 @@
 -- release (worker): the worker runs this lane no more; the last holder takes an empty stream with it.
--- KEYS: lanes the worker holds, stream of the lane, workers, ready
+-- KEYS: lanes the worker holds, lanes it drains, stream of the lane
 -- ARGV: key prefix, worker, lane
 -- returns 1 when the stream is gone
 redis.call('SREM', KEYS[1], ARGV[3])
-for _, other in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
-  if redis.call('SISMEMBER', ARGV[1] .. 'held:' .. other, ARGV[3]) == 1 then return 0 end
+if #redis.pcall('XPENDING', KEYS[3], 'w', '-', '+', 1, ARGV[2]) > 0 then
+  redis.call('SADD', KEYS[2], ARGV[3]) -- so that its leases are found should it die with them
+else
+  redis.call('SREM', KEYS[2], ARGV[3])
+  redis.pcall('XGROUP', 'DELCONSUMER', KEYS[3], 'w', ARGV[2])
 end
-if redis.call('XLEN', KEYS[2]) > 0 then return 0 end
-redis.call('ZREM', KEYS[4], ARGV[3])
-return redis.call('DEL', KEYS[2])
+return forsake(ARGV[1], ARGV[3])

@@ -1,0 +1,478 @@
+"""The scripts of the exchange as gateways and workers call them, on every Redis server that is to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.pool_link import PoolLink
+from services.batch import BatchHeader, BatchInput, decode_reply, encode_batch
+from services.errors import Code, Failure
+from services.queue.server import Binary
+from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Pool, names
+from tests.kit.redis_server import binaries, redis_server
+from workers.exchange import Exchange, Finished
+
+
+@pytest.fixture(scope="module", params=binaries(), ids=str)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    binary: Binary = request.param
+    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
+        pool = Pool(address)
+        yield pool
+        pool.close()
+
+
+@pytest.fixture
+def pool(server: Pool) -> Iterator[Pool]:
+    """A pool with nothing in it; whatever the test did, its state is sound afterwards."""
+    server.clear()
+    yield server
+    server.check()
+
+
+def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):
+    assert pool.put("m", "b1", deadline_ms=5000) == 0
+    picture = pool.check()
+    assert picture.waiting("m") == ["b1"]
+    assert picture.ready == {"m": 5000}
+    assert 3600 < pool.redis.ttl(pool.keys.stream("m")) <= 3660
+
+
+def test_what_waited_for_a_worker_is_there_for_the_first_that_comes(pool):
+    pool.put("m", "b1")
+    pool.put("m", "b2")
+    pool.join("w", "m")
+    assert pool.redis.ttl(pool.keys.stream("m")) == -1
+    assert pool.check().waiting() == ["b1", "b2"]
+    assert names(pool.next("w")) == ["b1", "b2"]
+    assert pool.check().ready == {}
+
+
+def test_an_idle_worker_gets_a_batch_at_once(pool):
+    worker = pool.join("w", "m")
+    assert pool.next("w") == []
+    assert pool.put("m", "b1") == 1
+    picture = pool.check()
+    assert (picture.idle, picture.ready, picture.leased("w")) == ({}, {}, ["b1"])
+    [lease] = worker.wait(1)
+    assert (lease.lane, lease.header.name, lease.attempt) == ("m", "b1", 1)
+    assert pool.next("w", lease) == []
+    assert pool.replies() == [b"b1 1 w"]
+    assert pool.check().entries == []
+
+
+def test_a_worker_that_blocks_is_woken(pool):
+    worker = pool.join("w", "m")
+    assert pool.next("w") == []
+    got: list[str] = []
+    thread = threading.Thread(target=lambda: got.extend(names(worker.wait(30))))
+    thread.start()
+    while not blocked(pool):
+        pass
+    pool.put("m", "b1")
+    thread.join(30)
+    assert got == ["b1"]
+
+
+def blocked(pool: Pool) -> int:
+    return int(pool.redis.info("clients")["blocked_clients"])
+
+
+def test_an_idle_worker_that_does_not_hold_the_lane_gets_nothing(pool):
+    pool.join("w", "m")
+    pool.next("w")
+    assert pool.put("other", "b1") == 0
+    assert "w" in pool.check().idle
+
+
+def test_of_idle_workers_the_one_with_the_least_in_hand_comes_first(pool):
+    for worker, in_hand in (("a", 1), ("b", 0)):
+        pool.join(worker, "m")
+        assert pool.next(worker, in_hand=in_hand) == []
+    assert [pool.put("m", name) for name in ("b1", "b2", "b3")] == [1, 1, 0]
+    picture = pool.check()
+    assert (picture.leased("b"), picture.leased("a"), picture.waiting()) == (["b1"], ["b2"], ["b3"])
+
+
+def test_a_worker_is_found_behind_many_idle_ones_that_do_not_hold_the_lane(pool):
+    for number in range(70):
+        pool.redis.zadd(pool.keys.idle, {f"a{number}": 0})
+        pool.redis.zadd(pool.keys.workers, {f"a{number}": 1})
+    pool.join("z", "m")
+    pool.next("z")
+    assert pool.put("m", "b1") == 1
+
+
+def test_the_lane_with_the_earliest_deadline_comes_first(pool):
+    for lane, deadline in (("late", 9000), ("early", 1000), ("soon", 2000), ("not held", 10)):
+        pool.put(lane, f"{lane} 1", deadline_ms=deadline)
+        pool.put(lane, f"{lane} 2", deadline_ms=deadline + 4000)
+    pool.redis.delete(pool.keys.ready)
+    pool.join("w")
+    for lane, deadline in (("late", 9000), ("early", 1000), ("soon", 2000), ("not held", 10)):
+        pool.redis.zadd(pool.keys.ready, {lane: deadline})
+    pool.redis.sadd(pool.keys.held("w"), "late", "early", "soon")
+    order = [names(pool.next("w", wanted=1)) for _ in range(6)]
+    assert order == [["early 1"], ["early 2"], ["soon 1"], ["soon 2"], ["late 1"], ["late 2"]]
+    assert pool.check().ready == {"not held": 10}
+
+
+def test_a_held_lane_is_found_behind_many_ready_ones_that_are_not(pool):
+    for number in range(150):
+        pool.put(f"other {number}", f"b{number}", deadline_ms=number)
+    pool.put("m", "mine", deadline_ms=1e6)
+    pool.join("w", "m")
+    pool.redis.zadd(pool.keys.ready, {"m": 1e6})
+    assert names(pool.next("w")) == ["mine"]
+    assert len(pool.check().ready) == 150
+
+
+@pytest.mark.parametrize(("waiting", "workers", "taken"), [(3, 2, 2), (8, 2, 4), (1, 3, 1), (9, 1, 4)])
+def test_a_worker_takes_no_more_than_its_part(pool, waiting, workers, taken):
+    for number in range(waiting):
+        pool.put("m", f"b{number}", deadline_ms=1000 + number)
+    for number in range(workers):
+        pool.join(f"w{number}", "m")
+    assert names(pool.next("w0", wanted=4)) == [f"b{number}" for number in range(taken)]
+    assert len(pool.check().waiting()) == waiting - taken
+
+
+def test_a_reply_goes_to_the_gateway_that_asked_and_takes_the_blob_along(pool):
+    worker = pool.join("w", "m")
+    pool.put("m", "b1", gateway="g1", blob=b"tensors")
+    pool.put("m", "b2", gateway="g2")
+    leases = pool.next("w")
+    assert [bytes(lease.inline) for lease in leases] == [b"tensors", b""]
+    worker.send_next([Finished(leases[0], b"one", b"outputs"), Finished(leases[1], b"two", b"")], 0, 0)
+    assert worker.receive_next() == []
+    assert 0 < pool.redis.ttl(pool.keys.replies("g1")) <= 60
+    assert (pool.replies("g1"), pool.replies("g2")) == ([b"one"], [b"two"])
+    assert not pool.redis.exists(pool.keys.blob("b1"))
+    key = pool.keys.blob("reply-b1-1")
+    assert (pool.redis.get(key), 0 < pool.redis.ttl(key) <= 60) == (b"outputs", True)
+    assert pool.check().entries == []
+
+
+def test_a_worker_that_only_replies_is_not_idle(pool):
+    pool.join("w", "m")
+    pool.next("w")
+    assert pool.next("w", wanted=0) == []
+    assert pool.put("m", "b1") == 0
+
+
+def test_a_reply_to_a_lost_lease_is_dropped(pool):
+    pool.join("w", "m")
+    pool.put("m", "b1", blob=b"tensors")
+    [stale] = pool.next("w")
+    pool.silence("w")
+    assert pool.reclaim() == (1, 1, 0)
+    assert pool.next("w", stale) == []
+    assert pool.replies() == []
+    assert pool.redis.get(pool.keys.blob("b1")) == b"tensors"
+    pool.join("v", "m")
+    [lease] = pool.next("v")
+    assert (lease.header.name, lease.attempt) == ("b1", 2)
+    pool.next("v", lease)
+    pool.next("w", stale)
+    assert pool.replies() == [b"b1 2 v"]
+
+
+def test_only_silent_workers_are_reclaimed(pool):
+    for worker in ("a", "b"):
+        pool.join(worker, "m")
+    pool.put("m", "b1")
+    pool.next("a")
+    assert pool.reclaim() == (0, 0, 0)
+    pool.silence("a")
+    pool.worker("a").beat(b"{}", LEASE_MS)
+    assert pool.reclaim() == (0, 0, 0)
+    pool.silence("b")
+    assert pool.reclaim() == (1, 0, 0)
+    picture = pool.check()
+    assert (picture.workers, picture.leased("a"), picture.held) == ({"a"}, ["b1"], {"a": {"m"}})
+
+
+def test_what_a_dead_worker_had_goes_to_an_idle_one_at_once(pool):
+    pool.join("dead", "m")
+    pool.put("m", "in hand")
+    pool.next("dead")
+    pool.next("dead")
+    pool.put("m", "in its inbox")
+    pool.join("idle", "m")
+    pool.next("idle")
+    assert pool.reclaim("dead") == (1, 2, 0)
+    picture = pool.check()
+    assert picture.leased("idle") == ["in hand"]
+    assert picture.waiting() == ["in its inbox"]
+    assert picture.workers == {"idle"}
+    assert "dead" not in {
+        consumer["name"].decode() for consumer in pool.redis.xinfo_consumers(pool.keys.stream("m"), "w")
+    }
+
+
+def test_workers_that_die_together_use_up_one_attempt(pool):
+    for number in range(8):
+        pool.join(f"w{number}", "m")
+        pool.next(f"w{number}")
+    pool.put("m", "b1")
+    pool.silence(*(f"w{number}" for number in range(8)))
+    assert pool.reclaim() == (8, 1, 0)
+    assert [(entry.name, entry.attempt, entry.worker) for entry in pool.check().entries] == [("b1", 2, None)]
+
+
+def test_a_batch_that_kills_its_workers_is_given_up(pool):
+    pool.put("m", "poison")
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        pool.join(f"w{attempt}", "m")
+        [lease] = pool.next(f"w{attempt}")
+        assert lease.attempt == attempt
+        last = attempt == ATTEMPTS_MAX
+        assert pool.reclaim(f"w{attempt}") == (1, 0 if last else 1, 1 if last else 0)
+    assert [decode_reply(data) for data in pool.replies()] == ["poison"]
+    assert pool.check().streams == set()
+
+
+def test_a_worker_with_very_many_leases_loses_all_of_them(pool):
+    pool.join("w", "m")
+    for number in range(250):
+        pool.put("m", f"b{number:03}")
+    assert len(pool.next("w", wanted=250)) == 250
+    assert pool.reclaim("w") == (1, 250, 0)
+    assert pool.check().waiting() == [f"b{number:03}" for number in range(250)]
+
+
+def test_leases_of_lanes_that_a_worker_released_are_reclaimed_too(pool):
+    worker = pool.join("w", "m")
+    pool.put("m", "b1")
+    pool.next("w")
+    worker.release("m")
+    pool.join("v", "m")
+    assert pool.reclaim("w") == (1, 1, 0)
+    assert names(pool.next("v")) == ["b1"]
+
+
+def test_the_last_holder_takes_an_empty_stream_with_it(pool):
+    for worker in ("a", "b"):
+        pool.join(worker, "m")
+    pool.worker("a").release("m")
+    assert pool.check().streams == {"m"}
+    pool.worker("b").release("m")
+    picture = pool.check()
+    assert (picture.streams, picture.held, picture.draining) == (set(), {}, {})
+
+
+def test_a_stream_with_leases_goes_when_they_are_done(pool):
+    worker = pool.join("w", "m")
+    pool.put("m", "b1")
+    [lease] = pool.next("w")
+    worker.release("m")
+    assert pool.check().draining == {"w": {"m"}}
+    assert worker.leased("m")
+    assert pool.redis.ttl(pool.keys.stream("m")) > 0
+    assert pool.next("w", lease) == []
+    assert (pool.replies(), worker.leased("m"), worker.pending("m")) == ([b"b1 1 w"], False, 0)
+    worker.release("m")
+    picture = pool.check()
+    assert (picture.streams, picture.draining) == (set(), {})
+
+
+def test_a_released_lane_is_not_leased_from(pool):
+    worker = pool.join("w", "m")
+    pool.next("w")
+    worker.release("m")
+    assert pool.put("m", "b1") == 0
+    assert pool.next("w") == []
+    worker.hold(["m"])
+    assert names(worker.wait(1)) == ["b1"]
+
+
+def test_an_idle_worker_that_takes_up_a_lane_gets_what_waits_in_it(pool):
+    worker = pool.join("w")
+    pool.put("m", "b1")
+    pool.put("n", "b2")
+    pool.put("n", "b3")
+    assert pool.next("w") == []
+    worker.hold(["m", "n"])
+    picture = pool.check()
+    assert (picture.leased("w"), picture.waiting("n"), picture.idle) == (["b1"], ["b2", "b3"], {})
+    assert names(worker.leftovers()) == ["b1"]
+
+
+def test_streams_that_expired_are_forgotten(pool):
+    pool.put("m", "b1")
+    pool.redis.delete(pool.keys.stream("m"))
+    assert pool.reclaim() == (0, 0, 0)
+    assert pool.check().ready == {}
+
+
+def test_a_lane_heals_when_redis_evicted_its_stream(pool):
+    pool.join("w", "m")
+    pool.put("m", "gone")
+    pool.redis.delete(pool.keys.stream("m"))
+    assert pool.next("w") == []
+    assert pool.check().ready == {}
+    pool.redis.delete(pool.keys.stream("m"))
+    assert pool.put("m", "b1") == 1
+    assert names(pool.worker("w").leftovers()) == ["b1"]
+
+
+def test_beats(pool):
+    worker = pool.worker("w")
+    assert not worker.beat(b'{"id": "w"}', 5000)
+    assert pool.redis.get(pool.keys.record("w")) == b'{"id": "w"}'
+    assert 0 < pool.redis.pttl(pool.keys.record("w")) <= 5000
+    assert pool.redis.smembers("mr:pools") == {b"cpu"}
+    assert not worker.beat(b"{}", 5000)  # it holds nothing yet, or what it held was lost on the way
+    worker.hold(["m"])
+    assert worker.beat(b"{}", 5000)
+    pool.silence("w")
+    pool.reclaim()
+    assert not worker.beat(b"{}", 5000)
+
+
+def test_a_reclaimed_worker_must_hold_its_lanes_again_whatever_it_does_first(pool):
+    worker = pool.join("w", "m", "n")
+    pool.silence("w")
+    pool.reclaim()
+    assert pool.next("w") == []
+    worker.hold(["new"])
+    assert not worker.beat(b"{}", LEASE_MS)
+
+
+@pytest.mark.parametrize("first", ["hold", "next"])
+def test_a_worker_that_dies_before_its_first_beat_is_reclaimed(pool, first):
+    worker = pool.worker("w")
+    if first == "hold":
+        worker.hold(["m"])
+        pool.put("m", "b1")
+        pool.next("w")
+    else:
+        pool.next("w")
+        worker.hold(["m"])
+        pool.put("m", "b1")
+    pool.check()
+    pool.silence("w")
+    assert pool.reclaim() == (1, 1, 0)
+    picture = pool.check()
+    assert (picture.idle, picture.held, picture.waiting()) == ({}, {}, ["b1"])
+
+
+def test_leases_whose_answer_was_lost_with_the_connection_are_recovered(pool):
+    worker = pool.join("w", "m", "n")
+    for name in ("b1", "b2", "b3"):
+        pool.put("m", name)
+    in_hand = pool.next("w", wanted=1)
+    worker.send_next([], 1, 4)
+    pool.redis.ping()
+    pool.lose_connection("w")
+    worker = pool.worker("w")
+    assert sorted(names(worker.recover(in_hand))) == ["b2", "b3"]
+    assert pool.check().idle == {}
+    assert worker.recover([]) != []
+
+
+def test_recovering_takes_what_lies_in_the_inbox_once(pool):
+    worker = pool.join("w", "m", "n")
+    pool.next("w")
+    pool.put("n", "b1")
+    worker.release("n")
+    [lease] = worker.recover([])
+    assert (lease.lane, lease.header.name, lease.attempt) == ("n", "b1", 1)
+    assert worker.leftovers() == []
+    assert pool.next("w", lease) == []
+    assert pool.replies() == [b"b1 1 w"]
+
+
+def test_a_batch_of_another_release_is_left_to_workers_that_can_read_it(pool, caplog):
+    pool.join("old", "m")
+    pool.put("m", "b1", entry=b"\x05\0\0\0" + b"\x91\x63...")
+    pool.put("m", "b2")
+    assert names(pool.next("old")) == ["b2"]
+    assert "cannot be read" in caplog.text
+    pool.worker("old").leave(ATTEMPTS_MAX)
+    assert [(entry.name, entry.attempt) for entry in pool.check().entries] == [("b1", 2), ("b2", 2)]
+
+
+def test_nothing_is_left_when_all_is_done_and_all_have_left(pool):
+    for number in range(5):
+        pool.put("m" if number % 2 else "n", f"b{number}")
+    for worker in ("a", "b"):
+        pool.join(worker, "m", "n")
+    for worker in ("a", "b", "a", "b"):
+        pool.next(worker, *pool.next(worker), wanted=0)
+    for worker in ("a", "b"):
+        pool.worker(worker).leave(ATTEMPTS_MAX)
+    assert len(pool.replies()) == 5
+    assert pool.redis.keys() == [b"mr:pools"]
+
+
+def test_scripts_that_redis_forgot_are_loaded_with_the_next_connection(pool):
+    pool.join("w", "m")
+    pool.redis.script_flush()
+    try:
+        with pytest.raises(Failure, match="NOSCRIPT") as failure:
+            pool.next("w")
+        assert failure.value.code is Code.UNAVAILABLE
+        pool.lose_connection("w")
+        assert pool.next("w") == []
+    finally:
+        pool.load()
+        pool.lose_connection("w")
+
+
+def test_what_a_batch_costs_redis_does_not_grow_with_lanes_or_models(pool):
+    def commands(lanes: int) -> int:
+        pool.clear()
+        pool.join("w", *(f"m{number}" for number in range(lanes)))
+        for number in range(1, lanes):
+            pool.put(f"m{number}", f"waits {number}", deadline_ms=1e9)
+        pool.redis.config_resetstat()
+        pool.put("m0", "b1", deadline_ms=1)
+        [lease] = pool.next("w", wanted=1)
+        pool.next("w", lease, wanted=0)
+        return sum(row["calls"] for name, row in pool.redis.info("commandstats").items() if "config" not in name)
+
+    assert commands(2) == commands(1000)
+
+
+def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
+    replies: list[bytes] = []
+
+    async def serve() -> None:
+        came, puts = asyncio.Event(), []
+
+        def on_reply(data: bytes) -> None:
+            replies.append(data)
+            came.set()
+
+        link = PoolLink(
+            pool.address, "cpu", "gw", on_reply, lambda _: None, lambda name, answer: puts.append((name, answer))
+        )
+        await link.start()
+        pool.join("w", "m")
+        name = link.new_name()
+        header = BatchHeader(name, link.replies_key, 0.0, [1], [1e12], [BatchInput((), 3, [3], None)], [], "")
+        link.put("m", name, encode_batch(header, [b"abc"]), b"", 1e12, 1)
+        await link.call("PING")
+        assert puts == [(name, 0)]
+        [lease] = await asyncio.to_thread(pool.next, "w")
+        assert bytes(lease.inline) == b"abc"
+        await asyncio.to_thread(pool.next, "w", lease, wanted=0)
+        await came.wait()
+        await link.stop()
+        assert replies == [f"{name} 1 w".encode()]
+
+    asyncio.run(asyncio.wait_for(serve(), 30))
+
+
+def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
+    pool.redis.config_set("requirepass", "x")
+    try:
+        with pytest.raises(Failure, match="NOAUTH"):
+            Exchange(pool.address, "cpu", "w")
+    finally:
+        pool.redis.config_set("requirepass", "")

@@ -1,0 +1,243 @@
+"""A pool's part of a real Redis: what gateways do to it, workers on it, and a picture of its state with what must hold.
+
+put, reclaim (a gateway's scripts) ── worker(name) -> workers.exchange.Exchange ── picture() -> Picture ── broken()
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import msgpack
+
+from services.batch import BatchHeader, encode_batch
+from services.queue.keys import PoolKeys
+from services.queue.link import Link
+from services.queue.scripts import script
+from services.queue.url import RedisAddress, client
+from workers.exchange import Exchange, Finished
+from workers.lease import Lease
+
+LEASE_MS = 60_000  # no test lasts that long: workers are silenced, not waited for
+ATTEMPTS_MAX = 3
+
+
+class Entry(NamedTuple):
+    """An entry of a stream; `worker` leases it, None: nobody does."""
+
+    lane: str
+    id: str
+    name: str
+    attempt: int
+    worker: str | None
+
+
+@dataclass
+class Picture:
+    """All keys of a pool at one moment. `others`: keys that are none of the exchange's own."""
+
+    entries: list[Entry] = field(default_factory=list)
+    streams: set[str] = field(default_factory=set)
+    ready: dict[str, float] = field(default_factory=dict)
+    idle: dict[str, float] = field(default_factory=dict)
+    workers: set[str] = field(default_factory=set)
+    held: dict[str, set[str]] = field(default_factory=dict)
+    draining: dict[str, set[str]] = field(default_factory=dict)
+    inbox: dict[str, list[str]] = field(default_factory=dict)
+    replies: dict[str, list[bytes]] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
+
+    def waiting(self, lane: str | None = None) -> list[str]:
+        """Names of batches that nobody has, in order."""
+        return [entry.name for entry in self.entries if entry.worker is None and lane in {None, entry.lane}]
+
+    def leased(self, worker: str | None = None) -> list[str]:
+        """Names of batches that some worker, or this one, leases."""
+        return [entry.name for entry in self.entries if entry.worker and worker in {None, entry.worker}]
+
+    def broken(self) -> list[str]:
+        """What is not as it must be after every script, whatever happened before."""
+        undelivered = {entry.lane for entry in self.entries if entry.worker is None}
+        held, draining = self.held, self.draining
+        found = [f"in `ready` are {sorted(self.ready)}, but {sorted(undelivered)} have undelivered entries"]
+        if set(self.ready) == undelivered:
+            found = []
+        for worker in self.idle:
+            waits = held.get(worker, set()) & undelivered
+            found += [f"{worker} is idle while {lane} waits" for lane in sorted(waits)]
+            found += [f"{worker} is idle with a full inbox"] if self.inbox.get(worker) else []
+        for kind, owners in (
+            ("is idle", self.idle),
+            ("holds", held),
+            ("drains", draining),
+            ("has an inbox", self.inbox),
+        ):
+            found += [f"{worker} {kind} and nobody would reclaim it" for worker in owners if worker not in self.workers]
+        leases = {entry.id: entry for entry in self.entries if entry.worker is not None}
+        for entry in leases.values():
+            worker = str(entry.worker)
+            if worker not in self.workers or entry.lane not in held.get(worker, set()) | draining.get(worker, set()):
+                found.append(f"nobody would reclaim {entry}")
+        for worker, ids in self.inbox.items():
+            found += [f"{id_} is in the inbox of {worker}" for id_ in ids if leases[id_].worker != worker]
+        doubled = Counter(entry.name for entry in self.entries)
+        return found + [f"{name} is {count} times there" for name, count in doubled.items() if count > 1]
+
+
+class Pool:
+    """One pool in a Redis that is the test's own. Worker connections are kept for the next test of the same server."""
+
+    def __init__(self, address: RedisAddress, name: str = "cpu") -> None:
+        self.address = address
+        self.name = name
+        self.keys = PoolKeys(name)
+        self.redis: Any = client(address)
+        self._link = Link(address)
+        self._exchanges: dict[str, Exchange] = {}
+        self.load()
+
+    def load(self) -> None:
+        """Make the gateways' scripts known to Redis."""
+        for scripted in ("put", "reclaim"):
+            self._link.call("SCRIPT", "LOAD", script(scripted).text)
+
+    def close(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.close()
+        self._link.close()
+        self.redis.close()
+
+    def clear(self) -> None:
+        self.redis.flushall()
+
+    # What a gateway does.
+
+    def put(
+        self,
+        lane: str,
+        name: str,
+        *,
+        deadline_ms: float = 1e12,
+        gateway: str = "g0",
+        attempt: int = 1,
+        blob: bytes = b"",
+        entry: bytes = b"",
+    ) -> int:
+        """Put a batch of one request without tensors; 1 when an idle worker has it at once."""
+        replies = self.keys.replies(gateway)
+        header = BatchHeader(name, replies, 0.0, [1], [deadline_ms], [], [], name if blob else "")
+        if blob:
+            self._link.call("SET", self.keys.blob(name), blob, "PX", LEASE_MS)
+        delivered = self._link.call(
+            "EVALSHA", script("put").sha, 1, self.keys.stream(lane), self.keys.prefix, lane,
+            entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name,
+        )  # fmt: skip
+        return int(delivered)
+
+    def reclaim(self, worker: str = "", attempts_max: int = ATTEMPTS_MAX) -> tuple[int, int, int]:
+        """(workers removed, batches put again, batches given up): of silent workers, or of one known to be dead."""
+        got = self._link.call(
+            "EVALSHA", script("reclaim").sha, 1, self.keys.workers, self.keys.prefix, LEASE_MS, attempts_max, worker
+        )
+        return cast("tuple[int, int, int]", tuple(got))
+
+    def replies(self, gateway: str = "g0") -> list[bytes]:
+        """Take the replies that lie in a gateway's list."""
+        taken: list[bytes] = self.redis.lpop(self.keys.replies(gateway), 10_000) or []
+        return taken
+
+    # What workers do.
+
+    def worker(self, name: str) -> Exchange:
+        if name not in self._exchanges:
+            self._exchanges[name] = Exchange(self.address, self.name, name)
+        return self._exchanges[name]
+
+    def lose_connection(self, name: str) -> None:
+        """The next `worker(name)` is over a new connection."""
+        self._exchanges.pop(name).close()
+
+    def join(self, name: str, *lanes: str) -> Exchange:
+        """A worker that has beaten and holds `lanes`."""
+        exchange = self.worker(name)
+        exchange.beat(b"{}", LEASE_MS)
+        exchange.hold(lanes)
+        return exchange
+
+    def next(self, name: str, *finished: Lease, in_hand: int = 0, wanted: int = 4) -> list[Lease]:
+        exchange = self.worker(name)
+        exchange.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], in_hand, wanted)
+        return exchange.receive_next()
+
+    def silence(self, *names: str) -> None:
+        """The last beat of these workers was long ago."""
+        for name in names:
+            self.redis.zadd(self.keys.workers, {name: 1}, xx=True)
+
+    # What is there.
+
+    def picture(self) -> Picture:
+        picture = Picture()
+        prefix = self.keys.prefix.decode()
+        found = sorted(key.decode() for key in self.redis.keys("*"))
+        pipeline = self.redis.pipeline(transaction=False)
+        read = {
+            "stream": lambda key: (pipeline.xrange(key), pipeline.xpending_range(key, "w", "-", "+", 9999)),
+            "ready": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "idle": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "workers": lambda key: pipeline.zrange(key, 0, -1),
+            "held": pipeline.smembers,
+            "draining": pipeline.smembers,
+            "inbox": lambda key: pipeline.lrange(key, 0, -1),
+            "replies": lambda key: pipeline.lrange(key, 0, -1),
+        }
+        kinds = [(key, *key.removeprefix(prefix).partition(":")[::2]) for key in found]
+        for key, kind, _ in kinds:
+            read.get(kind, lambda _: None)(key)
+        answers = iter(pipeline.execute(raise_on_error=False))
+        for key, kind, name in kinds:
+            if kind == "stream":
+                picture.streams.add(name)
+                picture.entries += _entries(name, next(answers), next(answers))
+            elif kind in read:
+                setattr(picture, kind, _merged(kind, name, next(answers), getattr(picture, kind)))
+            else:
+                picture.others.add(key)
+        return picture
+
+    def check(self) -> Picture:
+        """The state now; raises AssertionError if something in it is broken."""
+        picture = self.picture()
+        assert picture.broken() == [], picture
+        return picture
+
+
+def reply(lease: Lease, worker: str) -> bytes:
+    """What our workers answer: who ran which batch, at which attempt."""
+    return f"{lease.header.name} {lease.attempt} {worker}".encode()
+
+
+def names(leases: Iterable[Lease]) -> list[str]:
+    return [lease.header.name for lease in leases]
+
+
+def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
+    # Without a group there are no leases.
+    leased = {} if isinstance(pending, Exception) else {row["message_id"]: row["consumer"].decode() for row in pending}
+    return [
+        Entry(lane, id_.decode(), fields[b"b"].decode(), int(fields[b"a"]), leased.get(id_)) for id_, fields in entries
+    ]
+
+
+def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
+    if kind in {"ready", "idle"}:
+        return {member.decode(): score for member, score in answer}
+    if kind == "workers":
+        return {member.decode() for member in answer}
+    if kind in {"held", "draining"}:
+        return known | {name: {lane.decode() for lane in answer}}
+    if kind == "inbox":
+        return known | {name: [msgpack.unpackb(item, raw=True)[1].decode() for item in answer]}
+    return known | {name: answer}
