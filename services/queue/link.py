@@ -27,19 +27,27 @@ class Link:
             self._socket = self._open(address, timeout_s)
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"Redis at {address} is not reachable: {error}") from error
-        for words in greeting(address):
-            self.call(*words)
+        try:
+            for words in greeting(address):
+                self.call(*words)
+        except Failure:
+            self.close()
+            raise
 
     @staticmethod
     def _open(address: RedisAddress, timeout_s: float) -> socket.socket:
         if address.path is not None:
             link = socket.socket(socket.AF_UNIX)
             link.settimeout(timeout_s)
-            link.connect(address.path)
+            try:
+                link.connect(address.path)
+            except OSError:
+                link.close()
+                raise
         else:
+            context = address.ssl_context()
             link = socket.create_connection((address.host, address.port), timeout_s)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context = address.ssl_context()
             link = link if context is None else context.wrap_socket(link, server_hostname=address.host)
         # Python's own timeout polls before every send and receive: two system calls where the kernel's needs none.
         link.settimeout(None)
@@ -62,14 +70,14 @@ class Link:
         scripts are loaded again.
         """
         reader = self._reader
-        while (reply := reader.gets()) is False:
-            try:
+        try:
+            while (reply := reader.gets()) is False:
                 data = self._socket.recv(_READ_BYTES)
-            except OSError as error:
-                raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
-            if not data:
-                raise Failure(Code.UNAVAILABLE, "Redis closed the connection")
-            reader.feed(data)
+                if not data:
+                    raise Failure(Code.UNAVAILABLE, "Redis closed the connection")
+                reader.feed(data)
+        except (OSError, hiredis.ProtocolError) as error:
+            raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
         if isinstance(reply, hiredis.ReplyError):
             raise Failure(Code.UNAVAILABLE, f"Redis answered: {reply}") from reply
         return reply

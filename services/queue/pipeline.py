@@ -7,6 +7,7 @@ for a CPU second. Everything that is not the hot path uses redis-py.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -17,11 +18,16 @@ from services.errors import Code, Failure
 from services.queue.greeting import greeting
 from services.queue.url import RedisAddress
 
+log = logging.getLogger("millrace.queue")
+
 OnReply = Callable[[Any], None]
 
 
 class Pipeline(asyncio.Protocol):
-    """Each command has a callback; it gets the reply, or an Exception (a Redis error, or the loss of the connection)."""
+    """Each command has a callback; it gets the reply, or an Exception (a Redis error, or the loss of the connection).
+
+    What a callback raises is logged: the replies behind it are other people's.
+    """
 
     def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
         self._reader = hiredis.Reader()
@@ -39,7 +45,7 @@ class Pipeline(asyncio.Protocol):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -47,7 +53,7 @@ class Pipeline(asyncio.Protocol):
         callbacks, self._callbacks = self._callbacks, deque()
         for callback in callbacks:
             if callback is not None:
-                callback(lost)
+                _tell(callback, lost)
         if self._on_lost is not None:
             self._on_lost()
 
@@ -81,11 +87,18 @@ class Pipeline(asyncio.Protocol):
         while (reply := reader.gets()) is not False:
             callback = callbacks.popleft()
             if callback is not None:
-                callback(reply)
+                _tell(callback, reply)
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+def _tell(callback: OnReply, reply: Any) -> None:
+    try:
+        callback(reply)
+    except Exception:
+        log.exception("a reply of Redis could not be used")
 
 
 async def connect(address: RedisAddress, on_lost: Callable[[], None] | None = None) -> Pipeline:

@@ -1,0 +1,133 @@
+"""What processes tell each other through Redis beside the queue, on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from services.errors import Code, Failure
+from services.queue.board import UPLOADS_LIFE_S, Board
+from services.queue.deaths import publish_death
+from services.queue.keys import UPLOADS, PoolKeys
+from services.queue.server import choose_binary
+from services.queue.url import RedisAddress, client
+from services.records import State
+from tests.kit.catalog import worker
+from tests.kit.pool import Pool
+from tests.kit.redis_server import redis_server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisAddress]:
+    with redis_server(choose_binary(""), tmp_path_factory.mktemp("redis")) as address:
+        yield address
+
+
+@pytest.fixture
+def address(server: RedisAddress) -> RedisAddress:
+    with client(server) as redis:
+        redis.flushall()
+    return server
+
+
+def test_workers_are_those_whose_records_live(address):
+    pools = {"gpu": Pool(address, "gpu"), "cpu": Pool(address, "cpu")}
+    for pool, name in (("gpu", "g"), ("cpu", "b"), ("cpu", "a"), ("cpu", "silent")):
+        pools[pool].worker(name).beat(worker(name=name, pool=pool).model_dump_json().encode(), 60_000)
+    pools["cpu"].redis.delete(PoolKeys("cpu").record("silent"))
+    pools["cpu"].redis.sadd("mr:pools", "empty")
+
+    async def look() -> None:
+        board = Board(address)
+        assert [record.id for record in await board.workers()] == ["a", "b", "g"]
+        pools["gpu"].worker("g").leave(3)
+        assert [record.id for record in await board.workers()] == ["a", "b"]
+        pools["cpu"].redis.set(PoolKeys("cpu").record("a"), b'{"id": 1}')
+        with pytest.raises(Failure, match="another release") as failure:
+            await board.workers()
+        assert failure.value.code is Code.INTERNAL
+        await board.close()
+
+    asyncio.run(look())
+    for pool_ in pools.values():
+        pool_.close()
+
+
+def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(address):
+    pool = Pool(address)
+    pool.join("w", "m")
+    for name in ("b1", "b2", "b3"):
+        pool.put("m", name)
+    pool.next("w", wanted=1)
+
+    async def count() -> list[int]:
+        board = Board(address)
+        counts = await board.stream_entries("cpu", ["m", "nothing"])
+        assert await board.stream_entries("cpu", []) == []
+        await board.close()
+        return counts
+
+    assert asyncio.run(count()) == [3, 0]
+    pool.close()
+
+
+def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
+    async def upload() -> None:
+        board = Board(address)
+        await board.set_upload("m", 3, State.CHECKING)
+        await board.set_upload("m", None, State.UPLOADED)
+        assert await board.uploads() == {("m", 3): State.CHECKING, ("m", None): State.UPLOADED}
+        with client(address) as redis:
+            life_s: int = redis.ttl(UPLOADS)
+            assert 0 < life_s <= UPLOADS_LIFE_S
+        await board.set_upload("m", None, None)
+        await board.set_upload("m", 3, None)
+        assert await board.uploads() == {}
+        await board.close()
+
+    asyncio.run(upload())
+
+
+def test_news_reach_everybody_who_listens(address):
+    async def listen() -> None:
+        board, other = Board(address), Board(address)
+        news = other.messages()
+        first = asyncio.ensure_future(anext(news))
+        with client(address) as redis:
+            while not redis.pubsub_numsub("mr:changes")[0][1]:
+                await asyncio.sleep(0)
+        await board.publish("model:digits")
+        assert await first == "model:digits"
+        assert await publish_death(address, "cpu-0-17")
+        assert await anext(news) == "died:cpu-0-17"
+        await news.aclose()  # type: ignore[attr-defined]
+        await board.close()
+        await other.close()
+
+    asyncio.run(listen())
+
+
+def test_without_redis_every_call_says_so(tmp_path):
+    nowhere = RedisAddress.unix(str(tmp_path / "no.sock"))
+
+    async def ask() -> None:
+        board = Board(nowhere)
+        failures = await asyncio.gather(
+            board.workers(),
+            board.stream_entries("cpu", ["m"]),
+            board.uploads(),
+            board.set_upload("m", 1, State.CHECKING),
+            board.publish("model:m"),
+            anext(board.messages()),
+            return_exceptions=True,
+        )
+        for failure in failures:
+            assert isinstance(failure, Failure)
+            assert "not reachable" in failure.message
+            assert (failure.code, failure.retry_after_s) == (Code.UNAVAILABLE, 1)
+        assert not await publish_death(nowhere, "cpu-0-17")
+        await board.close()
+
+    asyncio.run(ask())
