@@ -32,7 +32,7 @@ from services.queue.board import Board
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
-from services.segments.segment import host_token
+from services.segments.segment import host_token, remove_leftovers
 from services.settings import Settings
 from services.version import VERSION
 
@@ -49,6 +49,8 @@ class Gateway:
         self.tally = Tally(settings.metrics_dir, f"gateway-{index}")
         self.segments: SegmentPool | None = None
         if settings.segment_bytes_max:
+            # What a gateway that was killed left behind is nobody's: the one that takes its place gives it back.
+            remove_leftovers(settings.segments_dir, settings.instance)
             prefix = f"{settings.instance}-{self.name}"
             in_use = self.tally.gauge(catalogue.SEGMENT_BYTES_IN_USE)
             self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max, in_use)
