@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from services.cli.load import Target, drive
+from services.errors import Failure
 
 ACCURACY_MIN = 0.97
 TIMEOUT_S = 30.0
@@ -50,48 +51,41 @@ def _load() -> tuple[list[bytes], list[int]]:
     return bodies, held_out["labels"].tolist()
 
 
-async def _ask(client: httpx.AsyncClient, url: str, body: bytes) -> int:
-    """The label that the endpoint gives one image."""
-    try:
-        reply = await client.post(url, content=body, headers={"Content-Type": "application/json"})
-    except httpx.HTTPError as error:
-        raise DemoError(f"{url} cannot be reached: {str(error) or type(error).__name__}") from error
-    try:
-        document: dict[str, Any] = reply.json()
-        if reply.status_code != httpx.codes.OK:
-            raise DemoError(f"{url} answered {reply.status_code}: {document.get('error', document)}")
-        return int(document["outputs"][0]["data"][0])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DemoError(
-            f"{url} answered {reply.status_code} with something that is no label: {reply.text[:200]}"
-        ) from error
+class _Answers:
+    """Hands out each image's request once and keeps what came back."""
+
+    def __init__(self, requests: list[bytes]) -> None:
+        self._remaining = iter(enumerate(requests))
+        self.labels = [-1] * len(requests)
+        self.seconds = [0.0] * len(requests)
+
+    def take(self) -> tuple[int, bytes] | None:
+        return next(self._remaining, None)
+
+    def answered(self, number: int, status: int, body: bytes, seconds: float) -> None:
+        """Raises DemoError for anything but a label."""
+        self.seconds[number] = seconds
+        try:
+            document: dict[str, Any] = json.loads(body)
+            if status != HTTPStatus.OK:
+                raise DemoError(f"the endpoint answered {status}: {document.get('error', document)}")
+            self.labels[number] = int(document["outputs"][0]["data"][0])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            text = body[:200].decode(errors="replace")
+            raise DemoError(f"the endpoint answered {status} with something that is no label: {text}") from error
 
 
 async def measure(url: str, connections: int) -> Outcome:
     """Send every held-out image once, `connections` at a time. Raises DemoError."""
     bodies, labels = _load()
-    answers, spans = [-1] * len(bodies), [0.0] * len(bodies)
-    target = f"{url.rstrip('/')}/v2/models/digits/infer"
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
-
-    async def one_connection(client: httpx.AsyncClient, remaining: Iterator[int]) -> None:
-        for index in remaining:
-            started = time.perf_counter()
-            answers[index] = await _ask(client, target, bodies[index])
-            spans[index] = time.perf_counter() - started
-
-    async with httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S, trust_env=False) as client:
-        remaining = iter(range(len(bodies)))
-        began = time.perf_counter()
-        try:
-            async with asyncio.TaskGroup() as connected:
-                for _ in range(connections):
-                    connected.create_task(one_connection(client, remaining))
-        except* DemoError as group:
-            raise DemoError(str(group.exceptions[0])) from None
-        seconds = time.perf_counter() - began
-    p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(spans, [50, 95, 99]))
-    right = sum(answer == label for answer, label in zip(answers, labels, strict=True))
+    targets = [Target.of(url, "/v2/models/digits/infer", body, None) for body in bodies]
+    answers = _Answers([target.request for target in targets])
+    try:
+        seconds = await drive(targets[0], answers, connections, TIMEOUT_S)
+    except Failure as failure:
+        raise DemoError(f"{url}: {failure.message}; is `millrace up` running?") from failure
+    p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(answers.seconds, [50, 95, 99]))
+    right = sum(answer == label for answer, label in zip(answers.labels, labels, strict=True))
     return Outcome(len(bodies), connections, right / len(labels), len(bodies) / seconds, p50, p95, p99)
 
 

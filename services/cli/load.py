@@ -1,4 +1,4 @@
-"""Load on an endpoint: connections that send the same request again as soon as it is answered.
+"""Load on an endpoint: connections that send their next request as soon as the last one is answered.
 
 A protocol over httptools, not an HTTP client library: what is measured should be the server.
 """
@@ -11,6 +11,7 @@ import time
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import httptools
@@ -30,7 +31,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a load goes, and the bytes of one request."""
+    """Where a load goes, and the bytes of one request (`of` with another body makes another)."""
 
     host: str
     port: int
@@ -53,13 +54,39 @@ class Target:
         return cls(parts.hostname or "", port, ssl.create_default_context() if secure else None, request)
 
 
-class _Connection(asyncio.Protocol):
-    def __init__(self, target: Target, tally: Tally, until: float) -> None:
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._target = target
-        self._tally = tally
+class Source(Protocol):
+    """What connections send, and who is told what came of it."""
+
+    def take(self) -> tuple[int, bytes] | None:
+        """The next request and its number; None: there is no more."""
+
+    def answered(self, number: int, status: int, body: bytes, seconds: float) -> None: ...
+
+
+class _Repeated:
+    """One request again and again, for a while."""
+
+    def __init__(self, request: bytes, until: float, tally: Tally) -> None:
+        self._request = request
         self._until = until
+        self._tally = tally
+
+    def take(self) -> tuple[int, bytes] | None:
+        return None if time.perf_counter() >= self._until else (0, self._request)
+
+    def answered(self, number: int, status: int, body: bytes, seconds: float) -> None:
+        self._tally.seconds.append(seconds)
+        self._tally.statuses[status] += 1
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, source: Source) -> None:
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.drained = False  # nothing more to send
+        self._source = source
+        self._number = 0
         self._sent = 0.0
+        self._body: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
 
@@ -69,14 +96,28 @@ class _Connection(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:  # what the source raised
+            self._give_up(error.__context__ or error)
+        except httptools.HttpParserError as error:
+            self._give_up(Failure(Code.UNAVAILABLE, f"the endpoint does not speak HTTP: {error}"))
+
+    def _give_up(self, error: BaseException) -> None:
+        assert self._transport is not None
+        if not self.closed.done():
+            self.closed.set_exception(error)
+        self._transport.close()
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
 
     def on_message_complete(self) -> None:
-        now = time.perf_counter()
-        self._tally.seconds.append(now - self._sent)
-        self._tally.statuses[self._parser.get_status_code()] += 1
+        seconds = time.perf_counter() - self._sent
+        body, self._body = b"".join(self._body), []
+        self._source.answered(self._number, self._parser.get_status_code(), body, seconds)
         assert self._transport is not None
-        if now >= self._until or not self._parser.should_keep_alive():
+        if not self._parser.should_keep_alive():
             self._transport.close()
             return
         self._parser = httptools.HttpResponseParser(self)
@@ -88,30 +129,43 @@ class _Connection(asyncio.Protocol):
 
     def _send(self) -> None:
         assert self._transport is not None
+        taken = self._source.take()
+        if taken is None:
+            self.drained = True
+            self._transport.close()
+            return
+        self._number, request = taken
         self._sent = time.perf_counter()
-        self._transport.write(self._target.request)
+        self._transport.write(request)
 
 
-async def load(target: Target, connections: int, seconds: float, tally: Tally) -> float:
-    """Keep `connections` requests on their way for `seconds`; returns the seconds it took, last answers included.
+async def drive(target: Target, source: Source, connections: int, seconds_max: float) -> float:
+    """Send what `source` has over `connections`; returns the seconds it took, last answers included.
 
-    Raises Failure(UNAVAILABLE) if the endpoint cannot be reached or stops answering.
+    Raises Failure(UNAVAILABLE) if the endpoint cannot be reached or does not answer within `seconds_max`.
     """
     started = time.perf_counter()
-    until = started + seconds
 
     async def keep_up() -> None:
-        while time.perf_counter() < until:
+        drained = False
+        while not drained:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: _Connection(target, tally, until), target.host, target.port, ssl=target.tls
+                lambda: _Connection(source), target.host, target.port, ssl=target.tls
             )
             await connection.closed
+            drained = connection.drained
 
     try:
-        async with asyncio.timeout(seconds + ANSWER_S_MAX):
+        async with asyncio.timeout(seconds_max):
             await asyncio.gather(*(keep_up() for _ in range(connections)))
     except TimeoutError as error:
-        raise Failure(Code.UNAVAILABLE, f"answers are missing {ANSWER_S_MAX:g} s after the end of the load") from error
+        raise Failure(Code.UNAVAILABLE, f"answers are missing after {seconds_max:g} s") from error
     except OSError as error:
         raise Failure(Code.UNAVAILABLE, f"a connection failed under load: {error.strerror or error}") from error
     return time.perf_counter() - started
+
+
+async def load(target: Target, connections: int, seconds: float, tally: Tally) -> float:
+    """Keep `connections` requests on their way for `seconds`; as `drive`."""
+    source = _Repeated(target.request, time.perf_counter() + seconds, tally)
+    return await drive(target, source, connections, seconds + ANSWER_S_MAX)
