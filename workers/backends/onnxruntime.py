@@ -130,7 +130,7 @@ def _decoded(name: str, array: Array) -> Array:
     try:
         texts = [element.decode() for element in elements]
     except UnicodeDecodeError as error:
-        index = next(i for i, element in enumerate(elements) if element is error.object)
+        index = elements.index(error.object)
         raise invalid(f"input {name!r}: element {index} is not UTF-8, and ONNX Runtime takes no other text") from error
     return np.array(texts, dtype=object).reshape(array.shape)
 
