@@ -44,22 +44,25 @@ class _Shelf:
             heapq.heappop(order)
         return None
 
-    def compact(self, waiting: int) -> None:
-        """Forget entries that left through another heap, once they outnumber the `waiting` ones."""
-        if len(self.order) > 2 * waiting + COMPACT_MIN:
-            self.order = [entry for entry in self.order if not (entry[2].taken or entry[2].done)]
-            heapq.heapify(self.order)
-            for shape, heap in list(self.by_shape.items()):
-                kept = [entry for entry in heap if not (entry[2].taken or entry[2].done)]
-                heapq.heapify(kept)
-                if kept:
-                    self.by_shape[shape] = kept
-                else:
-                    del self.by_shape[shape]
+    def compact(self) -> None:
+        """Forget entries whose requests have left."""
+        self.order = [entry for entry in self.order if not (entry[2].taken or entry[2].done)]
+        heapq.heapify(self.order)
+        for shape, heap in list(self.by_shape.items()):
+            kept = [entry for entry in heap if not (entry[2].taken or entry[2].done)]
+            heapq.heapify(kept)
+            if kept:
+                self.by_shape[shape] = kept
+            else:
+                del self.by_shape[shape]
 
 
 class Batcher:
-    """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`."""
+    """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`.
+
+    Who leaves is not looked for in the heaps: its entries go when they come to the front, when they outnumber those of
+    the waiting requests, and when nothing waits.
+    """
 
     def __init__(self, aging_s: float = AGING_S) -> None:
         self.rows = 0  # of all requests that wait
@@ -68,6 +71,7 @@ class Batcher:
         self._shelves: dict[int, _Shelf] = {}
         self._shapes: dict[int, Hashable] = {}
         self._numbers = itertools.count()
+        self._left = 0  # requests that left since the heaps had entries of waiting ones alone: a bound on the others
 
     def add(self, request: Request, shape: Hashable) -> None:
         """`shape`: equal for requests that may share a batch; None where all requests of the version have one shape."""
@@ -76,17 +80,30 @@ class Batcher:
         if shelf is None:
             shelf = self._shelves[rank] = _Shelf()
         shelf.push((request.deadline, next(self._numbers), request), shape)
-        shelf.compact(self.count)
+        if self._left > 2 * self.count + COMPACT_MIN:
+            for other in self._shelves.values():
+                other.compact()
+            self._left = 0
         if shape is not None:
             self._shapes[id(request)] = shape
         self.rows += request.rows
         self.count += 1
 
     def discard(self, request: Request) -> None:
-        """A waiting request was answered or cancelled (its `done` is set): it counts no more."""
+        """A waiting request was answered or cancelled (its `done` is set): it counts no more, its tensors are let go."""
+        self._leave(request)
+        request.inputs = ()
+
+    def _leave(self, request: Request) -> None:
         self.rows -= request.rows
         self.count -= 1
+        self._left += 1
         self._shapes.pop(id(request), None)
+        if not self.count:
+            for shelf in self._shelves.values():
+                shelf.order.clear()
+                shelf.by_shape.clear()
+            self._left = 0
 
     def earliest_deadline(self) -> float:
         """Of all waiting requests; infinity when nothing waits."""
@@ -132,7 +149,7 @@ class Batcher:
                 return 0
             heapq.heappop(heap)
             request.taken = True
-            self.discard(request)
+            self._leave(request)
             batch.append(request)
             room -= request.rows
             if room <= 0:
@@ -153,7 +170,7 @@ class Batcher:
         return [shelf for _, _, shelf in ranked]
 
     def expire(self, now: float) -> list[Request]:
-        """Take out every waiting request whose deadline has passed."""
+        """Take out every waiting request whose deadline has passed; nobody will run them, so their tensors are let go."""
         expired: list[Request] = []
         for shelf in self._shelves.values():
             while (head := shelf.head()) is not None and head.deadline <= now:
@@ -168,5 +185,7 @@ class Batcher:
         return self.expire(float("inf"))
 
     def oldest_arrival(self) -> float:
-        """When the first request arrived of those that are next; infinity when nothing waits."""
-        return min((head.arrival for shelf in self._shelves.values() if (head := shelf.head())), default=float("inf"))
+        """When the first request arrived of all that wait; infinity when nothing waits. Looks at every one."""
+        waiting = (entry[2] for shelf in self._shelves.values() for entry in shelf.order)
+        arrivals = (request.arrival for request in waiting if not (request.taken or request.done))
+        return min(arrivals, default=float("inf"))

@@ -10,98 +10,37 @@ carries twice the requests for a CPU second.
 from __future__ import annotations
 
 import asyncio
-import logging
+from collections import deque
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
-from httptools import parse_url
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from httptools import HttpParserError, HttpParserUpgrade
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.infer import JSON_HEADERS, error_reply
-from gateway.infer_types import Cancel, HttpReply, InferHandler, InferHeaders
+from gateway.cycle import GONE, Cycle, is_whole, refused
+from gateway.deaf import Deaf
+from gateway.inbound import Inbound
+from gateway.infer import JSON_HEADERS, error_reply, too_large, unexpected
+from gateway.infer_path import InferPath, learn
+from gateway.infer_types import HttpReply, InferHandler
+from gateway.reply_head import OK_JSON_TAIL, head, ok_prefix
 from services.errors import Code, Failure
 
-log = logging.getLogger("millrace.fast_lane")
+__all__ = ["FastLane", "Inbound", "fast_lane"]
 
-PATHS_MAX = 4096
-LINGER_S = 1.0  # how long the rest of a refused body is read and dropped, so that the refusal is not lost in a reset
-_PREFIX = "/v2/models/"
-_NO_HEADERS = InferHeaders(None, None, None)
-_OK_JSON_TAIL = b"%d\r\ncontent-type: application/json\r\n\r\n%b"
 HEAD_BYTES_MAX = 64 * 1024
+PIPELINE_MAX = 16  # requests that wait for their turn on one connection before no more is read from it
+LINGER_S = 5.0  # how long a refused client may take to notice
 
 
-def infer_path(url: bytes) -> tuple[str, str | None] | None:
-    """(model, version) of the path of an infer post, percent-decoded; None for any other path."""
-    try:
-        path = parse_url(url).path.decode("ascii")
-    except Exception:
-        return None
-    parts = path.removeprefix(_PREFIX).split("/")
-    if not path.startswith(_PREFIX) or parts[-1] != "infer" or not parts[0]:
-        return None
-    if len(parts) == 2:
-        return unquote(parts[0]), None
-    if len(parts) == 4 and parts[1] == "versions":
-        return unquote(parts[0]), unquote(parts[2])
-    return None
+class _Nowhere(list[tuple[bytes, bytes]]):
+    """Where trailers go: nobody reads them, and nobody bounds how many there are."""
 
-
-class _Cycle:
-    """One infer request on a connection, from its headers to its reply. Has what uvicorn's own cycle offers its protocol."""
-
-    __slots__ = (
-        "body",
-        "complete",
-        "disconnected",
-        "expect_continue",
-        "headers",
-        "keep_alive",
-        "message_event",
-        "path",
-        "refusal",
-        "reply",
-        "response_complete",
-        "size_bytes",
-        "started",
-        "ticket",
-    )
-
-    def __init__(self, path: tuple[str, str | None], message_event: asyncio.Event) -> None:
-        self.path = path
-        self.headers = _NO_HEADERS
-        self.body: list[bytes] = []
-        self.size_bytes = 0
-        self.complete = False  # the whole body is here
-        self.started = False  # its turn on the connection has come
-        self.refusal: Failure | None = None
-        self.ticket: Cancel | None = None
-        self.reply: HttpReply | None = None
-        self.keep_alive = True
-        self.expect_continue = False
-        self.response_complete = False
-        self.disconnected = False
-        self.message_event = message_event  # uvicorn sets it when the connection is lost; nobody waits here
-
-
-class Inbound:
-    """Bytes of bodies that are being received by all connections of a gateway: bounded, before anything is admitted."""
-
-    __slots__ = ("bytes", "bytes_max")
-
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes = 0
-        self.bytes_max = bytes_max
-
-
-class _Unwaited(asyncio.Event):
-    """An event for cycles that nobody waits for: one for all, since setting it does nothing."""
-
-    def set(self) -> None:
+    def append(self, _: tuple[bytes, bytes]) -> None:
         return
 
 
-_UNWAITED = _Unwaited()
+_NOWHERE = _Nowhere()
 
 
 class FastLane(HttpToolsProtocol):
@@ -111,39 +50,111 @@ class FastLane(HttpToolsProtocol):
     body_bytes_max: ClassVar[int]
     connections_max: ClassVar[int]
     inbound: ClassVar[Inbound]
-    paths: ClassVar[dict[bytes, tuple[str, str | None] | None]]
+    paths: ClassVar[dict[bytes, InferPath | None]]
     ok_prefix: ClassVar[list[Any]]  # [default headers it was made of, bytes]: the head of a 200 up to its length
 
-    cycle: Any  # a _Cycle, or uvicorn's own
-    _active: _Cycle | None = None  # the infer request whose turn it is
-    _blocked: _Cycle | None = None  # answered, but the client does not read: the next one waits
+    cycle: Any  # the last request that was read: a Cycle, or uvicorn's own
+    pipeline: deque[tuple[Any, Any]]  # (cycle, ASGI app) of those that wait for their turn, the next one at the right
+    _active: Any = None  # the request whose turn it is
+    _blocked: Cycle | None = None  # answered, but the client does not read: the next one waits
     _upgrade = False
-    _in_head = False
-    _head_bytes = 0
+    _set_aside: Any = GONE  # `cycle`, while a request that asked for another protocol is read for the first time
+    _head_bytes = -1  # of the head (or the trailers) that is being read, but for its first piece; -1: none is
+    _receiving = False  # a request has begun and is not whole
+    _advancing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self.connections_max:
-            full = Failure(Code.UNAVAILABLE, "too many connections are open; try again later", retry_after_s=1)
-            self._say(error_reply(full))
+        open_now = len(self.connections)
+        if open_now > 2 * self.connections_max:
+            transport.abort()  # so many that the refused ones, which are given a moment, would be too many
+        elif open_now > self.connections_max:
+            self._refuse(Failure(Code.UNAVAILABLE, "too many connections are open; try again later", retry_after_s=1))
+        else:
+            self._await_rest()
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
+        timer = self.timeout_keep_alive_task
+        if timer is not None:
+            timer.cancel()
+            self.timeout_keep_alive_task = None
+        if self._head_bytes >= 0:
+            self._head_bytes += len(data)  # unless the head ends in it: then a callback says so
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._after_upgrade(data, upgrade.args[0])
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        if self._receiving and self.cycle is not GONE:
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response(f"the request's head is larger than {HEAD_BYTES_MAX} bytes")
-                return
-        super().data_received(data)
+            else:
+                self._await_rest()
 
-    def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is answered like every other mistake: in JSON."""
-        self._say(error_reply(Failure(Code.INVALID, msg)))
+    def _after_upgrade(self, data: bytes, end: int) -> None:
+        """A request asked for another protocol, as Java's HTTP client does with each one: it offers h2c.
 
-    def _say(self, reply: HttpReply) -> None:
-        """A reply to no request in particular, after which the connection closes."""
-        if not self.transport.is_closing():
-            self.transport.write(self._head(reply, keep_alive=False) + reply.body)
-            self.transport.close()
+        The parser takes what follows for that protocol, the body too. Unless it is WebSocket, the request is read once
+        more as if it had not asked.
+        """
+        rest = memoryview(data)[end:]
+        try:
+            while not self._should_upgrade():
+                if self.cycle is GONE:
+                    self.cycle, self._set_aside = self._set_aside, GONE
+                    if self.cycle is GONE:
+                        return  # nothing more is read on this connection
+                    self.parser.feed_data(self._plain_head())
+                try:
+                    self.parser.feed_data(rest)
+                except HttpParserUpgrade as upgrade:
+                    rest = rest[upgrade.args[0] :]
+                else:
+                    return
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        else:
+            self.handle_websocket_upgrade()
+
+    def _plain_head(self) -> bytes:
+        """The head that was just read, without the offer."""
+        lines = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        version = self.parser.get_http_version().encode()
+        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
+
+    def _await_rest(self) -> None:
+        """Who begins a request goes on with it: one that is stuck half-way holds a connection, and bytes of `inbound`."""
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self._stalled)
+
+    def _stalled(self) -> None:
+        active = self._active
+        owing = active is not None and not active.response_complete and is_whole(active)
+        if owing or self.flow.read_paused:
+            self._await_rest()  # it is the client who waits
+        else:
+            self.timeout_keep_alive_handler()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        blocked, self._blocked = self._blocked, None
+        if blocked is not None and not self.transport.is_closing():
+            self._finish(blocked)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        active = self._active
+        for cycle in (active, self.cycle, *(waiting for waiting, _ in self.pipeline)):
+            if type(cycle) is Cycle and not cycle.disconnected:
+                cycle.disconnected = True
+                self._drop_body(cycle)
+                if cycle.ticket is not None and not cycle.answered:
+                    cycle.ticket.cancel()
+        if active is not None and not active.response_complete:
+            active.disconnected = True  # uvicorn tells the last request that was read, which may be another one
+            active.message_event.set()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         # uvicorn builds an ASGI scope here; an infer post needs none, any other request gets it in `_to_asgi`.
@@ -151,8 +162,8 @@ class FastLane(HttpToolsProtocol):
         self.expect_100_continue = False
         self.headers = []
         self._upgrade = False
-        self._in_head = True
         self._head_bytes = 0
+        self._receiving = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -163,7 +174,10 @@ class FastLane(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._head_bytes = -1
+        existing = self.cycle
+        if existing is GONE:
+            return
         url = self.url
         if self.parser.get_method() != b"POST" or self._upgrade:
             self._to_asgi()
@@ -171,66 +185,53 @@ class FastLane(HttpToolsProtocol):
         try:
             path = self.paths[url]
         except KeyError:
-            path = self._learn(url)
+            path = learn(self.paths, url)
         if path is None:
             self._to_asgi()
             return
-        existing = self.cycle
-        cycle = self.cycle = _Cycle(path, _UNWAITED)
-        self._read_headers(cycle)
+        cycle = self.cycle = Cycle(path)
+        cycle.read(self.headers, self.body_bytes_max)
+        cycle.expect_continue = self.expect_100_continue
+        cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
         if existing is None or existing.response_complete:
             self._start(cycle)
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, None))  # type: ignore[arg-type]
-
-    def _learn(self, url: bytes) -> tuple[str, str | None] | None:
-        path = infer_path(url)
-        if len(self.paths) >= PATHS_MAX:
-            self.paths.clear()
-        self.paths[url] = path
-        return path
+            self.pipeline.appendleft((cycle, None))
+            if len(self.pipeline) >= PIPELINE_MAX:
+                self.flow.pause_reading()
 
     def _to_asgi(self) -> None:
+        parser = self.parser
+        if self._upgrade and parser.should_upgrade() and parser.get_method() != b"CONNECT" and not self._should_upgrade():
+            self._set_aside, self.cycle = self.cycle, GONE  # until `_after_upgrade`
+            return
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers.extend(headers)
         super().on_headers_complete()
+        if self._blocked is None and len(self.pipeline) < PIPELINE_MAX:
+            self.flow.resume_reading()  # uvicorn stops at the first that waits, and no longer sees the client go
 
-    def _read_headers(self, cycle: _Cycle) -> None:
-        content_encoding = accept_encoding = header_length = None
-        for name, value in self.headers:
-            if name == b"content-length":
-                if int(value) > self.body_bytes_max:
-                    cycle.refusal = self._too_large()
-            elif name == b"content-encoding":
-                content_encoding = value.strip().lower()
-            elif name == b"accept-encoding":
-                accept_encoding = value
-            elif name == b"inference-header-content-length":
-                header_length = value
-        if content_encoding is not None or accept_encoding is not None or header_length is not None:
-            cycle.headers = InferHeaders(content_encoding, accept_encoding, header_length)
-        cycle.expect_continue = self.expect_100_continue
-        cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
-
-    def _too_large(self) -> Failure:
-        return Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {self.body_bytes_max} bytes")
+    def on_chunk_header(self) -> None:
+        # The last chunk has no data, and trailers may follow it: like a head, they have a limit.
+        self._head_bytes = 0
+        self.headers = _NOWHERE
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = -1
         cycle = self.cycle
-        if type(cycle) is not _Cycle:
+        if type(cycle) is not Cycle:
             super().on_body(body)
             return
-        if cycle.refusal is not None or cycle.response_complete:
+        if cycle.refusal is not None:
             return
         size, inbound = len(body), self.inbound
         cycle.size_bytes += size
         inbound.bytes += size
         cycle.body.append(body)
         if cycle.size_bytes > self.body_bytes_max:
-            cycle.refusal = self._too_large()
+            cycle.refusal = too_large(self.body_bytes_max)
         elif inbound.bytes > inbound.bytes_max:
             cycle.refusal = Failure(
                 Code.UNAVAILABLE, f"{inbound.bytes_max} bytes are being received; try again later", retry_after_s=1
@@ -238,42 +239,49 @@ class FastLane(HttpToolsProtocol):
         if cycle.refusal is not None:
             self._drop_body(cycle)
             if cycle.started:
-                self._refuse(cycle)
+                self._answer(cycle, error_reply(cycle.refusal))
+        elif not cycle.started and cycle.size_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
 
-    def _drop_body(self, cycle: _Cycle) -> None:
-        self.inbound.bytes -= sum(map(len, cycle.body))
+    def _drop_body(self, cycle: Cycle) -> None:
+        self.inbound.bytes -= cycle.size_bytes
+        cycle.size_bytes = 0
         cycle.body = []
 
     def on_message_complete(self) -> None:
+        self._receiving = False
+        self._head_bytes = -1
         cycle = self.cycle
-        if type(cycle) is not _Cycle:
+        if type(cycle) is not Cycle:
             super().on_message_complete()
             return
         cycle.complete = True
-        if cycle.started:
-            if cycle.refusal is None:
-                self._submit(cycle)
-            elif not self.transport.is_closing():
-                self.transport.close()
+        if cycle.started and cycle.refusal is None:
+            self._submit(cycle)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Called by uvicorn when a request's turn on a pipelined connection has come."""
-        if type(cycle) is _Cycle:
+        """Called by uvicorn when a request's turn has come."""
+        if type(cycle) is Cycle:
             self._start(cycle)
         else:
+            self._unset_keepalive_if_required()
+            self._active = cycle
             super()._start_asgi_task(cycle, app)
 
-    def _start(self, cycle: _Cycle) -> None:
+    def _start(self, cycle: Cycle) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()  # set when the one before it, in the same segment, was answered
         cycle.started = True
         self._active = cycle
         if cycle.refusal is not None:
-            self._refuse(cycle)
-        elif cycle.complete:
-            self._submit(cycle)
-        elif cycle.expect_continue:
+            self._answer(cycle, error_reply(cycle.refusal))
+            return
+        if cycle.expect_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if cycle.complete:
+            self._submit(cycle)
 
-    def _submit(self, cycle: _Cycle) -> None:
+    def _submit(self, cycle: Cycle) -> None:
         parts = cycle.body
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         self._drop_body(cycle)
@@ -282,77 +290,115 @@ class FastLane(HttpToolsProtocol):
         def done(reply: HttpReply) -> None:
             self._answer(cycle, reply)
 
-        cycle.ticket = self.infer.submit(model, version, cycle.headers, body, done)
+        try:
+            cycle.ticket = self.infer.submit(model, version, cycle.headers, body, done)
+        except Exception as error:
+            failure = unexpected("an infer post", error)
+            if not cycle.answered:
+                done(error_reply(failure))
 
-    def _refuse(self, cycle: _Cycle) -> None:
-        """Answer before the body has been read; what comes of it is dropped for a moment, then the connection closes."""
-        assert cycle.refusal is not None
-        if cycle.reply is not None:
-            return
-        cycle.keep_alive = False
-        cycle.reply = error_reply(cycle.refusal)
-        self.transport.write(self._head(cycle.reply, keep_alive=False) + cycle.reply.body)
-        self.flow.resume_reading()
-        if cycle.complete:
-            self.transport.close()
-        else:
-            self.loop.call_later(LINGER_S, self.transport.close)
-
-    def _answer(self, cycle: _Cycle, reply: HttpReply) -> None:
+    def _answer(self, cycle: Cycle, reply: HttpReply) -> None:
         transport = self.transport
         if cycle.disconnected or transport.is_closing():
             return
-        cycle.reply = reply
+        cycle.answered = True
         if reply.headers is JSON_HEADERS and reply.status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
             if defaults is not self.server_state.default_headers:  # uvicorn makes them anew for each second's date
-                prefix = self._learn_prefix()
-            transport.write(prefix + _OK_JSON_TAIL % (len(reply.body), reply.body))
+                defaults = self.server_state.default_headers
+                prefix = ok_prefix(defaults)
+                self.ok_prefix[:] = (defaults, prefix)
+            transport.write(prefix + OK_JSON_TAIL % (len(reply.body), reply.body))
         else:
-            transport.write(self._head(reply, cycle.keep_alive) + reply.body)
+            transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + reply.body)
         if self.flow.write_paused:
             self._blocked = cycle
             self.flow.pause_reading()
         else:
             self._finish(cycle)
 
-    def _learn_prefix(self) -> bytes:
-        defaults = self.server_state.default_headers
-        lines = [b"%b: %b\r\n" % header for header in defaults]
-        prefix = b"".join((STATUS_LINE[200], *lines, b"content-length: "))
-        self.ok_prefix[:] = (defaults, prefix)
-        return prefix
-
-    def _head(self, reply: HttpReply, keep_alive: bool) -> bytes:
-        parts = [STATUS_LINE[reply.status]]
-        for name, value in self.server_state.default_headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"content-length: %d\r\n" % len(reply.body))
-        for name, value in reply.headers:
-            parts += (name, b": ", value, b"\r\n")
-        parts.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
-        return b"".join(parts)
-
-    def _finish(self, cycle: _Cycle) -> None:
+    def _finish(self, cycle: Cycle) -> None:
         cycle.response_complete = True
-        if not cycle.keep_alive:
+        cycle.ticket = None  # an idle connection keeps nothing of its last request
+        if cycle.keep_alive:
+            self.on_response_complete()
+        else:
+            self._hang_up(cycle)
+
+    def on_response_complete(self) -> None:
+        """Called by both kinds of cycles: the next request's turn, or the wait for one."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            self._advance()
+            return
+        self.flow.resume_reading()
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _advance(self) -> None:
+        """Start what waits, in a loop: a handler that answers at once would come back here for each request."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self.pipeline and self._active.response_complete and not self.transport.is_closing():
+                cycle, app = self.pipeline.pop()
+                if len(self.pipeline) < PIPELINE_MAX:
+                    self.flow.resume_reading()
+                self._start_asgi_task(cycle, app)
+        finally:
+            self._advancing = False
+        if self._receiving:
+            self._await_rest()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is not HTTP is answered like every other mistake: in JSON, and in its turn."""
+        self._refuse(Failure(Code.INVALID, msg))
+
+    def _refuse(self, failure: Failure) -> None:
+        """Take no more from this client. It gets the replies that it waits for, then this refusal."""
+        if self.cycle is GONE:
+            return
+        refusal = refused(failure)
+        broken, self.cycle = self.cycle, refusal
+        self._receiving = False
+        self._deafen()
+        if broken is not None and not broken.response_complete:
+            if is_whole(broken):
+                self.pipeline.appendleft((refusal, None))
+                return
+            if type(broken) is Cycle:
+                self._drop_body(broken)
+            if self.pipeline:
+                self.pipeline[0] = (refusal, None)
+                return
+            broken.disconnected = True
+            broken.message_event.set()
+        self._start(refusal)
+
+    def _deafen(self) -> None:
+        self.transport.set_protocol(Deaf(self))
+        self.flow.resume_reading()
+
+    def _hang_up(self, cycle: Cycle) -> None:
+        """After the last reply. If the client may still be sending, give it a moment to read it."""
+        self.server_state.total_requests += 1
+        while self.pipeline:
+            waiting, _ = self.pipeline.pop()
+            if type(waiting) is Cycle:
+                self._drop_body(waiting)
+        self.cycle = GONE
+        if cycle.complete:
             self.transport.close()
-        self.on_response_complete()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        blocked, self._blocked = self._blocked, None
-        if blocked is not None and not self.transport.is_closing():
-            self._finish(blocked)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for cycle in (self._active, self.cycle, *(waiting for waiting, _ in self.pipeline)):
-            if type(cycle) is _Cycle and not cycle.disconnected:
-                cycle.disconnected = True
-                self._drop_body(cycle)
-                if cycle.ticket is not None and not cycle.response_complete:
-                    cycle.ticket.cancel()
-        super().connection_lost(exc)
+            return
+        self._receiving = False
+        self._deafen()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
 def fast_lane(infer: InferHandler, body_bytes_max: int, connections_max: int, inbound: Inbound) -> type[FastLane]:

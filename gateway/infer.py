@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 import time
+import uuid
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from gateway.v2.call import InferCall
 from gateway.v2.compression import choose_encoding, compress, decompress
 from gateway.v2.decode import parse_header_length
 from gateway.v2.metadata import error_body
-from services.errors import Failure
+from services.errors import Code, Failure
 
 log = logging.getLogger("millrace.infer")
 
@@ -32,6 +33,7 @@ OCTETS = b"application/octet-stream"
 JSON_HEADERS: list[tuple[bytes, bytes]] = [(b"content-type", JSON)]
 COMPRESS_BYTES_MIN = 1024  # below this a compressed body is hardly smaller, and both sides pay for it
 COMPRESS_INLINE_BYTES_MAX = 64 * 1024  # above this compressing goes to a thread
+PACKED_BYTES_MAX = 256 << 20  # of compressed bodies that wait for a thread: they are not admitted yet
 
 
 def error_reply(failure: Failure) -> HttpReply:
@@ -40,6 +42,18 @@ def error_reply(failure: Failure) -> HttpReply:
     if failure.retry_after_s is not None:
         headers = [*JSON_HEADERS, (b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after_s)))]
     return HttpReply(failure.http_status, headers, error_body(failure.message))
+
+
+def too_large(bytes_max: int) -> Failure:
+    """A body over the limit: refused as soon as that is known, whichever adapter reads it."""
+    return Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {bytes_max} bytes")
+
+
+def unexpected(what: str, error: Exception) -> Failure:
+    """For an exception that nobody expected: it is logged with an id, and the caller gets the id."""
+    error_id = uuid.uuid4().hex[:12]
+    log.error("internal error %s: %s", error_id, what, exc_info=error)
+    return Failure(Code.INTERNAL, f"internal error {error_id}")
 
 
 class _Ticket:
@@ -88,12 +102,18 @@ class Infer:
         self._body_bytes_max = body_bytes_max
         self._timeout_s_max = timeout_s_max
         self._tasks: set[asyncio.Future[None]] = set()
+        self._packed_bytes = 0
 
     def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> Cancel:
         """Take a request; `done` is called once, maybe before this returns."""
         encoding = headers.content_encoding
         if encoding is None or encoding == b"identity":
             return self._submit(model, version, headers, body, done)
+        if self._packed_bytes and self._packed_bytes + len(body) > PACKED_BYTES_MAX:
+            full = f"{self._packed_bytes} bytes of compressed bodies wait to be read; try again later"
+            done(error_reply(Failure(Code.UNAVAILABLE, full, retry_after_s=1)))
+            return _NOTHING
+        self._packed_bytes += len(body)
         deferred = _Deferred()
         self._spawn(self._decompress(deferred, encoding, model, version, headers, body, done))
         return deferred
@@ -119,6 +139,9 @@ class Infer:
         except Failure as failure:
             done(error_reply(failure))
             return _NOTHING
+        except Exception as error:
+            done(error_reply(unexpected(f"an infer request for {model!r}", error)))
+            return _NOTHING
         return _Ticket(route.lane, request)
 
     def _reply(
@@ -130,6 +153,9 @@ class Infer:
             body, header_length = route.encoder.encode(call, result)
         except Failure as failure:
             done(error_reply(failure))
+            return
+        except Exception as error:
+            done(error_reply(unexpected("a reply could not be written", error)))
             return
         if header_length is None:
             headers = JSON_HEADERS
@@ -150,7 +176,11 @@ class Infer:
             self._spawn(self._compress_in_thread(reply, encoding, done))
 
     async def _compress_in_thread(self, reply: HttpReply, encoding: bytes, done: Done) -> None:
-        done(await asyncio.to_thread(_compressed, reply, encoding))
+        try:
+            compressed = await asyncio.to_thread(_compressed, reply, encoding)
+        except Exception as error:
+            compressed = error_reply(unexpected("a reply could not be compressed", error))
+        done(compressed)
 
     async def _decompress(
         self,
@@ -163,13 +193,20 @@ class Infer:
         done: Done,
     ) -> None:
         """In a thread: a small body can become a large one, and the neighbours must not wait for it."""
+        failure = None
         try:
             plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
-        except Failure as failure:
-            if not deferred.cancelled:
-                done(error_reply(failure))
+        except Failure as error:
+            failure = error
+        except Exception as error:
+            failure = unexpected("a body could not be decompressed", error)
+        finally:
+            self._packed_bytes -= len(body)
+        if deferred.cancelled:
             return
-        if not deferred.cancelled:
+        if failure is not None:
+            done(error_reply(failure))
+        else:
             deferred.ticket = self._submit(model, version, headers, plain, done)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

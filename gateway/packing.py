@@ -102,9 +102,14 @@ class Packer:
         return room
 
     def unpack(self, header: ReplyHeader, inline: memoryview, live: Sequence[Request]) -> list[list[OutputTensor]]:
-        """Outputs for each request in `live` (those without a failure, in order). The tensors are views."""
+        """Outputs for each request in `live` (those without a failure, in order). The tensors are views.
+
+        Raises ValueError when the reply does not fit the signature and the requests.
+        """
         rows = [request.rows for request in live]
         total = sum(rows)
+        if len(header.outputs) != len(self._row_bytes):
+            raise ValueError(f"{len(header.outputs)} outputs in place of {len(self._row_bytes)}")
         columns: list[list[OutputTensor]] = []
         offset = 0
         for i, output in enumerate(header.outputs):
@@ -161,7 +166,9 @@ class Packer:
 
 
 def _flat(data: Any) -> Any:
-    return data.reshape(-1).view(np.uint8).data if isinstance(data, np.ndarray) else data
+    if isinstance(data, np.ndarray):
+        return data.reshape(-1).view(np.uint8).data
+    return data.cast("B") if isinstance(data, memoryview) else data
 
 
 def _row_bytes(spec: TensorSpec, batching: bool) -> int:

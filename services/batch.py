@@ -1,8 +1,10 @@
 """The wire form of a batch and of the reply to it. Pure: bytes in, bytes out.
 
-    batch   u32 header length | msgpack header | inline tensors, input by input, in each the requests' rows in order
-    reply   u8 kind (0) | u32 header length | msgpack header | inline tensors, output by output
+    batch   u32 header length | msgpack header | padding | inline tensors, input by input, in each the rows in order
+    reply   u8 kind (0) | u32 header length | msgpack header | padding | inline tensors, output by output
     given up by the queue: u8 kind (1) | batch name
+
+The padding lets the tensors begin at a multiple of ALIGN_BYTES, so that they are used where they lie.
 
 Both headers start with a format number. A tensor lies inline or in a shared memory segment (its place). Requests of
 one batch have equal shapes but for their rows, so a whole input is one contiguous array that can run without a copy.
@@ -19,8 +21,11 @@ import msgpack
 FORMAT = 1
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
+ALIGN_BYTES = 8  # of the largest element
 _U32 = struct.Struct("<I")
 _KIND_U32 = struct.Struct("<BI")
+_PADDING = tuple(bytes(-length % ALIGN_BYTES) for length in range(ALIGN_BYTES))  # by length before it, mod ALIGN_BYTES
+_UNREADABLE = (struct.error, msgpack.UnpackException, TypeError, IndexError)  # beside ValueError
 _pack = msgpack.Packer(use_bin_type=True).pack
 
 
@@ -91,63 +96,72 @@ class ReplyHeader(NamedTuple):
 def encode_batch(header: BatchHeader, tensors: Sequence[Any]) -> bytes:
     """`tensors`: bytes-like parts of the inline inputs, in order (empty when they lie in a blob)."""
     head = _pack((FORMAT, *header))
-    return b"".join((_U32.pack(len(head)), head, *tensors))
+    length = len(head)
+    return b"".join((_U32.pack(length), head, _PADDING[(4 + length) % ALIGN_BYTES], *tensors))
 
 
 def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
-    """Returns the header and the inline bytes. Raises ValueError for a format this code does not know."""
-    view = memoryview(data)
-    end = 4 + _U32.unpack_from(data)[0]
-    fields = _fields(view[4:end])
-    name, replies, created, rows, deadlines, inputs, room, blob = fields
-    return (
-        BatchHeader(
-            name,
-            replies,
-            created,
-            rows,
-            deadlines,
-            [BatchInput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in inputs],
-            [_place(place) for place in room],
-            blob,
-        ),
-        view[end:],
-    )
+    """Returns the header and the inline bytes. Raises ValueError for what is no batch, or of a format not known here."""
+    try:
+        fields, inline = _split(memoryview(data), 4)
+        name, replies, created, rows, deadlines, inputs, room, blob = fields
+        return (
+            BatchHeader(
+                name,
+                replies,
+                created,
+                rows,
+                deadlines,
+                [BatchInput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in inputs],
+                [_place(place) for place in room],
+                blob,
+            ),
+            inline,
+        )
+    except _UNREADABLE as error:
+        raise ValueError(f"not a batch: {error}") from error
 
 
 def encode_reply(header: ReplyHeader, tensors: Sequence[Any]) -> bytes:
     """`tensors`: bytes-like parts of the inline outputs, in order (empty when they lie in a blob)."""
     head = _pack((FORMAT, *header))
-    return b"".join((_KIND_U32.pack(KIND_REPLY, len(head)), head, *tensors))
+    length = len(head)
+    return b"".join((_KIND_U32.pack(KIND_REPLY, length), head, _PADDING[(5 + length) % ALIGN_BYTES], *tensors))
 
 
 def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
     """Returns the header and the inline bytes, or the name of a batch that the queue gave up. Raises ValueError."""
-    view = memoryview(data)
-    if data[0] == KIND_GIVEN_UP:
-        return data[1:].decode()
-    end = 5 + _U32.unpack_from(data, 1)[0]
-    name, worker, queue_s, execution_s, run_rows, failures, outputs, blob = _fields(view[5:end])
-    return (
-        ReplyHeader(
-            name,
-            worker,
-            queue_s,
-            execution_s,
-            run_rows,
-            failures,
-            [ReplyOutput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in outputs],
-            blob,
-        ),
-        view[end:],
-    )
+    try:
+        if data[0] == KIND_GIVEN_UP:
+            return data[1:].decode()
+        if data[0] != KIND_REPLY:
+            raise ValueError(f"a message of kind {data[0]}")
+        fields, inline = _split(memoryview(data), 5)
+        name, worker, queue_s, execution_s, run_rows, failures, outputs, blob = fields
+        return (
+            ReplyHeader(
+                name,
+                worker,
+                queue_s,
+                execution_s,
+                run_rows,
+                failures,
+                [ReplyOutput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in outputs],
+                blob,
+            ),
+            inline,
+        )
+    except _UNREADABLE as error:
+        raise ValueError(f"not a reply: {error}") from error
 
 
-def _fields(head: memoryview) -> list[Any]:
-    fields: list[Any] = msgpack.unpackb(head, strict_map_key=False)
-    if not fields or fields[0] != FORMAT:
-        raise ValueError(f"a message of format {fields[0] if fields else None}; this version speaks {FORMAT}")
-    return fields[1:]
+def _split(view: memoryview, start: int) -> tuple[list[Any], memoryview]:
+    """The header that begins at `start`, after its length, and what follows the padding behind it."""
+    end = start + _U32.unpack_from(view, start - 4)[0]
+    fields: Any = msgpack.unpackb(view[start:end], strict_map_key=False)
+    if not isinstance(fields, list) or fields[:1] != [FORMAT]:
+        raise ValueError(f"not a message of format {FORMAT}, the one that this release speaks")
+    return fields[1:], view[end + -end % ALIGN_BYTES :]
 
 
 def _place(fields: list[Any] | None) -> Place | None:

@@ -10,11 +10,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.infer import too_large
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.routes.body import declared_bytes, disconnected
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented, error_reply
-from services.errors import HTTP_STATUS, Code, Failure
+from services.errors import HTTP_STATUS, Code
 
 router = APIRouter(tags=["v2 inference"])
 
@@ -116,23 +117,23 @@ async def _answer(model: str, version: str | None, request: Request, deps: DepsO
 
 async def _read(request: Request, bytes_max: int) -> bytes:
     """The body. Raises Failure(TOO_LARGE): before reading when the length is declared, else as soon as it is known."""
-    too_large = Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {bytes_max} bytes")
     if declared_bytes(request) > bytes_max:
-        raise too_large
+        raise too_large(bytes_max)
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
         if size > bytes_max:
-            raise too_large
+            raise too_large(bytes_max)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
 def _headers(request: Request) -> InferHeaders:
     found: dict[bytes, bytes] = dict(request.headers.raw)
+    content_encoding = found.get(b"content-encoding")
     return InferHeaders(
-        content_encoding=found.get(b"content-encoding"),
+        content_encoding=None if content_encoding is None else content_encoding.strip().lower(),
         accept_encoding=found.get(b"accept-encoding"),
         header_length=found.get(b"inference-header-content-length"),
     )

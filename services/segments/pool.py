@@ -52,8 +52,7 @@ class SegmentPool:
                 return place
         wanted = max(SEGMENT_BYTES, size_bytes + 64)
         left = self._bytes_max - self.size_bytes
-        if left < wanted:
-            wanted = left
+        wanted = min(wanted, left)
         if wanted < size_bytes + 64:
             return None
         try:
@@ -64,7 +63,11 @@ class SegmentPool:
         return segment.allocate(size_bytes)
 
     def view(self, place: Place) -> memoryview:
-        return self._segments[place.segment].view[place.offset : place.offset + place.size_bytes]
+        """The bytes of a place, writable. Raises ValueError for a segment that is not of this pool."""
+        segment = self._segments.get(place.segment)
+        if segment is None:
+            raise ValueError(f"no segment {place.segment}")
+        return segment.view[place.offset : place.offset + place.size_bytes]
 
     def free(self, place: Place) -> None:
         """Give a place back; an empty segment goes too, unless it is the last one."""

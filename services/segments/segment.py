@@ -7,6 +7,7 @@ only attached to it exits (https://github.com/python/cpython/issues/82300).
 from __future__ import annotations
 
 import fcntl
+import glob
 import mmap
 import os
 from contextlib import suppress
@@ -30,19 +31,13 @@ class Segment:
     """The owner's side: `size_bytes` of shared memory, handed out in places and given back by the owner alone."""
 
     def __init__(self, folder: Path, name: str, size_bytes: int) -> None:
-        """Raises Failure(STORAGE) when the memory file system has no room."""
+        """Raises Failure(STORAGE) when the memory file system has no room or takes no file from us."""
         self.name = name
         self.arena = Arena(size_bytes)
         self._path = folder / name
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)  # held while the owner lives: others may tell a leftover by it
-            # Reserved now: on a memory file system that is full, a sparse file would kill its writer with SIGBUS.
-            os.posix_fallocate(self._fd, 0, max(size_bytes, mmap.PAGESIZE))
-            self._map = mmap.mmap(self._fd, 0)
+            self._fd, self._map = _create(self._path, max(size_bytes, mmap.PAGESIZE))
         except OSError as error:
-            self._path.unlink()
-            os.close(self._fd)
             raise Failure(Code.STORAGE, f"no shared memory of {size_bytes} bytes in {folder}: {error}") from error
         self.view = memoryview(self._map)
 
@@ -64,6 +59,20 @@ class Segment:
         os.close(self._fd)
 
 
+def _create(path: Path, size_bytes: int) -> tuple[int, mmap.mmap]:
+    """A new file, locked and mapped. The lock is held while its owner lives: others tell a leftover by it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        # Reserved now: on a memory file system that is full, a sparse file would kill its writer with SIGBUS.
+        os.posix_fallocate(fd, 0, size_bytes)
+        return fd, mmap.mmap(fd, 0)
+    except OSError:
+        path.unlink(missing_ok=True)
+        os.close(fd)
+        raise
+
+
 class Segments:
     """A worker's side: segments of gateways, mapped when first needed and let go when their gateway is gone."""
 
@@ -76,19 +85,22 @@ class Segments:
         segment = self._maps.get(place.segment)
         if segment is None:
             segment = self._attach(place.segment)
-        if place.offset + place.size_bytes > len(segment):
+        if place.offset < 0 or place.offset + place.size_bytes > len(segment):
             raise Failure(Code.INTERNAL, f"a place outside of segment {place.segment}")
         return segment[place.offset : place.offset + place.size_bytes]
 
     def _attach(self, name: str) -> memoryview:
         if "/" in name:
             raise Failure(Code.INTERNAL, f"not the name of a segment: {name!r}")
+        self.forget_removed()  # also a worker that is never idle lets go of what gateways removed
         try:
             fd = os.open(self._folder / name, os.O_RDWR)
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"segment {name} is gone: {error}") from error
         try:
             segment = memoryview(mmap.mmap(fd, 0))
+        except (OSError, ValueError) as error:
+            raise Failure(Code.UNAVAILABLE, f"segment {name} cannot be mapped: {error}") from error
         finally:
             os.close(fd)
         self._maps[name] = segment
@@ -103,13 +115,14 @@ class Segments:
 def remove_leftovers(folder: Path, prefix: str) -> int:
     """Remove segments `<prefix>-…` whose owner is dead; returns how many."""
     removed = 0
-    for path in folder.glob(f"{prefix}-*"):
+    for path in folder.glob(f"{glob.escape(prefix)}-*"):
         with suppress(OSError):
             fd = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                removed += 1
+                if os.fstat(fd).st_size:  # one that is just being made has its lock before it has a size
+                    path.unlink()
+                    removed += 1
             finally:
                 os.close(fd)
     return removed

@@ -1,0 +1,98 @@
+"""cycle: one infer request on a connection of the fast lane, from its headers to its reply.
+
+Stands beside uvicorn's own RequestResponseCycle and has what a protocol asks of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gateway.infer import too_large
+from gateway.infer_path import InferPath
+from gateway.infer_types import Cancel, InferHeaders
+from services.errors import Code, Failure
+
+_NO_HEADERS = InferHeaders(None, None, None)
+
+
+class _Unwaited(asyncio.Event):
+    """An event for cycles that nobody waits for: one for all, since setting it does nothing."""
+
+    def set(self) -> None:
+        return
+
+
+class Cycle:
+    """An infer post. What is set by whom, and when, is FastLane's business."""
+
+    __slots__ = (
+        "answered",
+        "body",
+        "complete",
+        "disconnected",
+        "expect_continue",
+        "headers",
+        "keep_alive",
+        "path",
+        "refusal",
+        "response_complete",
+        "size_bytes",
+        "started",
+        "ticket",
+    )
+    message_event = _Unwaited()  # uvicorn sets it when the connection is lost
+
+    def __init__(self, path: InferPath) -> None:
+        self.path = path
+        self.headers = _NO_HEADERS
+        self.body: list[bytes] = []
+        self.size_bytes = 0  # of `body`
+        self.complete = False  # the whole body is here
+        self.started = False  # its turn on the connection has come
+        self.refusal: Failure | None = None
+        self.ticket: Cancel | None = None
+        self.keep_alive = True
+        self.expect_continue = False
+        self.answered = False  # its reply was given to the transport
+        self.response_complete = False  # … which has room for the next one
+        self.disconnected = False
+
+    def read(self, headers: list[tuple[bytes, bytes]], body_bytes_max: int) -> None:
+        """Take what the headers say; a length over the limit is a refusal before any of the body is read."""
+        content_encoding = accept_encoding = header_length = None
+        for name, value in headers:
+            if name == b"content-length":
+                if int(value) > body_bytes_max:
+                    self.refusal = too_large(body_bytes_max)
+            elif name == b"content-encoding":
+                content_encoding = value.strip().lower()
+            elif name == b"accept-encoding":
+                accept_encoding = value
+            elif name == b"inference-header-content-length":
+                header_length = value
+        if content_encoding is not None or accept_encoding is not None or header_length is not None:
+            self.headers = InferHeaders(content_encoding, accept_encoding, header_length)
+
+
+def refused(failure: Failure) -> Cycle:
+    """Stands for what is no request: its reply is a refusal, after which the connection closes."""
+    cycle = Cycle(("", None))
+    cycle.refusal = failure
+    cycle.keep_alive = False
+    return cycle
+
+
+def _gone() -> Cycle:
+    """The request after the last one of a connection: nothing comes of it."""
+    cycle = refused(Failure(Code.CANCELLED, ""))
+    cycle.response_complete = cycle.disconnected = True
+    return cycle
+
+
+GONE = _gone()
+
+
+def is_whole(cycle: Any) -> bool:
+    """Whether all of a request is here; also of one of uvicorn's own."""
+    return cycle.complete if type(cycle) is Cycle else not cycle.more_body

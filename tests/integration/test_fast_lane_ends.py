@@ -1,0 +1,234 @@
+"""How connections end: clients that leave, idle ones, stuck ones, and the server's graceful shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gateway.fast_lane
+from gateway.fast_lane import Inbound, fast_lane
+from tests.kit.fronts import Front, fronting, until
+from tests.kit.handlers import Held
+from tests.kit.wire import Wire, post, request, serving
+
+pytestmark = pytest.mark.anyio
+PATH = "/v2/models/m/infer"
+NOW = "/v2/models/now/infer"
+LIVE = request("GET", "/v2/health/live")
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="module", params=["fast lane", "plain"])
+async def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
+    """What uvicorn guarantees, and so both."""
+    async with fronting(tmp_path_factory.mktemp("home"), fast=request.param == "fast lane") as front:
+        yield front
+
+
+@pytest.fixture(scope="module")
+async def front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
+    async with fronting(tmp_path_factory.mktemp("home")) as front:
+        yield front
+
+
+async def test_a_connection_is_used_again(either: Front) -> None:
+    async with await Wire.connect(either.port) as wire:
+        for _ in range(20):
+            await wire.send(post(PATH))
+            (await either.held.next()).answer()
+            assert (await wire.reply()).status == 200
+            await wire.send(LIVE)
+            assert (await wire.reply()).status == 200
+        assert len(either.served.connections) == 1
+
+
+@pytest.mark.parametrize("leave", ["close", "half_close"])
+async def test_a_client_that_leaves_cancels_its_request_once(either: Front, leave: str) -> None:
+    async with await Wire.connect(either.port) as wire:
+        await wire.send(post(PATH, b"abc"))
+        held = await either.held.next()
+        getattr(wire, leave)()
+        await asyncio.wait_for(held.cancelled.wait(), 30)
+        await either.served.settled(0)
+        held.answer()  # as a handler may that did not hear of it in time
+        assert held.cancels == 1
+
+
+async def test_a_client_that_leaves_half_way_through_a_body_asked_nothing(either: Front) -> None:
+    for part in (post(PATH, b"x" * 100_000)[:50_000], request("POST", PATH, "Transfer-Encoding: chunked") + b"5\r\nab"):
+        async with await Wire.connect(either.port) as wire:
+            await wire.send(part)
+            await either.served.settled(1)
+        await either.served.settled(0)
+        assert either.held.empty
+        assert either.inbound.bytes == 0
+
+
+async def test_a_client_that_leaves_cancels_once_whatever_waits_behind(front: Front) -> None:
+    behind = post(PATH, b"x" * 1000), LIVE, request("POST", PATH, "Content-Length: 9") + b"xx"
+    async with await Wire.connect(front.port) as wire:
+        await wire.send(post(PATH) + b"".join(behind))
+        held = await front.held.next()
+        await until(lambda: len(front.protocol.pipeline) == 3)
+        assert front.inbound.bytes == 1002
+        wire.close()
+        await asyncio.wait_for(held.cancelled.wait(), 30)
+    await front.served.settled(0)
+    assert held.cancels == 1
+    assert front.inbound.bytes == 0
+
+
+async def test_a_client_that_leaves_after_its_reply_cancels_nothing(front: Front) -> None:
+    async with await Wire.connect(front.port) as wire:
+        await wire.send(post(PATH))
+        held = await front.held.next()
+        held.answer()
+        assert (await wire.reply()).status == 200
+    await front.served.settled(0)
+    async with await Wire.connect(front.port, receive_bytes=65536) as wire:
+        await wire.send(post(PATH))
+        unread = await front.held.next()
+        unread.answer(b"x" * (8 << 20))
+        assert front.protocol.flow.write_paused
+    await front.served.settled(0)
+    assert (held.cancels, unread.cancels) == (0, 0)
+
+
+async def test_an_application_hears_that_its_client_left_whatever_waits_behind() -> None:
+    """uvicorn tells the last request that it read, which need not be the one that runs."""
+    asked, left = asyncio.Event(), asyncio.Event()
+
+    async def app(_: Any, receive: Any, __: Any) -> None:
+        asked.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    lane = fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26))
+    async with serving(app, lane) as served:
+        async with await Wire.connect(served.port) as wire:
+            await wire.send(LIVE + post(PATH) + LIVE)
+            await asyncio.wait_for(asked.wait(), 30)
+            (protocol,) = served.connections
+            await until(lambda: len(protocol.pipeline) == 2)
+        await asyncio.wait_for(left.wait(), 30)
+        await until(lambda: not served.server.server_state.tasks)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_an_idle_connection_is_closed(tmp_path: Path, fast: bool) -> None:
+    async with fronting(tmp_path, fast=fast, timeout_keep_alive=0.05) as front:
+        for first in (post(NOW), LIVE):
+            async with await Wire.connect(front.port) as wire:
+                await wire.send(first)
+                assert (await wire.reply()).status == 200
+                assert await wire.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        b"",
+        b"P",
+        post(PATH, b"abc")[:-1],
+        request("POST", PATH, "Transfer-Encoding: chunked"),
+        post(NOW) + LIVE + b"GET ",
+        post(NOW) + post(PATH, b"abc")[:-1],
+        LIVE + post(PATH, b"abc")[:-1],
+    ],
+)
+async def test_a_stuck_client_is_let_go(tmp_path: Path, part: bytes) -> None:
+    """Else a few of them would hold all connections, or all bytes that may be received at once."""
+    async with fronting(tmp_path, timeout_keep_alive=0.05) as front, await Wire.connect(front.port) as wire:
+        await wire.send(part)
+        said = await wire.rest()
+        assert said.count(b"200 OK") == said.count(b"HTTP/1.1") == part.count(b" HTTP/1.1") - (PATH.encode() in part)
+        await front.served.settled(0)
+        assert front.held.empty
+
+
+@pytest.mark.parametrize("behind", [b"", b"POST ", post(PATH, b"abc")[:-1]])
+@pytest.mark.parametrize("before", [b"", post(NOW), LIVE])
+async def test_a_client_that_waits_for_its_reply_is_not_idle(tmp_path: Path, before: bytes, behind: bytes) -> None:
+    async with fronting(tmp_path, timeout_keep_alive=0.05) as front:
+        async with await Wire.connect(front.port) as wire, await Wire.connect(front.port) as idle:
+            await wire.send(before + post(PATH) + behind)
+            held = await front.held.next()
+            for _ in range(3):  # each as long as an idle connection lives
+                assert await idle.rest() == b""
+                idle.close()
+                idle = await Wire.connect(front.port)
+            held.answer()
+            if before:
+                assert (await wire.reply()).status == 200
+            assert (await wire.reply()).body == b"{}"
+            assert await wire.rest() == b""
+            assert held.cancels == 0
+            await idle.rest()
+            idle.close()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_shutdown_answers_what_is_in_flight_and_closes_what_is_idle(tmp_path: Path, fast: bool) -> None:
+    async with fronting(tmp_path, fast=fast) as front:
+        idle, fresh, busy = [await Wire.connect(front.port) for _ in range(3)]
+        await idle.send(LIVE)
+        await idle.reply()
+        await busy.send(post(PATH))
+        held = await front.held.next()
+        await front.served.settled(3)
+        front.served.server.should_exit = True
+        assert await idle.rest() == await fresh.rest() == b""
+        with pytest.raises(OSError):
+            await Wire.connect(front.port)
+        assert not front.served.running.done()
+        held.answer(b"1")
+        reply = await busy.reply()
+        assert (reply.status, reply.body, reply.headers[b"connection"]) == (200, b"1", b"close")
+        assert await busy.rest() == b""
+        await asyncio.wait_for(front.served.running, 30)
+        for wire in (idle, fresh, busy):
+            wire.close()
+
+
+async def test_shutdown_answers_what_was_pipelined(tmp_path: Path) -> None:
+    async with fronting(tmp_path) as front, await Wire.connect(front.port) as wire, await Wire.connect(front.port) as idle:
+        await wire.send(post(PATH, b"1") + LIVE + post(PATH, b"2"))
+        first = await front.held.next()
+        await front.served.settled(2)
+        front.served.server.should_exit = True
+        assert await idle.rest() == b""
+        first.answer(b"1")
+        (await front.held.next()).answer(b"2")
+        replies = [await wire.reply() for _ in range(3)]
+        assert [reply.body for reply in replies] == [b"1", b'{"live":true}', b"2"]
+        assert [b"connection" in reply.headers for reply in replies] == [False, False, True]
+        assert await wire.rest() == b""
+
+
+async def test_a_refused_client_that_does_not_leave_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.fast_lane, "LINGER_S", 0.01)
+    async with await Wire.connect(front.port) as wire:
+        await wire.send(b"garbage\r\n\r\n")
+        assert (await wire.reply()).status == 400
+        assert await wire.rest() == b""
+        await front.served.settled(0)
+
+
+async def test_nothing_behind_a_close_is_done(front: Front) -> None:
+    for close in (post(NOW, b"1", "Connection: close"), post(NOW, b"1", version="1.0")):
+        taken = front.held.taken
+        async with await Wire.connect(front.port) as wire:
+            await wire.send(close + post(PATH, b"2") + LIVE)
+            said = await wire.rest()
+            assert said.count(b"HTTP/1.1") == 1
+            assert said.endswith(b"connection: close\r\n\r\n1")
+            assert front.held.taken == taken + 1

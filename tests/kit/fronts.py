@@ -1,0 +1,64 @@
+"""An HTTP front over a handler that the test answers: the fast lane, or the ASGI route on plain uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.app import build_app
+from gateway.fast_lane import Inbound, fast_lane
+from tests.kit.application import Application
+from tests.kit.handlers import Held
+from tests.kit.wire import PATIENCE_S, Served, serving
+
+
+class Front(NamedTuple):
+    """A server, its handler, and what it is receiving."""
+
+    served: Served
+    held: Held
+    inbound: Inbound
+
+    @property
+    def port(self) -> int:
+        return self.served.port
+
+    @property
+    def protocol(self) -> Any:
+        """That of the one open connection."""
+        (protocol,) = self.served.connections
+        return protocol
+
+
+@asynccontextmanager
+async def fronting(
+    home: Path,
+    *,
+    fast: bool = True,
+    body_bytes_max: int = 1 << 24,
+    connections_max: int = 100,
+    inbound_bytes_max: int = 1 << 26,
+    **config: Any,
+) -> AsyncIterator[Front]:
+    """`config`: of uvicorn. At the end nothing is left of any request."""
+    held, inbound = Held(), Inbound(inbound_bytes_max)
+    application = Application(home, body_bytes_max=body_bytes_max)
+    app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
+    lane = fast_lane(held, body_bytes_max, connections_max, inbound) if fast else "httptools"
+    async with serving(app, lane, **config) as served:
+        yield Front(served, held, inbound)
+        await served.settled(0)
+        assert not served.server.server_state.tasks
+        assert inbound.bytes == 0
+        assert held.empty
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait until `true` is. Lets the server, in the same event loop, go on in between."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not true():
+            await asyncio.sleep(0)

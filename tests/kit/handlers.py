@@ -1,0 +1,86 @@
+"""Infer handlers for tests of the HTTP adapters: one that answers with what it was given, one that the test answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+
+import orjson
+
+from gateway.infer import JSON_HEADERS
+from gateway.infer_types import HttpReply, InferHeaders
+
+Done = Callable[[HttpReply], None]
+
+
+class _Nothing:
+    def cancel(self) -> None:
+        return
+
+
+class Echo:
+    """Says what it was asked: the reply's body holds everything that `submit` got, so equal replies are equal requests.
+
+    Model `now` is answered before `submit` returns, `large` with a megabyte, `odd` with an unusual status and headers.
+    """
+
+    def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> _Nothing:
+        text = [None if value is None else value.decode("latin-1") for value in headers]
+        said = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
+        reply = HttpReply(200, JSON_HEADERS, said)
+        if model == "large":
+            reply = HttpReply(200, [(b"content-type", b"application/octet-stream")], said.ljust(1 << 20))
+        elif model == "odd":
+            reply = HttpReply(503, [(b"content-type", b"text/plain"), (b"retry-after", b"7")], said)
+        if model == "now":
+            done(reply)
+        else:
+            asyncio.get_running_loop().call_soon(done, reply)
+        return _Nothing()
+
+
+class HeldRequest:
+    """A request that the test answers. `cancels`: how often it was cancelled."""
+
+    def __init__(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> None:
+        self.model = model
+        self.version = version
+        self.headers = headers
+        self.body = body
+        self.done = done
+        self.cancels = 0
+        self.cancelled = asyncio.Event()
+
+    def cancel(self) -> None:
+        self.cancels += 1
+        self.cancelled.set()
+
+    def answer(self, body: bytes = b"{}") -> None:
+        """A 200."""
+        self.done(HttpReply(200, JSON_HEADERS, body))
+
+
+class Held:
+    """Keeps requests until the test answers them. Model `now` is answered before `submit` returns."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._arrived: asyncio.Queue[HeldRequest] = asyncio.Queue()
+
+    def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> HeldRequest:
+        held = HeldRequest(model, version, headers, body, done)
+        self.taken += 1
+        if model == "now":
+            held.answer(body or b"{}")
+        else:
+            self._arrived.put_nowait(held)
+        return held
+
+    async def next(self) -> HeldRequest:
+        """The next request, in the order they came."""
+        return await asyncio.wait_for(self._arrived.get(), 30)
+
+    @property
+    def empty(self) -> bool:
+        return self._arrived.empty()

@@ -1,0 +1,98 @@
+"""A gateway's infer path without Redis and workers: real Infer, lanes and codecs over a link that runs batches itself.
+
+The model has tests.kit.versions' signature: FP32 x [-1, 4] -> FP32 y [-1, 2], the first two columns of 2 x.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gateway.admission import Admission
+from gateway.exchange import Exchange
+from gateway.infer import Infer
+from gateway.lanes import Lanes
+from gateway.pool_link import PoolLink
+from gateway.views import ModelView, Placed, Snapshot, VersionView
+from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
+from services.manifest import ModelConfig
+from services.metrics import catalogue
+from services.metrics.tally import Tally
+from services.queue.url import RedisAddress
+from services.records import State
+from services.repository.folder import FolderRepository
+from services.settings import Settings
+from tests.kit.catalog import instance, worker
+from tests.kit.versions import publish
+
+_NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # nobody connects to it
+
+
+class LoopbackLink(PoolLink):
+    """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(_NOWHERE, "cpu", "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
+        self.held = False
+        self.waiting: list[tuple[bytes, bytes]] = []
+
+    @property
+    def writable(self) -> bool:
+        return True
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    def put(self, lane: str, name: str, entry: bytes, blob: bytes, deadline_ms: float, attempt: int) -> None:
+        self.waiting.append((entry, blob))
+        if not self.held:
+            asyncio.get_running_loop().call_soon(self.run_held)
+
+    def run_held(self) -> None:
+        """Run all batches that were put."""
+        waiting, self.waiting = self.waiting, []
+        for entry, blob in waiting:
+            self._on_reply(_run(entry, blob))
+
+
+def _run(entry: bytes, blob: bytes) -> bytes:
+    header, inline = decode_batch(entry)
+    x = np.frombuffer(blob or inline, np.float32).reshape(-1, 4)
+    y = np.ascontiguousarray(2 * x[:, :2])
+    output = ReplyOutput((2,), y.nbytes, None, None)
+    return encode_reply(ReplyHeader(header.name, "loopback", 0.0, 0.0, len(x), {}, [output], ""), [y.tobytes()])
+
+
+class Loopback:
+    """`infer` serves version 1 of model `m`, ready; model `idle` has a version and none active. Await `open` first."""
+
+    def __init__(self, home: Path, **settings: Any) -> None:
+        self.settings = Settings.model_validate({"home": home, **settings})
+        self.repository = FolderRepository(self.settings.models_dir)
+        tally = Tally(None, "gateway")
+        self.admission = Admission(
+            self.settings.inflight_max,
+            self.settings.inflight_bytes_max,
+            tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
+            tally.counter(catalogue.REFUSED, "gateway_full"),
+        )
+        self.exchange = Exchange(_NOWHERE, "loopback", tally, self.settings.lease_ms)
+        self.link = LoopbackLink(self.exchange)
+        self.exchange._links["cpu"] = self.link
+        self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here")
+        self.infer = Infer(self.lanes, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
+
+    async def open(self) -> None:
+        views = {}
+        for name, serving in (("m", 1), ("idle", None)):
+            manifest = publish(self.repository, name, 1, ModelConfig(rows_max=65536))
+            holder = worker(instance(manifest))
+            version = VersionView(manifest, State.READY, None, (Placed(holder, holder.instances[0]),))
+            views[name] = ModelView(name, serving, serving, {1: version})
+        await self.lanes.apply(Snapshot(views, ()))

@@ -1,0 +1,161 @@
+"""A real HTTP server on a free port, and clients that are bare sockets: every byte on the wire is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple, Self
+
+import uvicorn
+
+PATIENCE_S = 30.0  # a test that waits this long has failed
+_DATE = re.compile(rb"\r\ndate: [^\r]+")
+
+
+class WireReply(NamedTuple):
+    """A reply as it came. `head`: all of it before the body, but for the date."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+    head: bytes
+
+
+class Wire:
+    """A client: one connected socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._read = bytearray()
+
+    @classmethod
+    async def connect(cls, port: int, *, receive_bytes: int | None = None) -> Self:
+        """`receive_bytes`: size of the socket's receive buffer, for a client that reads slowly. Raises OSError."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if receive_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+        except BaseException:
+            sock.close()
+            raise
+        return cls(sock)
+
+    async def send(self, *segments: bytes) -> None:
+        """Each in a segment of its own, as far as a sender can see to that. Raises OSError: the server is gone."""
+        for segment in segments:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._loop.sock_sendall(self._sock, segment)
+
+    @asynccontextmanager
+    async def sending(self, *segments: bytes) -> AsyncIterator[asyncio.Task[None]]:
+        """Send meanwhile: the server may not take all of it."""
+        task = asyncio.create_task(self.send(*segments))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def reply(self, *, head: bool = False) -> WireReply:
+        """The next reply, 100 Continue included. `head`: to a HEAD, so there is no body. Raises EOFError."""
+        while b"\r\n\r\n" not in self._read:
+            await self._more()
+        top = self._take(self._read.index(b"\r\n\r\n"))
+        self._take(4)
+        status, *lines = top.split(b"\r\n")
+        headers = dict(line.split(b": ", 1) for line in lines)
+        length = 0 if head else int(headers.get(b"content-length", 0))
+        while len(self._read) < length:
+            await self._more()
+        return WireReply(int(status.split()[1]), headers, self._take(length), _DATE.sub(b"", top))
+
+    async def rest(self) -> bytes:
+        """All bytes until the server closes or resets the connection, without dates."""
+        with suppress(EOFError, ConnectionError):
+            while True:
+                await self._more()
+        return _DATE.sub(b"", self._take(len(self._read)))
+
+    def _take(self, count: int) -> bytes:
+        taken = bytes(self._read[:count])
+        del self._read[:count]
+        return taken
+
+    async def _more(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            received = await self._loop.sock_recv(self._sock, 65536)
+        if not received:
+            raise EOFError
+        self._read += received
+
+    def half_close(self) -> None:
+        """Say that nothing more will be sent."""
+        self._sock.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class Served(NamedTuple):
+    """A server that runs in this event loop."""
+
+    server: uvicorn.Server
+    port: int
+    running: asyncio.Task[None]
+
+    @property
+    def connections(self) -> set[Any]:
+        """The protocols of the open connections."""
+        return self.server.server_state.connections
+
+    async def settled(self, connections: int) -> None:
+        """Wait until as many connections are open."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.connections) != connections:
+                await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def serving(app: Any, http: Any, **config: Any) -> AsyncIterator[Served]:
+    """uvicorn with this protocol class (or the name of one) on a free port, until the end or `server.should_exit`."""
+    options = {"lifespan": "off", "access_log": False, "server_header": False, "timeout_keep_alive": 60, **config}
+    server = uvicorn.Server(uvicorn.Config(app, http=http, port=0, log_config=None, ws="none", **options))
+    listener = server.config.bind_socket()
+    listener.listen()  # connections may come before the server has started: they wait
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield Served(server, listener.getsockname()[1], running)
+    finally:
+        server.should_exit = True
+        await asyncio.wait_for(running, PATIENCE_S)
+        listener.close()
+
+
+def post(path: str, body: bytes = b"", *headers: str, version: str = "1.1") -> bytes:
+    """A POST with a Content-Length."""
+    return request("POST", path, f"Content-Length: {len(body)}", *headers, version=version) + body
+
+
+def request(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
+    """The head of a request."""
+    lines = [f"{method} {path} HTTP/{version}", "Host: test", *headers]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def chunked(path: str, chunks: Iterable[bytes], *headers: str, end: bytes = b"0\r\n\r\n") -> bytes:
+    """A POST in chunks."""
+    head = request("POST", path, "Transfer-Encoding: chunked", *headers)
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
