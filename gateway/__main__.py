@@ -171,7 +171,6 @@ def main() -> int:
         build_app(gateway.deps()),
         host=settings.host,
         port=settings.http_port,
-        fd=arguments.fd,
         http=_protocol(settings, gateway),
         loop="uvloop",
         log_level="warning",
@@ -183,7 +182,8 @@ def main() -> int:
         lifespan="on",
     )
     server = Server(config, gateway)
-    server.run()
+    # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
+    server.run(None if arguments.fd is None else [socket.socket(fileno=arguments.fd)])
     return 0 if server.started else 1
 
 
