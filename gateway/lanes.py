@@ -18,7 +18,7 @@ from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
-from gateway.views import Snapshot, VersionView
+from gateway.views import Snapshot, VersionView, shown, version_number
 from services.errors import Failure, not_found
 from services.metrics.tally import Tally
 from services.profile import Profile
@@ -123,10 +123,8 @@ class Lanes:
 
     def unknown(self, model: str, version: str | None) -> Failure:
         """Why no route is there, in the reference's words."""
-        if version is not None and not (version.isascii() and version.isdigit()):
-            return not_found("Not Found")
         try:
-            self._snapshot.model(model).version(None if version is None else int(version))
+            self._snapshot.model(model).version(None if version is None else version_number(model, version))
         except Failure as failure:
             return failure
-        return not_found(f"Request for unknown model: '{model}' is not found")
+        return not_found(f"Request for unknown model: '{shown(model)}' is not found")

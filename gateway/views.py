@@ -7,7 +7,26 @@ from dataclasses import dataclass
 
 from services.errors import not_found
 from services.manifest import Manifest
+from services.names import NAME_CHARACTERS_MAX
 from services.records import InstanceRecord, State, WorkerRecord
+
+#: digits of services.names.VERSION_MAX; converting a number of any length would cost the square of it
+_DIGITS_MAX = 10
+
+
+def shown(name: str) -> str:
+    """A caller's name as it may stand in a message: no model has a longer one."""
+    return name if len(name) <= NAME_CHARACTERS_MAX else f"{name[:NAME_CHARACTERS_MAX]}…"
+
+
+def version_number(model: str, text: str) -> int:
+    """The version in a path. Raises Failure(NOT_FOUND): without digits the path does not exist, as in the v2 reference."""
+    if not (text.isascii() and text.isdigit()):
+        raise not_found("Not Found")
+    digits = text.lstrip("0") or "0"
+    if len(digits) > _DIGITS_MAX:
+        raise not_found(f"Request for unknown model: '{shown(model)}' version {digits[:_DIGITS_MAX]}… is not found")
+    return int(digits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +82,5 @@ class Snapshot:
         """Raises Failure(NOT_FOUND)."""
         view = self.models.get(name)
         if view is None:
-            raise not_found(f"Request for unknown model: '{name}' is not found")
+            raise not_found(f"Request for unknown model: '{shown(name)}' is not found")
         return view

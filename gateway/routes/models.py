@@ -10,13 +10,9 @@ from gateway.deps import Deps
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.v2.metadata import model_metadata
-from gateway.views import ModelView, VersionView
-from services.errors import not_found
+from gateway.views import ModelView, VersionView, version_number
 
 router = APIRouter(tags=["v2 inference"])
-
-#: digits of services.names.VERSION_MAX
-_DIGITS_MAX = 10
 
 _METADATA: dict[int | str, dict[str, Any]] = {
     200: {
@@ -77,14 +73,7 @@ async def ready_version(model: str, version: str, deps: DepsOf, response: Respon
 def _find(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
     """Raises Failure(NOT_FOUND); for a version that is not a number the path does not exist, as in the v2 reference."""
     view = deps.catalog.snapshot.model(model)
-    if version is None:
-        return view, view.version(None)
-    if not (version.isascii() and version.isdigit()):
-        raise not_found("Not Found")
-    digits = version.lstrip("0") or "0"
-    if len(digits) > _DIGITS_MAX:
-        raise not_found(f"Request for unknown model: '{model}' version {digits[:_DIGITS_MAX]}… is not found")
-    return view, view.version(int(digits))
+    return view, view.version(None if version is None else version_number(model, version))
 
 
 def _metadata(model: ModelView, version: VersionView) -> dict[str, Any]:
