@@ -6,11 +6,13 @@ After every one of them the server answers a good request, and nothing of the ba
 from __future__ import annotations
 
 import gzip
+import http.client
 import json
+import socket
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.kit import models, v2
-from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.stack import WAIT_S, Stack, assert_quiet, running_stack
 
 BODY_BYTES_MAX = 1 << 20
 ROWS_MAX = 64
@@ -41,10 +43,15 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture
 def stack(front: Stack) -> Iterator[Stack]:
     yield front
-    reply = front.http.post(PATH, content=text(good()))
+    serves(front)
+    assert_quiet(front)
+
+
+def serves(stack: Stack) -> None:
+    """It answers a good request."""
+    reply = stack.http.post(PATH, content=text(good()))
     assert reply.status_code == 200
     assert [output["data"] for output in reply.json()["outputs"]] == [tensor["data"] for tensor in good()["inputs"]]
-    assert_quiet(front)
 
 
 def good() -> dict[str, Any]:
@@ -74,16 +81,16 @@ def plus(**members: object) -> bytes:
     return text(good() | members)
 
 
-def refused(reply: httpx.Response, status: int, *words: str) -> str:
+def refused(reply: httpx.Response, status: int, *words: str, case: str = "") -> str:
     """Check an error reply; its message."""
-    assert reply.status_code == status, reply.text
+    assert reply.status_code == status, f"{case}: {reply.text}"
     assert reply.headers["content-type"] == "application/json"
     document = reply.json()
     assert list(document) == ["error"]
     message = document["error"]
     assert isinstance(message, str)
     for word in words:
-        assert word in message
+        assert word in message, case
     return message
 
 
@@ -170,11 +177,11 @@ BODIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_json_bodies(stack: Stack, name: str) -> None:
-    body, words = BODIES[name]
-    for _ in range(2):
-        refused(stack.http.post(PATH, content=body), 400, words)
+def test_json_bodies(stack: Stack) -> None:
+    for case, (body, words) in BODIES.items():
+        for _ in range(2):
+            refused(stack.http.post(PATH, content=body), 400, words, case=case)
+        serves(stack)
 
 
 def parts(head: Mapping[str, object], tail: bytes, length: object = None) -> tuple[bytes, dict[str, str]]:
@@ -216,11 +223,11 @@ BINARY_BODIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BINARY_BODIES)
-def test_binary_bodies(stack: Stack, name: str) -> None:
-    (body, headers), words = BINARY_BODIES[name]
-    for _ in range(2):
-        refused(stack.http.post(PATH, content=body, headers=headers), 400, words)
+def test_binary_bodies(stack: Stack) -> None:
+    for case, ((body, headers), words) in BINARY_BODIES.items():
+        for _ in range(2):
+            refused(stack.http.post(PATH, content=body, headers=headers), 400, words, case=case)
+        serves(stack)
 
 
 def test_text_that_the_runtime_cannot_take_is_that_callers_alone(stack: Stack) -> None:
@@ -254,17 +261,16 @@ ENCODED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ENCODED)
-def test_encodings(stack: Stack, name: str) -> None:
-    encoding, body, status, words = ENCODED[name]
-    refused(stack.http.post(PATH, content=body, headers={"Content-Encoding": encoding}), status, words)
+def test_encodings(stack: Stack) -> None:
+    for case, (encoding, body, status, words) in ENCODED.items():
+        refused(stack.http.post(PATH, content=body, headers={"Content-Encoding": encoding}), status, words, case=case)
+        serves(stack)
 
 
-def test_good_requests_at_the_limits_are_taken(stack: Stack, tmp_path: Path) -> None:
+def test_good_requests_at_the_limits_are_taken(stack: Stack) -> None:
     rows = np.ones((ROWS_MAX, 4), np.float32)
     body, headers = v2.request({"a": rows, "b": rows})
-    padded = body + b""
-    assert stack.http.post("/v2/models/pair/infer", content=padded, headers=headers).status_code == 200
+    assert stack.http.post("/v2/models/pair/infer", content=body, headers=headers).status_code == 200
     document = text(good())
     full = document[:-1] + b" " * (BODY_BYTES_MAX - len(document)) + document[-1:]
     assert len(full) == BODY_BYTES_MAX
@@ -272,3 +278,111 @@ def test_good_requests_at_the_limits_are_taken(stack: Stack, tmp_path: Path) -> 
     packed = gzip.compress(full)
     assert stack.http.post(PATH, content=packed, headers={"Content-Encoding": "gzip"}).status_code == 200
     refused(stack.http.post(PATH, content=full + b" "), 413, str(BODY_BYTES_MAX))
+
+
+def say(stack: Stack, *segments: bytes) -> httpx.Response:
+    """Send bytes as they are and read one reply, though the server may not take all of them."""
+    with socket.create_connection(("127.0.0.1", stack.port), WAIT_S) as wire:
+        with suppress(ConnectionError):
+            for segment in segments:
+                wire.sendall(segment)
+        reply = http.client.HTTPResponse(wire)
+        reply.begin()
+        with reply:
+            return httpx.Response(reply.status, headers=reply.getheaders(), content=reply.read())
+
+
+def test_a_body_over_the_limit_is_refused_before_it_comes(stack: Stack) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {BODY_BYTES_MAX + 1}\r\n"
+    refused(say(stack, head.encode() + b"\r\n"), 413, str(BODY_BYTES_MAX))
+    # a client that asks first is not told to go on
+    refused(say(stack, head.encode() + b"Expect: 100-continue\r\n\r\n"), 413, str(BODY_BYTES_MAX))
+    number = head.replace(str(BODY_BYTES_MAX + 1), "9" * 18)
+    refused(say(stack, number.encode() + b"\r\n"), 413, str(BODY_BYTES_MAX))
+
+
+def test_chunks_over_the_limit_are_refused_while_they_come(stack: Stack) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    # there is no last one
+    refused(say(stack, head.encode(), *[chunk] * (BODY_BYTES_MAX // 0x10000 + 1)), 413, str(BODY_BYTES_MAX))
+
+
+def test_a_body_in_chunks_is_put_together(stack: Stack) -> None:
+    body = text(good())
+    pieces = (body[i : i + 7] for i in range(0, len(body), 7))
+    assert stack.http.post(PATH, content=pieces).status_code == 200
+
+
+NOT_THERE = {
+    "/v2/models/nothing/infer": "unknown model: 'nothing'",
+    "/v2/models/m/versions/9/infer": "'m' version 9 is not found",
+    "/v2/models/m/versions/0/infer": "'m' version 0 is not found",
+    "/v2/models/m/versions/" + "9" * 5000 + "/infer": "not found",
+    "/v2/models/m/versions/one/infer": "Not Found",
+    "/v2/models/m/versions//infer": "Not Found",
+    "/v2/models//infer": "Not Found",
+    "/v2/models/m/infer/": "Not Found",
+    "/v2/models/m/run": "Not Found",
+    "/v2/models/%00/infer": "not found",
+    "/v2/models/%ff/infer": "not found",
+    "/v2/models/%2e%2e%2f%2e%2e/infer": "ot ",
+    "/v2/models/" + "x" * 5000 + "/infer": "not found",
+}
+
+
+def test_what_is_not_there(stack: Stack) -> None:
+    body = text(good())
+    for path, words in NOT_THERE.items():
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        message = refused(say(stack, head.encode() + body), 404, words, case=path[:100])
+        assert len(message) < 1000
+
+
+METHODS = [
+    ("GET", PATH, "POST"),
+    ("PUT", PATH, "POST"),
+    ("DELETE", "/v2/models/m/versions/1/infer", "POST"),
+    ("POST", "/v2", "GET, HEAD"),
+    ("POST", "/v2/health/ready", "GET, HEAD"),
+    ("DELETE", "/v2/models/m", "GET, HEAD"),
+    ("POST", "/metrics", "GET, HEAD"),
+    ("POST", "/admin/v1/models/m", "GET, DELETE, HEAD"),
+    ("POST", "/admin/v1/models/m/versions/1", "GET, PUT, DELETE, HEAD"),
+    ("GET", "/admin/v1/models/m/versions", "POST"),
+    ("GET", "/admin/v1/models/m/versions/1/activate", "POST"),
+]
+
+
+def test_methods_that_a_path_has_not(stack: Stack) -> None:
+    for method, path, allowed in METHODS:
+        reply = stack.http.request(method, path)
+        refused(reply, 405, case=f"{method} {path}")
+        assert set(reply.headers["allow"].split(", ")) == set(allowed.split(", "))
+
+
+PARAMETERS = [
+    ("PUT", "/admin/v1/models/x/versions/one", "'version'"),
+    ("PUT", "/admin/v1/models/x/versions/0", "version 0"),
+    ("PUT", "/admin/v1/models/x/versions/9999999999", "version 9999999999"),
+    ("PUT", "/admin/v1/models/.x/versions/1", "'.x'"),
+    ("POST", "/admin/v1/models/x%20y/versions", "'x y'"),
+    ("POST", "/admin/v1/models/x/versions?wait=long", "'wait'"),
+    ("POST", "/admin/v1/models/x/versions?wait=-1", "'wait'"),
+    ("POST", "/admin/v1/models/x/versions?wait=nan", "'wait'"),
+    ("POST", "/admin/v1/models/x/versions?activate=maybe", "'activate'"),
+    ("POST", "/admin/v1/models/x/versions?config=x", "config"),
+    ("POST", "/admin/v1/models/x/versions?config={%22rows_max%22:0}", "config.rows_max"),
+    ("POST", "/admin/v1/models/x/versions?config={%22rows%22:1}", "config.rows"),
+    ("POST", "/admin/v1/models/x/versions?config={%22pool%22:%22a/b%22}", "config.pool"),
+    ("GET", "/admin/v1/models/x/versions/one", "'version'"),
+    ("DELETE", "/admin/v1/models/m/versions/one", "'version'"),
+    ("DELETE", "/admin/v1/models/m/versions/1?force=maybe", "'force'"),
+    ("POST", "/admin/v1/models/m/versions/one/activate", "'version'"),
+]
+
+
+def test_parameters_of_the_admin_api(stack: Stack) -> None:
+    for method, path, words in PARAMETERS:
+        content = b"x" if method in {"PUT", "POST"} else None
+        refused(stack.http.request(method, path, content=content), 400, words, case=f"{method} {path}")
