@@ -137,6 +137,8 @@ class Infer:
             )
             route.lane.add(request, len(body))
         except Failure as failure:
+            if route is not None:
+                route.lane.turned_away(failure.code)
             done(error_reply(failure))
             return _NOTHING
         except Exception as error:

@@ -138,6 +138,10 @@ class Lane:
         self._scheduled = False
         self.dispatch()
 
+    def turned_away(self, code: Code) -> None:
+        """A request for this version was refused, or could not be read, before it was admitted."""
+        self._tallies.turned_away(code)
+
     def _refuse(self, waiting: int, full: bool) -> None:
         model, wait_s = self.manifest.model, waiting * self._wait_row_s
         if full:

@@ -59,6 +59,10 @@ class LaneTallies:
         self._seconds.observe(seconds)
         self._tally.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
 
+    def turned_away(self, code: Code) -> None:
+        """An outcome without a time: how fast mistakes are refused says nothing about how long answers take."""
+        self._tally.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
+
     def close(self) -> None:
         for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
             self._tally.remove(metric, *self._labels)

@@ -58,7 +58,8 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     host = host_token(settings.segments_dir)
     held = Held()
     tally = Tally(settings.metrics_dir, f"worker-{pool}-{index}")
-    tallies = WorkerTallies(tally, pool, worker_id, settings.device)
+    # Without its pid: a worker that is started again goes on with its series.
+    tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
 
     def connect() -> Exchange:
         return Exchange(address, pool, worker_id)
