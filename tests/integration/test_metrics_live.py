@@ -1,0 +1,224 @@
+"""Metrics after traffic that is known to the last row, over two gateways and two workers that also die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from services.metrics.catalogue import CATALOGUE
+from tests.kit import models, v2
+from tests.kit.metrics import Page
+from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.wait import wait_until
+
+X = np.ones((3, 2), np.float32)
+GATEWAYS = 2
+
+
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    # nobody else's traffic: no version is active, so no canary runs
+    with running_stack(tmp_path_factory.mktemp("metrics"), gateways=GATEWAYS, pools="cpu=2") as stack:
+        yield stack
+
+
+@pytest.fixture
+def stack(counting: Stack) -> Iterator[Stack]:
+    yield counting
+    assert_quiet(counting)
+
+
+def push(stack: Stack, tmp_path: Path, name: str) -> str:
+    """A version that is not activated; the path of its infer requests."""
+    stack.push(name, models.lookup(tmp_path / "m.onnx"), version=1, activate=False)
+    return f"/v2/models/{name}/versions/1/infer"
+
+
+def index(*values: int) -> tuple[bytes, dict[str, str]]:
+    return v2.request({"index": np.array(values, np.int64).reshape(-1, 1)})
+
+
+def post(http: httpx.Client, path: str, *values: int) -> int:
+    body, headers = index(*values)
+    return http.post(path, content=body, headers=headers).status_code
+
+
+def test_every_request_and_row_is_counted_once(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "counted")
+    rows = 0
+    for number in range(GATEWAYS):
+        with stack.gateway(number) as gateway:
+            for size in range(1, 21):
+                assert post(gateway, path, *range(-4, -4 + size % 8 + 1)) == 200
+                rows += size % 8 + 1
+            assert post(gateway, path, 99) == 500
+            body, headers = v2.request({"index": np.ones((1, 1), np.int64)}, parameters={"timeout": 1})
+            assert gateway.post(path, content=body, headers=headers).status_code == 504
+            for wrong in (b"", b"{}", b"x"):
+                assert gateway.post(path, content=wrong).status_code == 400
+    # what ran: all but the expired; a worker counts when its reply is on its way
+    ran = wait_until(lambda: _ran(stack, 20 * GATEWAYS + GATEWAYS))
+    assert ran == rows + GATEWAYS
+    page = stack.metrics()
+    labels = {"model": "counted", "version": "1"}
+    outcomes = {
+        outcome: page.value("millrace_requests_total", outcome=outcome, **labels)
+        for outcome in page.label_values("outcome")
+        if page.value("millrace_requests_total", outcome=outcome, **labels)
+    }
+    answered = {"ok": 20.0 * GATEWAYS, "model": 1.0 * GATEWAYS, "expired": 1.0 * GATEWAYS}
+    assert outcomes == answered | {"invalid": 3.0 * GATEWAYS}
+    seconds = "millrace_request_seconds"
+    assert page.value(f"{seconds}_count", **labels) == sum(answered.values())
+    assert page.value(f"{seconds}_bucket", le="+Inf", **labels) == sum(answered.values())
+    assert page.value("millrace_requests_total", model="counted") == sum(outcomes.values())
+    batches = page.value("millrace_batches_total", **labels)
+    assert page.value("millrace_batches_total", outcome="failed", **labels) >= GATEWAYS
+    assert page.value("millrace_execution_seconds_count", **labels) <= batches
+
+
+def _ran(stack: Stack, runs: int) -> float | None:
+    """The rows of all runs once there are as many."""
+    page = stack.metrics()
+    if page.value("millrace_batch_rows_count", model="counted") < runs:
+        return None
+    return page.value("millrace_batch_rows_sum", model="counted")
+
+
+def test_every_gateway_gives_the_same_page(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "same")
+    for number in range(GATEWAYS):
+        with stack.gateway(number) as gateway:
+            assert post(gateway, path, 1, 2) == 200
+    assert_quiet(stack)
+    pages = []
+    for number in range(GATEWAYS):
+        with stack.gateway(number) as gateway:
+            pages.append(Page(gateway.get("/metrics").text))
+    assert pages[0].series() == pages[1].series()
+    for name in ("millrace_requests_total", "millrace_batch_rows_sum", "millrace_segment_bytes_in_use"):
+        assert pages[0].value(name) == pages[1].value(name)
+    assert pages[0].value("millrace_requests_total", model="same") == GATEWAYS
+    assert pages[0].value("millrace_instances_ready", model="same") == 2
+
+
+def test_both_workers_are_counted(stack: Stack, tmp_path: Path) -> None:
+    stack.push(
+        "both", models.slow(tmp_path / "m.onnx", rounds=5000), version=1, activate=False, config='{"rows_max": 1}'
+    )
+    body, headers = v2.request({"x": np.ones((1, 128), np.float32)})
+    sent = [stack.send("/v2/models/both/versions/1/infer", body, headers) for _ in range(12)]
+    for connection in sent:
+        assert connection.getresponse().status == 200
+        connection.close()
+    wait_until(lambda: stack.metrics().value("millrace_batch_rows_count", model="both") == 12)
+    page = stack.metrics()
+    for worker in ("cpu-0", "cpu-1"):
+        assert page.value("millrace_worker_info", worker=worker, pool="cpu", device="cpu") == 1
+        assert page.value("millrace_worker_busy_seconds_total", worker=worker) > 0
+    busy = page.value("millrace_worker_busy_seconds_total")
+    assert busy >= page.value("millrace_execution_seconds_sum", model="both") > 0
+
+
+def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "lasting")
+    for number in range(GATEWAYS):
+        with stack.gateway(number) as gateway:
+            assert post(gateway, path, 1, 2, 3) == 200
+    wait_until(lambda: stack.metrics().value("millrace_batch_rows_sum", model="lasting") == 3 * GATEWAYS)
+    assert_quiet(stack)
+    before = stack.metrics()
+    for name, pid in stack.pids().items():
+        if name != "redis":
+            os.kill(pid, signal.SIGKILL)
+            stack.heard(f"{name} was ended by SIGKILL")
+            wait_until(lambda: stack.pids().get(name, pid) != pid)  # noqa: B023
+    stack.http.close()
+    stack.http = httpx.Client(base_url=stack.url, timeout=60, trust_env=False)
+    stack.settled("lasting", 1)
+    wait_until(lambda: stack.metrics().value("millrace_instances_ready", model="lasting") == 2)
+    after = stack.metrics()
+    for metric in CATALOGUE:
+        if metric.kind.lasting:
+            for suffix in ("", "_sum", "_count"):
+                name = metric.name + suffix
+                assert after.value(name) >= before.value(name), name
+    assert after.value("millrace_requests_total", model="lasting") == GATEWAYS
+    # neither is there a series for each process that ever was
+    workers = {"cpu-0", "cpu-1"}
+    assert after.label_values("worker") == workers
+
+
+def test_callers_cannot_make_series(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "bounded")
+    assert post(stack.http, path, 1) == 200
+    assert stack.http.post(path, content=b"x").status_code == 400
+    assert_quiet(stack)
+    before = stack.metrics().series()
+    for i in range(50):
+        body, headers = index(1)
+        for unknown in (f"/v2/models/m{i}/infer", f"/v2/models/bounded/versions/{i + 2}/infer", f"/v2/{i}"):
+            assert stack.http.post(unknown, content=body, headers=headers).status_code == 404
+        assert stack.http.get(f"/v2/models/m{i}").status_code == 404
+        body, headers = v2.request({"index": np.ones((1, 1), np.int64)}, id=f"id{i}", parameters={f"p{i}": i})
+        assert stack.http.post(path, content=body, headers=headers).status_code == 200
+    assert_quiet(stack)
+    assert stack.metrics().series() == before
+
+
+def test_a_model_that_is_gone_leaves_no_gauges(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "leaving")
+    assert post(stack.http, path, 1) == 200
+    gauges = ("lane_rows", "instances_ready", "instance_bytes", "stream_entries")
+
+    def shown() -> set[str]:
+        series = stack.metrics().series()
+        return {gauge for gauge in gauges for name, labels in series
+                if name == f"millrace_{gauge}" and ("model", "leaving") in labels}  # fmt: skip
+
+    assert shown() == set(gauges)
+    assert stack.http.delete("/admin/v1/models/leaving").status_code == 204
+    wait_until(lambda: not shown())
+    assert stack.metrics().value("millrace_requests_total", model="leaving", outcome="ok") == 1
+
+
+def test_bytes_and_the_release_are_shown(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "bytes")
+    before = stack.metrics()
+    assert post(stack.http, path, *([1] * 50)) == 200
+    after = wait_until(lambda: _grown(stack, before))
+    assert after.value("millrace_build_info") == 1
+
+
+def _grown(stack: Stack, before: Page) -> Page | None:
+    """The page once the 400 bytes to the worker and the 200 from it are on it."""
+    page = stack.metrics()
+    name = "millrace_redis_bytes_total"
+    grown = {
+        direction: page.value(name, direction=direction) - before.value(name, direction=direction)
+        for direction in ("gateway_out", "gateway_in", "worker_out")
+    }
+    least = {"gateway_out": 400, "gateway_in": 200, "worker_out": 200}
+    return page if all(grown[direction] >= least[direction] for direction in least) else None
+
+
+def test_promtool_has_nothing_to_say(stack: Stack, tmp_path: Path) -> None:
+    path = push(stack, tmp_path, "checked")
+    assert post(stack.http, path, 1) == 200
+    assert post(stack.http, path, 99) == 500
+    text = stack.metrics().text
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+    reply = stack.http.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert reply.headers["content-type"].startswith("application/openmetrics-text")
+    assert reply.text.endswith("# EOF\n")
+    known = {metric.name.removesuffix("_total") for metric in CATALOGUE}
+    named = {line.split()[2].removesuffix("_total") for line in text.splitlines() if line.startswith("# TYPE")}
+    assert named <= known
