@@ -40,6 +40,7 @@ class Catalog:
         self._board = board
         self._on_snapshot = on_snapshot
         self._on_death = on_death
+        self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
         self._token = ""
         self._stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}
         self._changed = asyncio.Event()
@@ -67,7 +68,7 @@ class Catalog:
             workers = self.snapshot.workers
             with suppress(Failure):
                 workers = await self._board.workers()
-                self.uploads = await self._board.uploads()
+                await self._show_uploads()
             snapshot = Snapshot({name: self._model(name, workers) for name in self._stored}, workers)
             if snapshot != self.snapshot:
                 self.snapshot = snapshot
@@ -91,9 +92,20 @@ class Catalog:
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
         """Make an upload in progress visible to all gateways; None: it has ended."""
+        if state is None:
+            self._receiving.pop((model, version), None)
+        else:
+            self._receiving[model, version] = state
         with suppress(Failure):
+            if state is None:
+                await self._board.set_upload(model, version, None)
+            await self._show_uploads()
+
+    async def _show_uploads(self) -> None:
+        """Say that ours go on, which nobody believes for long, and see those of all gateways."""
+        for (model, version), state in list(self._receiving.items()):
             await self._board.set_upload(model, version, state)
-            self.uploads = await self._board.uploads()
+        self.uploads = await self._board.uploads()
 
     def _read(self) -> dict[str, tuple[Endpoint, dict[int, Manifest]]]:
         stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}

@@ -5,7 +5,8 @@ Through redis-py: none of this is on the hot path. Everything on it expires or i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,14 +17,16 @@ from services.queue.keys import CHANGES, POOLS, UPLOADS, PoolKeys
 from services.queue.url import RedisAddress, async_client
 from services.records import State, WorkerRecord
 
-UPLOADS_LIFE_S = 3600
+#: how long an upload is shown without its gateway saying again that it goes on
+UPLOAD_LIFE_S = 5.0
 
 
 class Board:
-    """Every method raises Failure(UNAVAILABLE) while Redis is away."""
+    """Every method raises Failure(UNAVAILABLE) while Redis is away. `clock`: seconds since the epoch."""
 
-    def __init__(self, address: RedisAddress) -> None:
+    def __init__(self, address: RedisAddress, clock: Callable[[], float] = time.time) -> None:
         self._address = address
+        self._clock = clock
         self._redis: Any = async_client(address)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
@@ -61,21 +64,29 @@ class Board:
         except (RedisError, OSError) as error:
             raise _away(error) from error
         uploads: dict[tuple[str, int | None], State] = {}
-        for field, state in stored.items():
+        for field, value in stored.items():
             model, _, version = _text(field).partition("/")
-            uploads[model, int(version) if version else None] = State(_text(state))
+            state, _, until = _text(value).partition(" ")
+            if float(until or 0) > self._clock():
+                uploads[model, int(version) if version else None] = State(state)
+            else:
+                await self._forget(_text(field))  # its gateway died: nobody else takes the line back
         return uploads
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
-        """Show an upload's state; None: it has ended."""
+        """Show an upload's state for UPLOAD_LIFE_S; None: it has ended."""
         field = f"{model}/{'' if version is None else version}"
+        if state is None:
+            await self._forget(field)
+            return
         try:
-            if state is None:
-                await self._redis.hdel(UPLOADS, field)
-            else:
-                await self._redis.hset(UPLOADS, field, state.value)
-                # A gateway that dies in an upload cannot take its line back: the whole board forgets it in the end.
-                await self._redis.expire(UPLOADS, UPLOADS_LIFE_S)
+            await self._redis.hset(UPLOADS, field, f"{state.value} {self._clock() + UPLOAD_LIFE_S:.3f}")
+        except (RedisError, OSError) as error:
+            raise _away(error) from error
+
+    async def _forget(self, field: str) -> None:
+        try:
+            await self._redis.hdel(UPLOADS, field)
         except (RedisError, OSError) as error:
             raise _away(error) from error
 

@@ -12,7 +12,7 @@ mr:{cpu}:replies:<gateway> list: replies on their way to a gateway (expires)
 mr:{cpu}:blob:<id>         string: tensors too large for a script (expires)
 mr:pools                   set: pools that ever had a worker
 mr:epoch                   string: changes when Redis lost its data
-mr:uploads                 hash: uploads that are being received or checked
+mr:uploads                 hash: uploads that are being received or checked, each with a time after which it counts no more
 mr:changes                 channel: "model:<name>", "worker:<pool>", "died:<worker>"
 """
 
