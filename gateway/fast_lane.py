@@ -109,6 +109,8 @@ class FastLane(HttpToolsProtocol):
                 try:
                     self.parser.feed_data(rest)
                 except HttpParserUpgrade as upgrade:
+                    if not upgrade.args[0]:
+                        return  # after a CONNECT the parser reads nothing more
                     rest = rest[upgrade.args[0] :]
                 else:
                     return
@@ -179,8 +181,12 @@ class FastLane(HttpToolsProtocol):
         if existing is GONE:
             return
         url = self.url
-        if self.parser.get_method() != b"POST" or self._upgrade:
-            self._to_asgi()
+        method = self.parser.get_method()
+        if method != b"POST" or self._upgrade:
+            if method == b"CONNECT":  # after which nothing on the connection would be HTTP any more
+                self._refuse(Failure(Code.METHOD, "Method Not Allowed"))
+            else:
+                self._to_asgi()
             return
         try:
             path = self.paths[url]
@@ -202,7 +208,7 @@ class FastLane(HttpToolsProtocol):
 
     def _to_asgi(self) -> None:
         parser = self.parser
-        if self._upgrade and parser.should_upgrade() and parser.get_method() != b"CONNECT" and not self._should_upgrade():
+        if self._upgrade and parser.should_upgrade() and not self._should_upgrade():
             self._set_aside, self.cycle = self.cycle, GONE  # until `_after_upgrade`
             return
         url, headers, expect = self.url, self.headers, self.expect_100_continue

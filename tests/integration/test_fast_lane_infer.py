@@ -50,7 +50,7 @@ async def servers(loopback: Loopback) -> AsyncIterator[tuple[Served, Served]]:
 
 
 def rows(count: int) -> list[list[float]]:
-    return np.arange(4 * count, dtype=np.float32).reshape(-1, 4).tolist()  # type: ignore[no-any-return]
+    return np.arange(4 * count, dtype=np.float32).reshape(-1, 4).tolist()
 
 
 def json_body(count: int = 1, **more: object) -> bytes:

@@ -92,17 +92,12 @@ CASES = {
     "PATCH": request("PATCH", PATH, "Content-Length: 2") + b"{}",
     "DELETE": request("DELETE", PATH),
     "OPTIONS": request("OPTIONS", PATH),
-    "CONNECT": request("CONNECT", "/v2"),
-    "CONNECT with an upgrade": request("CONNECT", "/v2", "Connection: Upgrade", "Upgrade: h2c"),
     "connection close": post(PATH, b"{}", "Connection: close"),
     "connection keep-alive": post(PATH, b"{}", "Connection: keep-alive"),
     "HTTP/1.0": post(PATH, b"{}", version="1.0"),
     "HTTP/1.0, keep-alive": post(PATH, b"{}", "Connection: keep-alive", version="1.0"),
     "HTTP/1.0 without a length": request("POST", PATH, version="1.0"),
-    "h2c": post(PATH, b"", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"),
-    "h2c for a GET": request("GET", "/v2", "Connection: Upgrade", "Upgrade: h2c"),
     "upgrade that is not asked for": post(PATH, b"{}", "Upgrade: h2c"),
-    "WebSocket": request("GET", PATH, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: x"),
     "expect": post(PATH, b"{}", "Expect: 100-continue"),
     "expect in capitals": post(PATH, b"{}", "EXPECT: 100-CONTINUE"),
     "expect something else": post(PATH, b"{}", "Expect: cake"),
@@ -196,3 +191,12 @@ async def test_an_offer_of_another_protocol_costs_no_body(ports: Ports) -> None:
     assert await transcript(ports[0], *[bytes([byte]) for byte in b"".join(offered)]) == expected
     many = b"".join(offered) * 300
     assert (await transcript(ports[0], many)).count(b"200 OK") == 901
+
+
+@pytest.mark.parametrize("offer", [(), ("Connection: Upgrade", "Upgrade: h2c")])
+async def test_connect_is_refused_and_ends_the_connection(ports: Ports, offer: tuple[str, ...]) -> None:
+    async with await Wire.connect(ports[0]) as wire:
+        await wire.send(request("CONNECT", "/v2", *offer))
+        reply = await wire.reply()
+        assert (reply.status, reply.body) == (405, b'{"error":"Method Not Allowed"}')
+        assert reply.headers[b"connection"] == b"close"
