@@ -24,8 +24,11 @@ LEASE_MS = 60_000  # no test lasts that long: workers are silenced, not waited f
 ATTEMPTS_MAX = 3
 
 
+Key = tuple[str, str]  # an entry's lane and id
+
+
 class Entry(NamedTuple):
-    """An entry of a stream; `worker` leases it, None: nobody does."""
+    """An entry of a stream; `worker` leases it, None: nobody does. Two streams may have entries of one id."""
 
     lane: str
     id: str
@@ -33,19 +36,24 @@ class Entry(NamedTuple):
     attempt: int
     worker: str | None
 
+    @property
+    def key(self) -> Key:
+        return self.lane, self.id
+
 
 @dataclass
 class Picture:
-    """All keys of a pool at one moment. `others`: keys that are none of the exchange's own."""
+    """All keys of a pool at one moment. `expiring`: streams that will go away by themselves. `others`: any other keys."""
 
     entries: list[Entry] = field(default_factory=list)
     streams: set[str] = field(default_factory=set)
+    expiring: set[str] = field(default_factory=set)
     ready: dict[str, float] = field(default_factory=dict)
     idle: dict[str, float] = field(default_factory=dict)
     workers: set[str] = field(default_factory=set)
     held: dict[str, set[str]] = field(default_factory=dict)
     draining: dict[str, set[str]] = field(default_factory=dict)
-    inbox: dict[str, list[str]] = field(default_factory=dict)
+    inbox: dict[str, list[Key]] = field(default_factory=dict)
     replies: dict[str, list[bytes]] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
@@ -75,13 +83,13 @@ class Picture:
             ("has an inbox", self.inbox),
         ):
             found += [f"{worker} {kind} and nobody would reclaim it" for worker in owners if worker not in self.workers]
-        leases = {entry.id: entry for entry in self.entries if entry.worker is not None}
+        leases = {entry.key: entry for entry in self.entries if entry.worker is not None}
         for entry in leases.values():
             worker = str(entry.worker)
             if worker not in self.workers or entry.lane not in held.get(worker, set()) | draining.get(worker, set()):
                 found.append(f"nobody would reclaim {entry}")
-        for worker, ids in self.inbox.items():
-            found += [f"{id_} is in the inbox of {worker}" for id_ in ids if leases[id_].worker != worker]
+        for worker, keys in self.inbox.items():
+            found += [f"{key} is in the inbox of {worker}" for key in keys if leases[key].worker != worker]
         doubled = Counter(entry.name for entry in self.entries)
         return found + [f"{name} is {count} times there" for name, count in doubled.items() if count > 1]
 
@@ -111,6 +119,17 @@ class Pool:
 
     def clear(self) -> None:
         self.redis.flushall()
+
+    def next_millisecond(self) -> None:
+        """Wait until the clock of Redis shows another one."""
+
+        def clock() -> int:
+            seconds, micros = self.redis.time()
+            return int(seconds) * 1000 + int(micros) // 1000
+
+        now = clock()
+        while clock() == now:
+            pass
 
     # What a gateway does.
 
@@ -184,7 +203,11 @@ class Pool:
         found = sorted(key.decode() for key in self.redis.keys("*"))
         pipeline = self.redis.pipeline(transaction=False)
         read = {
-            "stream": lambda key: (pipeline.xrange(key), pipeline.xpending_range(key, "w", "-", "+", 9999)),
+            "stream": lambda key: (
+                pipeline.ttl(key),
+                pipeline.xrange(key),
+                pipeline.xpending_range(key, "w", "-", "+", 9999),
+            ),
             "ready": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "idle": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "workers": lambda key: pipeline.zrange(key, 0, -1),
@@ -200,6 +223,8 @@ class Pool:
         for key, kind, name in kinds:
             if kind == "stream":
                 picture.streams.add(name)
+                if next(answers) >= 0:
+                    picture.expiring.add(name)
                 picture.entries += _entries(name, next(answers), next(answers))
             elif kind in read:
                 setattr(picture, kind, _merged(kind, name, next(answers), getattr(picture, kind)))
@@ -219,8 +244,16 @@ def reply(lease: Lease, worker: str) -> bytes:
     return f"{lease.header.name} {lease.attempt} {worker}".encode()
 
 
+def keys(leases: Iterable[Lease]) -> list[Key]:
+    return [(lease.lane, lease.entry.decode()) for lease in leases]
+
+
 def names(leases: Iterable[Lease]) -> list[str]:
     return [lease.header.name for lease in leases]
+
+
+def _key(lane: bytes, id_: bytes, *_: bytes) -> Key:
+    return lane.decode(), id_.decode()
 
 
 def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
@@ -239,5 +272,5 @@ def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
     if kind in {"held", "draining"}:
         return known | {name: {lane.decode() for lane in answer}}
     if kind == "inbox":
-        return known | {name: [msgpack.unpackb(item, raw=True)[1].decode() for item in answer]}
+        return known | {name: [_key(*msgpack.unpackb(item, raw=True)) for item in answer]}
     return known | {name: answer}

@@ -1,0 +1,376 @@
+"""The exchange under everything that happens to it, against a model: any order of puts, leases, replies, crashes, freezes.
+
+The model knows which batches are outstanding, what each worker believes to have, and which replies must have come. Who
+gets a batch is read from Redis and checked for being allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from services.batch import decode_reply
+from services.queue.server import Binary
+from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Picture, Pool, keys, names, reply
+from tests.kit.redis_server import binaries, redis_server
+from workers.lease import Lease
+
+LANES = ("l0", "l1", "l2")
+GATEWAYS = ("g0", "g1")
+WORKERS_MAX = 5
+SOME_LANES = st.sets(st.sampled_from(LANES))
+
+
+@pytest.fixture(scope="module", params=binaries(), ids=str)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    binary: Binary = request.param
+    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
+        pool = Pool(address)
+        yield pool
+        pool.close()
+
+
+@dataclass
+class Batch:
+    """A batch that is neither answered nor given up."""
+
+    lane: str
+    gateway: str
+    deadline_ms: int
+    attempt: int = 1
+
+
+@dataclass
+class Worker:
+    """What a worker believes. `lanes`: that it can run; Redis knows them while the worker is `known`.
+
+    `hand`: leases that it has received. `awake`: neither dead nor frozen; a dead one never wakes again.
+    """
+
+    name: str
+    lanes: set[str]
+    hand: list[Lease] = field(default_factory=list)
+    awake: bool = True
+    dead: bool = False
+    known: bool = True
+
+
+class ExchangeMachine(RuleBasedStateMachine):
+    """Rules are what gateways, workers, the network and the operating system do."""
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self.pool = pool
+        self.picture = Picture()
+        self.batches: dict[str, Batch] = {}
+        self.workers: dict[str, Worker] = {}
+        self.replies: dict[str, list[bytes]] = {gateway: [] for gateway in GATEWAYS}
+        self.ended: list[str] = []
+        self.named = 0
+
+    @initialize()
+    def clear(self) -> None:
+        self.pool.clear()
+
+    # Gateways.
+
+    @rule(lane=st.sampled_from(LANES), gateway=st.sampled_from(GATEWAYS), deadline_ms=st.integers(1, 99))
+    def put(self, lane: str, gateway: str, deadline_ms: int) -> None:
+        self.named += 1
+        name = f"b{self.named}"
+        self.batches[name] = Batch(lane, gateway, deadline_ms)
+        self._put(name)
+
+    def _put(self, name: str) -> None:
+        batch, before = self.batches[name], self.picture
+        able = {worker: score for worker, score in before.idle.items() if batch.lane in before.held.get(worker, ())}
+        delivered = self.pool.put(batch.lane, name, deadline_ms=batch.deadline_ms, gateway=batch.gateway)
+        assert delivered == bool(able)
+        self.picture = self.pool.picture()
+        if able:
+            [worker] = [entry.worker for entry in self.picture.entries if entry.name == name]
+            assert able[str(worker)] == min(able.values())
+
+    @rule(gateway=st.sampled_from(GATEWAYS))
+    def collect(self, gateway: str) -> None:
+        assert self.pool.replies(gateway) == self.replies[gateway]
+        self.replies[gateway].clear()
+
+    @rule(data=st.data())
+    def reclaim(self, data: st.DataObject) -> None:
+        """The lease time has passed for some: surely dead or frozen ones, perhaps one whose heart was only late."""
+        registered = sorted(self.picture.workers)
+        silent = data.draw(st.sets(st.sampled_from(registered))) if registered else set()
+        self.pool.silence(*silent)
+        self._reclaimed(silent, self.pool.reclaim())
+
+    @precondition(lambda self: any(worker.dead for worker in self.workers.values()))
+    @rule(data=st.data())
+    def hear_of_a_death(self, data: st.DataObject) -> None:
+        dead = data.draw(st.sampled_from(sorted(name for name, worker in self.workers.items() if worker.dead)))
+        self._reclaimed({dead}, self.pool.reclaim(dead))
+
+    def _reclaimed(self, workers: set[str], result: tuple[int, int, int]) -> None:
+        again = given_up = 0
+        for entry in self.picture.entries:
+            if entry.worker in workers:
+                batch = self.batches[entry.name]
+                if batch.attempt == ATTEMPTS_MAX:
+                    given_up += 1
+                    self._end(entry.name, b"\1" + entry.name.encode())
+                else:
+                    again += 1
+                    batch.attempt += 1
+        assert result == (len(workers), again, given_up)
+        for name in workers:
+            worker = self.workers[name]
+            worker.known = False
+            if worker.dead:
+                del self.workers[name]
+        self._in_any_order(workers)
+
+    def _in_any_order(self, workers: set[str]) -> None:
+        """Batches of several workers are given up in no particular order."""
+        for gateway, expected in self.replies.items():
+            there = self.pool.picture().replies.get(gateway, [])
+            assert sorted(there) == sorted(expected), workers
+            expected[:] = there
+
+    def _end(self, name: str, answer: bytes) -> None:
+        batch = self.batches.pop(name)
+        self.replies[batch.gateway].append(answer)
+        self.ended.append(name)
+
+    # Workers.
+
+    @precondition(lambda self: len(self.workers) < WORKERS_MAX)
+    @rule(lanes=SOME_LANES, steps=st.permutations(["beat", "hold", "next"]))
+    def join(self, lanes: set[str], steps: list[str]) -> None:
+        """Heart, keeper and main loop start at the same time."""
+        self.named += 1
+        name = f"w{self.named}"
+        worker = self.workers[name] = Worker(name, set(lanes), known=False)
+        for step in steps:
+            if step == "beat":
+                self._beat(worker)
+            elif step == "hold":
+                self._hold(worker, lanes)
+            else:
+                self._next(worker, [], 0, 4)
+            self.picture = self.pool.picture()
+
+    def _hold(self, worker: Worker, lanes: set[str]) -> None:
+        worker.lanes |= lanes
+        self.pool.worker(worker.name).hold(sorted(lanes))
+
+    def _beat(self, worker: Worker) -> None:
+        held = self.picture.held.get(worker.name, set())
+        known = self.pool.worker(worker.name).beat(b"{}", LEASE_MS)
+        assert known == (worker.known and bool(held))
+        if not known:
+            self.pool.worker(worker.name).hold(sorted(worker.lanes))
+        worker.known = True
+
+    def _awake(self, data: st.DataObject) -> Worker:
+        return self.workers[data.draw(st.sampled_from(sorted(w.name for w in self.workers.values() if w.awake)))]
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data())
+    def beat(self, data: st.DataObject) -> None:
+        self._beat(self._awake(data))
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), lanes=SOME_LANES)
+    def hold(self, data: st.DataObject, lanes: set[str]) -> None:
+        self._hold(self._awake(data), lanes)
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), lane=st.sampled_from(LANES))
+    def release(self, data: st.DataObject, lane: str) -> None:
+        worker = self._awake(data)
+        worker.lanes.discard(lane)
+        self.pool.worker(worker.name).release(lane)
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), wanted=st.integers(0, 4), in_hand=st.integers(0, 1))
+    def next(self, data: st.DataObject, wanted: int, in_hand: int) -> None:
+        worker = self._awake(data)
+        finished = data.draw(st.integers(0, len(worker.hand)))
+        self._next(worker, worker.hand[:finished], in_hand, wanted)
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), wanted=st.integers(0, 4))
+    def lose_the_answer(self, data: st.DataObject, wanted: int) -> None:
+        """The connection breaks while the answer of `next` is on its way; the worker comes back and asks."""
+        worker = self._awake(data)
+        finished = data.draw(st.integers(0, len(worker.hand)))
+        hand = list(worker.hand)
+        self._next(worker, hand[:finished], 0, wanted)
+        worker.hand = hand
+        before = self.pool.picture()
+        recovered = self.pool.worker(worker.name).recover(hand)
+        known = keys(hand)
+        missing = [entry.name for entry in before.entries if entry.worker == worker.name and entry.key not in known]
+        assert sorted(names(recovered)) == sorted(missing)
+        worker.hand = hand + recovered
+
+    def _next(self, worker: Worker, finished: list[Lease], in_hand: int, wanted: int) -> None:
+        before = self.picture
+        mine = {entry.key for entry in before.entries if entry.worker == worker.name}
+        got = self.pool.next(worker.name, *finished, in_hand=in_hand, wanted=wanted)
+        for lease in finished:
+            if mine.intersection(keys([lease])):
+                self._end(lease.header.name, reply(lease, worker.name))
+        worker.hand = [lease for lease in worker.hand if lease not in finished] + got
+        if wanted == 0:
+            assert got == []
+            assert worker.name not in self.pool.picture().idle
+        elif before.inbox.get(worker.name):
+            assert keys(got) == before.inbox[worker.name][:wanted]
+        else:
+            self._check_leased(worker, before, got, wanted)
+
+    def _check_leased(self, worker: Worker, before: Picture, got: list[Lease], wanted: int) -> None:
+        """The front of the most urgent lane that it holds, a fair part of it; nothing only if there is nothing."""
+        able = [(score, lane) for lane, score in before.ready.items() if lane in before.held.get(worker.name, ())]
+        if not able:
+            assert got == []
+            assert worker.name in self.pool.picture().idle
+            return
+        waiting = before.waiting(min(able)[1])
+        count = max(1, min(wanted, math.ceil(len(waiting) / max(1, len(before.workers)))))
+        assert names(got) == waiting[:count]
+
+    @precondition(lambda self: any(w.awake and self.picture.inbox.get(w.name) for w in self.workers.values()))
+    @rule(data=st.data())
+    def wait(self, data: st.DataObject) -> None:
+        able = sorted(w.name for w in self.workers.values() if w.awake and self.picture.inbox.get(w.name))
+        worker = self.workers[data.draw(st.sampled_from(able))]
+        got = self.pool.worker(worker.name).wait(1)
+        assert keys(got) == self.picture.inbox[worker.name][:4]
+        worker.hand += got
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self._leave(self._awake(data))
+
+    def _leave(self, worker: Worker) -> None:
+        exchange = self.pool.worker(worker.name)
+        self._next(worker, [], 0, 0)
+        worker.hand += exchange.leftovers()
+        self._next(worker, list(worker.hand), 0, 0)
+        exchange.leave(ATTEMPTS_MAX)
+        del self.workers[worker.name]
+
+    # What befalls them.
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), dies=st.booleans())
+    def stop(self, data: st.DataObject, dies: bool) -> None:
+        worker = self._awake(data)
+        worker.awake, worker.dead = False, dies
+
+    @precondition(lambda self: any(worker.awake and worker.hand for worker in self.workers.values()))
+    @rule(data=st.data())
+    def die_at_work(self, data: st.DataObject) -> None:
+        """The supervisor sees it."""
+        at_work = sorted(worker.name for worker in self.workers.values() if worker.awake and worker.hand)
+        name = data.draw(st.sampled_from(at_work))
+        self.workers[name].awake, self.workers[name].dead = False, True
+        self._reclaimed({name}, self.pool.reclaim(name))
+
+    @precondition(lambda self: any(not worker.awake and not worker.dead for worker in self.workers.values()))
+    @rule(data=st.data())
+    def thaw(self, data: st.DataObject) -> None:
+        frozen = sorted(worker.name for worker in self.workers.values() if not worker.awake and not worker.dead)
+        self.workers[data.draw(st.sampled_from(frozen))].awake = True
+
+    @rule()
+    def lose_everything(self) -> None:
+        """Redis restarts empty; gateways put again what has no answer, as new batches."""
+        self.pool.clear()
+        self.pool.next_millisecond()  # a restart takes longer than that, so entries get other ids than before
+        self.picture = Picture()
+        for worker in list(self.workers.values()):
+            worker.known = False
+            if worker.dead:
+                del self.workers[worker.name]
+        for expected in self.replies.values():
+            expected.clear()
+        for name, batch in list(self.batches.items()):
+            del self.batches[name]
+            self.named += 1
+            self.batches[f"b{self.named}"] = Batch(batch.lane, batch.gateway, batch.deadline_ms)
+            self._put(f"b{self.named}")
+
+    # What holds at any time.
+
+    @invariant()
+    def sound(self) -> None:
+        picture = self.picture = self.pool.picture()
+        assert picture.broken() == []
+        held = set().union(*picture.held.values())
+        assert held == picture.streams - picture.expiring, "a stream stays exactly as long as somebody holds its lane"
+        assert {entry.name: entry.attempt for entry in picture.entries} == {
+            name: batch.attempt for name, batch in self.batches.items()
+        }
+        assert {gateway: replies for gateway, replies in self.replies.items() if replies} == picture.replies
+        for worker in self.workers.values():
+            leased = {entry.key for entry in picture.entries if entry.worker == worker.name}
+            has = {*keys(worker.hand), *picture.inbox.get(worker.name, ())}
+            assert leased <= has, f"{worker.name} leases what it does not have"
+            if worker.known:
+                assert picture.held.get(worker.name, set()) == worker.lanes
+        assert {str(entry.worker) for entry in picture.entries if entry.worker} <= set(self.workers)
+        assert picture.workers <= set(self.workers)
+
+    def teardown(self) -> None:
+        """Whatever happened: all that was asked is answered in the end, once, and nothing is left behind."""
+        for worker in list(self.workers.values()):
+            if worker.dead:
+                self.pool.reclaim(worker.name)
+                del self.workers[worker.name]
+        last = self.pool.join("last", *LANES)
+        for name in self.workers:
+            self.pool.worker(name).leave(10)
+        while got := last.leftovers() or self.pool.next("last"):
+            self.pool.next("last", *got, wanted=0)
+        last.leave(ATTEMPTS_MAX)
+        self.pool.worker("last").release("l0")
+        answers = [answer for gateway in GATEWAYS for answer in self.pool.replies(gateway)]
+        answered = [_answered(answer) for answer in answers]
+        before = [_answered(answer) for replies in self.replies.values() for answer in replies]
+        assert sorted(answered) == sorted([*self.batches, *before])
+        assert set(self.pool.redis.keys()) <= {b"mr:pools"}
+
+
+def _answered(answer: bytes) -> str:
+    given_up = decode_reply(answer) if answer[0] == 1 else None
+    return given_up if isinstance(given_up, str) else answer.decode().split()[0]
+
+
+def test_the_exchange_loses_nothing_whatever_happens(server):
+    run_state_machine_as_test(
+        lambda: ExchangeMachine(server),  # type: ignore[arg-type]
+        settings=settings(
+            max_examples=150,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        ),
+    )
