@@ -86,6 +86,7 @@ class _Connection(asyncio.Protocol):
         self._source = source
         self._number = 0
         self._sent = 0.0
+        self._waiting = False  # for an answer
         self._body: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -114,6 +115,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         seconds = time.perf_counter() - self._sent
+        self._waiting = False
         body, self._body = b"".join(self._body), []
         self._source.answered(self._number, self._parser.get_status_code(), body, seconds)
         assert self._transport is not None
@@ -124,7 +126,11 @@ class _Connection(asyncio.Protocol):
         self._send()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.closed.done():
+        if self.closed.done():
+            return
+        if self._waiting:
+            self.closed.set_exception(Failure(Code.UNAVAILABLE, "the endpoint closed a connection without an answer"))
+        else:
             self.closed.set_result(None)
 
     def _send(self) -> None:
@@ -136,6 +142,7 @@ class _Connection(asyncio.Protocol):
             return
         self._number, request = taken
         self._sent = time.perf_counter()
+        self._waiting = True
         self._transport.write(request)
 
 
