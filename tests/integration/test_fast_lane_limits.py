@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+import gateway.fast_lane
 from gateway.fast_lane import HEAD_BYTES_MAX, Inbound, fast_lane
 from gateway.infer_path import PATHS_MAX, InferPath, learn
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
-from tests.kit.wire import Wire, chunked, post, request, serving
+from tests.kit.wire import PATIENCE_S, Wire, chunked, post, request, serving
 
 pytestmark = pytest.mark.anyio
 PATH = "/v2/models/m/infer"
@@ -34,6 +35,12 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     async with fronting(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX) as front:
         yield front
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, a refused client has the time to send all it has."""
+    monkeypatch.setattr(gateway.fast_lane, "LINGER_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -72,10 +79,9 @@ async def test_chunks_over_the_limit_are_refused_while_they_come(front: Front) -
 
 async def test_the_refusal_waits_for_its_turn(front: Front) -> None:
     async with await Wire.connect(front.port) as wire:
-        await wire.send(post(PATH) + chunked(PATH, [bytes(1000)] * 101) + post(PATH, bytes(BODY_BYTES_MAX + 1)))
+        await wire.send(post(PATH) + post(PATH, bytes(BODY_BYTES_MAX + 1)) + chunked(PATH, [bytes(1000)] * 101))
         held = await front.held.next()
-        await until(lambda: front.protocol.cycle.complete and len(front.protocol.pipeline) == 2)
-        assert front.inbound.bytes == 0
+        await until(lambda: len(front.protocol.pipeline) == 2)
         held.answer()
         assert [(await wire.reply()).status for _ in range(3)] == [200, 413, 413]
         await still_works(wire)
@@ -117,7 +123,6 @@ GARBAGE = {
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "no such version": b"GET / HTTP/9.9\r\n\r\n",
     "no such method": b"BREW / HTTP/1.1\r\n\r\n",
-    "asterisk": request("POST", "*"),
     "no URL": b"POST  HTTP/1.1\r\n\r\n",
     "two lengths": request("POST", PATH, "Content-Length: 1", "Content-Length: 2"),
     "length that is no number": request("POST", PATH, "Content-Length: x"),
@@ -189,12 +194,12 @@ async def test_garbage_in_a_body_ends_the_application_that_reads_it() -> None:
 @pytest.mark.parametrize(
     "bomb",
     [
-        [b"GET / HTTP/1.1\r\n", *[b"x: y\r\n" * 1000] * 12],
-        [b"GET / HTTP/1.1\r\nx: ", *[b"y" * 1000] * 70],
-        [b"GET /", *[b"y" * 1000] * 70],
-        [post(NOW), b"POST " + PATH.encode(), *[b"y" * 1000] * 70],
-        [chunked(NOW, [b"x"], end=b"0\r\n"), *[b"x: y\r\n" * 1000] * 12],
-        [chunked(NOW, [b"x"], end=b"0\r\nx: "), *[b"y" * 1000] * 70],
+        [b"GET / HTTP/1.1\r\n", *[b"x: y\r\n" * 1000] * 60],
+        [b"GET / HTTP/1.1\r\nx: ", *[b"y" * 1000] * 400],
+        [b"GET /", *[b"y" * 1000] * 400],
+        [post(NOW), b"POST " + PATH.encode(), *[b"y" * 1000] * 400],
+        [chunked(NOW, [b"x"], end=b"0\r\n"), *[b"x: y\r\n" * 1000] * 60],
+        [chunked(NOW, [b"x"], end=b"0\r\nx: "), *[b"y" * 1000] * 400],
     ],
     ids=["headers", "one header", "URL", "second request", "trailers", "one trailer"],
 )
