@@ -1,0 +1,183 @@
+"""Batches, replies and BYTES tensors on the wire: what goes in comes out, and any other bytes are a ValueError."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.batch import (
+    ALIGN_BYTES,
+    FORMAT,
+    KIND_GIVEN_UP,
+    BatchHeader,
+    BatchInput,
+    Place,
+    ReplyHeader,
+    ReplyOutput,
+    decode_batch,
+    decode_reply,
+    encode_batch,
+    encode_reply,
+)
+from services.bytes_tensor import decode_elements, encode_elements
+
+STEADY = settings(deadline=None, derandomize=True)
+
+SIZES = st.integers(0, 2**63 - 1)
+NAMES = st.text(max_size=20)
+TIMES = st.floats(allow_nan=False)
+PLACES = st.none() | st.builds(Place, NAMES, SIZES, SIZES)
+INNER = st.lists(SIZES, max_size=4).map(tuple)
+TENSOR = (INNER, SIZES, st.none() | st.lists(SIZES, max_size=4), PLACES)
+PARTS = st.lists(st.binary(max_size=40), max_size=4)
+
+BATCHES = st.builds(
+    BatchHeader,
+    NAMES,
+    st.binary(max_size=40),
+    TIMES,
+    st.lists(SIZES, max_size=4),
+    st.lists(TIMES, max_size=4),
+    st.lists(st.builds(BatchInput, *TENSOR), max_size=3),
+    st.lists(PLACES, max_size=3),
+    NAMES,
+)
+REPLIES = st.builds(
+    ReplyHeader,
+    NAMES,
+    NAMES,
+    TIMES,
+    TIMES,
+    SIZES,
+    st.dictionaries(st.integers(0, 100), st.lists(NAMES, min_size=2, max_size=2), max_size=3),
+    st.lists(st.builds(ReplyOutput, *TENSOR), max_size=3),
+    NAMES,
+)
+
+
+@given(BATCHES, PARTS)
+@STEADY
+def test_a_batch_comes_back_as_it_was(header: BatchHeader, parts: list[bytes]) -> None:
+    data = encode_batch(header, parts)
+    decoded, inline = decode_batch(data)
+    assert decoded == header
+    assert all(isinstance(tensor.inner, tuple) for tensor in decoded.inputs)
+    assert bytes(inline) == b"".join(parts)
+    assert (len(data) - len(inline)) % ALIGN_BYTES == 0
+
+
+@given(REPLIES, PARTS)
+@STEADY
+def test_a_reply_comes_back_as_it_was(header: ReplyHeader, parts: list[bytes]) -> None:
+    data = encode_reply(header, parts)
+    decoded = decode_reply(data)
+    assert not isinstance(decoded, str)
+    assert decoded[0] == header
+    assert bytes(decoded[1]) == b"".join(parts)
+    assert (len(data) - len(decoded[1])) % ALIGN_BYTES == 0
+
+
+@given(NAMES)
+@STEADY
+def test_a_batch_that_was_given_up_has_its_name(name: str) -> None:
+    assert decode_reply(bytes([KIND_GIVEN_UP]) + name.encode()) == name
+
+
+def refused(decode: Any, data: bytes) -> bool:
+    """Whether `data` is refused, in the only way that is allowed."""
+    try:
+        decode(data)
+    except ValueError:
+        return True
+    return False
+
+
+@given(st.binary(max_size=200))
+@STEADY
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    for decode in (decode_batch, decode_reply, decode_elements):
+        refused(decode, data)
+
+
+NESTED: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=30,
+)
+
+
+@given(NESTED, st.lists(NESTED, min_size=8, max_size=8))
+@STEADY
+def test_any_header_of_another_form_is_read_or_refused(header: Any, fields: list[Any]) -> None:
+    for content in (header, [FORMAT, *fields], [FORMAT, fields]):
+        head = msgpack.packb(content)
+        refused(decode_batch, struct.pack("<I", len(head)) + head)
+        refused(decode_reply, struct.pack("<BI", 0, len(head)) + head)
+
+
+@given(BATCHES, REPLIES, st.data())
+@STEADY
+def test_a_message_that_is_cut_off_in_its_header_is_refused(
+    batch: BatchHeader, reply: ReplyHeader, data: st.DataObject
+) -> None:
+    for encoded, start, decode in (
+        (encode_batch(batch, []), 4, decode_batch),
+        (encode_reply(reply, []), 5, decode_reply),
+    ):
+        header_bytes = struct.unpack_from("<I", encoded, start - 4)[0]
+        cut = data.draw(st.integers(0, start + header_bytes - 1))
+        assert refused(decode, encoded[:cut])
+
+
+@given(BATCHES, st.integers(2, 100))
+@STEADY
+def test_another_format_is_refused(batch: BatchHeader, other: int) -> None:
+    head = msgpack.packb((other, *batch))
+    with pytest.raises(ValueError, match="format"):
+        decode_batch(struct.pack("<I", len(head)) + head)
+    with pytest.raises(ValueError, match="format"):
+        decode_reply(struct.pack("<BI", 0, len(head)) + head)
+
+
+@given(st.integers(2, 255), REPLIES)
+@STEADY
+def test_another_kind_of_reply_is_refused(kind: int, reply: ReplyHeader) -> None:
+    with pytest.raises(ValueError, match="kind"):
+        decode_reply(bytes([kind]) + encode_reply(reply, [])[1:])
+
+
+@given(st.lists(st.binary(max_size=20), max_size=20))
+@STEADY
+def test_elements_come_back_as_they_were(elements: list[bytes]) -> None:
+    raw = encode_elements(elements)
+    assert len(raw) == sum(4 + len(element) for element in elements)
+    for form in (raw, bytearray(raw), memoryview(raw)):
+        assert decode_elements(form) == elements
+
+
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=20), st.data())
+@STEADY
+def test_elements_that_are_cut_off_are_refused_unless_between_two(elements: list[bytes], data: st.DataObject) -> None:
+    raw = encode_elements(elements)
+    cut = data.draw(st.integers(0, len(raw) - 1))
+    ends = [len(encode_elements(elements[:count])) for count in range(len(elements))]
+    if cut in ends:
+        assert decode_elements(raw[:cut]) == elements[: ends.index(cut)]
+    else:
+        assert refused(decode_elements, raw[:cut])
+
+
+@pytest.mark.parametrize("size", [1, 2**16, 2**31, 2**32 - 1])
+def test_an_element_that_claims_more_than_is_there_costs_nothing(size: int) -> None:
+    with pytest.raises(ValueError, match="longer than"):
+        decode_elements(struct.pack("<I", size))
