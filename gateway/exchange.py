@@ -165,10 +165,16 @@ class Exchange:
             link.sent_bytes = link.received_bytes = link.reconnects = 0
 
     async def _reclaim(self) -> None:
-        """reclaimer: brings back what silent workers had leased."""
+        """reclaimer: brings back what silent workers had leased, and what Redis lost."""
         while True:
             await asyncio.sleep(self._lease_ms / 4000)
-            for pool in list(self._links):
+            for pool, link in list(self._links.items()):
+                try:
+                    await link.look()
+                except Failure:
+                    continue  # away: the link itself sees to that
+                except Exception as error:
+                    log.warning("looking after the queue of pool %s failed: %s", pool, error)
                 await self.reclaim(pool, "")
 
     async def reclaim(self, pool: str, worker: str) -> None:

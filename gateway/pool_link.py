@@ -124,11 +124,22 @@ class PoolLink:
         self._lost.clear()
         self._out, self._replies = out, replies
         await self.load_scripts()
-        fresh = os.urandom(8).hex().encode()
-        epoch: bytes = await out.call("SET", EPOCH, fresh, "NX", "GET") or fresh
-        known, self._epoch = self._epoch, epoch
+        lost = await self._forgotten()
         self._listen()
-        self._on_restored(known is not None and known != epoch)
+        self._on_restored(lost)
+
+    async def look(self) -> None:
+        """Notice a Redis that lost its data while the connection held: it was flushed. Raises as `call` does."""
+        if await self._forgotten():
+            log.warning("Redis at %s lost its data", self._address)
+            self._on_restored(True)
+
+    async def _forgotten(self) -> bool:
+        """Whether Redis has nothing of what was put before."""
+        fresh = os.urandom(8).hex().encode()
+        epoch: bytes = await self.call("SET", EPOCH, fresh, "NX", "GET") or fresh
+        known, self._epoch = self._epoch, epoch
+        return known is not None and known != epoch
 
     def _disconnect(self) -> None:
         for pipeline in (self._out, self._replies):
