@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from services.manifest import Manifest
 from tests.kit import models, v2
@@ -188,3 +189,41 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
             assert back.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
         # the memory of the one that died is nobody's: it is given back while the others run
         wait_until(lambda: not list(stack.segments_dir.glob(f"{stack.instance}-0-{pid}-*")))
+
+
+@pytest.mark.parametrize("how", ["killed", "flushed"])
+def test_redis_forgets_everything_under_load(tmp_path: Path, how: str) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, gateways=2, pools="cpu=2", models={"steady": path}) as stack:
+        pid = stack.pids()["redis"]
+        with constant_load(stack.port, "/v2/models/steady/infer", BODIES) as load:
+            load.more(100)
+            if how == "killed":
+                os.kill(pid, signal.SIGKILL)
+                stack.heard("redis was ended by SIGKILL: starting it again")
+                wait_until(lambda: stack.pids().get("redis", pid) != pid)
+            else:
+                stack.redis.flushall()
+            load.more(100)
+            stack.settled("steady", 1)
+            load.more(100)
+        check_answers(load, {"1": 2.0})
+
+
+def test_stopping_answers_what_was_accepted(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, gateways=2, models={"last": path}) as stack:
+        body, headers = BODIES[1]
+        with asleep(stack.pids()["cpu-0"]):
+            sent = [stack.send("/v2/models/last/infer", body, headers) for _ in range(20)]
+            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 20)
+            stack.process.send_signal(signal.SIGTERM)
+            stack.heard("SIGTERM: answering what is on its way, then stopping")
+        for connection in sent:
+            reply = connection.getresponse()
+            got = v2.outputs(reply.read(), dict(reply.getheaders()))
+            assert reply.status == 200
+            np.testing.assert_array_equal(got["y"], X * 2 * np.float32(2.0))
+            connection.close()
+        assert stack.end() == 0
+        assert "stopped" in stack.lines

@@ -175,10 +175,14 @@ class Stack:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Tell it to stop and wait for its end; the exit code."""
-        self.http.close()
-        self.redis.close()
         if self.process.poll() is None:
             self.process.send_signal(number)
+        return self.end()
+
+    def end(self) -> int:
+        """Wait for the end of what was told to stop, or stops by itself; the exit code."""
+        self.http.close()
+        self.redis.close()
         return self._end()
 
     def kill(self) -> None:
