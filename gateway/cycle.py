@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from gateway.inbound import Inbound
 from gateway.infer import too_large
 from gateway.infer_path import InferPath
 from gateway.infer_types import Cancel, InferHeaders
@@ -73,6 +74,12 @@ class Cycle:
                 header_length = value
         if content_encoding is not None or accept_encoding is not None or header_length is not None:
             self.headers = InferHeaders(content_encoding, accept_encoding, header_length)
+
+    def drop_body(self, inbound: Inbound) -> None:
+        """It is received, or nobody will: it counts no more."""
+        inbound.bytes -= self.size_bytes
+        self.size_bytes = 0
+        self.body = []
 
 
 def refused(failure: Failure) -> Cycle:

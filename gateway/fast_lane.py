@@ -24,23 +24,13 @@ from gateway.infer import JSON_HEADERS, error_reply, too_large, unexpected
 from gateway.infer_path import InferPath, learn
 from gateway.infer_types import HttpReply, InferHandler
 from gateway.reply_head import OK_JSON_TAIL, head, ok_prefix
+from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, without_offer
 from services.errors import Code, Failure
 
 __all__ = ["FastLane", "Inbound", "fast_lane"]
 
-HEAD_BYTES_MAX = 64 * 1024
 PIPELINE_MAX = 16  # requests that wait for their turn on one connection before no more is read from it
 LINGER_S = 5.0  # how long a refused client may take to notice
-
-
-class _Nowhere(list[tuple[bytes, bytes]]):
-    """Where trailers go: nobody reads them, and nobody bounds how many there are."""
-
-    def append(self, _: tuple[bytes, bytes]) -> None:
-        return
-
-
-_NOWHERE = _Nowhere()
 
 
 class FastLane(HttpToolsProtocol):
@@ -105,7 +95,7 @@ class FastLane(HttpToolsProtocol):
                     self.cycle, self._set_aside = self._set_aside, GONE
                     if self.cycle is GONE:
                         return  # nothing more is read on this connection
-                    self.parser.feed_data(self._plain_head())
+                    self.parser.feed_data(without_offer(self.parser, self.url, self.headers))
                 try:
                     self.parser.feed_data(rest)
                 except HttpParserUpgrade as upgrade:
@@ -118,12 +108,6 @@ class FastLane(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
         else:
             self.handle_websocket_upgrade()
-
-    def _plain_head(self) -> bytes:
-        """The head that was just read, without the offer."""
-        lines = [b"%b: %b\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
-        version = self.parser.get_http_version().encode()
-        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
 
     def _await_rest(self) -> None:
         """Who begins a request goes on with it: one that is stuck half-way holds a connection, and bytes of `inbound`."""
@@ -149,7 +133,7 @@ class FastLane(HttpToolsProtocol):
         for cycle in (active, self.cycle, *(waiting for waiting, _ in self.pipeline)):
             if type(cycle) is Cycle and not cycle.disconnected:
                 cycle.disconnected = True
-                self._drop_body(cycle)
+                cycle.drop_body(self.inbound)
                 if cycle.ticket is not None and not cycle.answered:
                     cycle.ticket.cancel()
         if active is not None and not active.response_complete:
@@ -222,7 +206,7 @@ class FastLane(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         # The last chunk has no data, and trailers may follow it: like a head, they have a limit.
         self._head_bytes = 0
-        self.headers = _NOWHERE
+        self.headers = NOWHERE
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = -1
@@ -243,16 +227,11 @@ class FastLane(HttpToolsProtocol):
                 Code.UNAVAILABLE, f"{inbound.bytes_max} bytes are being received; try again later", retry_after_s=1
             )
         if cycle.refusal is not None:
-            self._drop_body(cycle)
+            cycle.drop_body(inbound)
             if cycle.started:
                 self._answer(cycle, error_reply(cycle.refusal))
         elif not cycle.started and cycle.size_bytes > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
-
-    def _drop_body(self, cycle: Cycle) -> None:
-        self.inbound.bytes -= cycle.size_bytes
-        cycle.size_bytes = 0
-        cycle.body = []
 
     def on_message_complete(self) -> None:
         self._receiving = False
@@ -290,7 +269,7 @@ class FastLane(HttpToolsProtocol):
     def _submit(self, cycle: Cycle) -> None:
         parts = cycle.body
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._drop_body(cycle)
+        cycle.drop_body(self.inbound)
         model, version = cycle.path
 
         def done(reply: HttpReply) -> None:
@@ -311,9 +290,8 @@ class FastLane(HttpToolsProtocol):
         if reply.headers is JSON_HEADERS and reply.status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
             if defaults is not self.server_state.default_headers:  # uvicorn makes them anew for each second's date
-                defaults = self.server_state.default_headers
-                prefix = ok_prefix(defaults)
-                self.ok_prefix[:] = (defaults, prefix)
+                prefix = ok_prefix(self.server_state.default_headers)
+                self.ok_prefix[:] = (self.server_state.default_headers, prefix)
             transport.write(prefix + OK_JSON_TAIL % (len(reply.body), reply.body))
         else:
             transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + reply.body)
@@ -376,7 +354,7 @@ class FastLane(HttpToolsProtocol):
                 self.pipeline.appendleft((refusal, None))
                 return
             if type(broken) is Cycle:
-                self._drop_body(broken)
+                broken.drop_body(self.inbound)
             if self.pipeline:
                 self.pipeline[0] = (refusal, None)
                 return
@@ -394,7 +372,7 @@ class FastLane(HttpToolsProtocol):
         while self.pipeline:
             waiting, _ = self.pipeline.pop()
             if type(waiting) is Cycle:
-                self._drop_body(waiting)
+                waiting.drop_body(self.inbound)
         self.cycle = GONE
         if cycle.complete:
             self.transport.close()

@@ -52,13 +52,6 @@ async def hurried(front: Front) -> AsyncIterator[Wire]:
     await front.served.settled(0)
 
 
-@pytest.fixture(scope="module")
-async def hasty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
-    """A server whose idle connections do not live long."""
-    async with fronting(tmp_path_factory.mktemp("home"), timeout_keep_alive=0.05) as front:
-        yield front
-
-
 async def test_a_connection_is_used_again(either: Front) -> None:
     async with await Wire.connect(either.port) as wire:
         for _ in range(20):
@@ -182,12 +175,15 @@ async def test_a_stuck_client_is_let_go(front: Front, part: bytes) -> None:
 
 @pytest.mark.parametrize("behind", [b"", b"POST ", post(PATH, b"abc")[:-1]], ids=["nothing", "word", "half a post"])
 @pytest.mark.parametrize("before", [b"", post(NOW), LIVE], ids=["nothing", "post", "get"])
-async def test_a_client_that_waits_for_its_reply_is_not_idle(hasty: Front, before: bytes, behind: bytes) -> None:
-    async with await Wire.connect(hasty.port) as wire:
+async def test_a_client_that_waits_for_its_reply_is_not_idle(
+    front: Front, monkeypatch: pytest.MonkeyPatch, before: bytes, behind: bytes
+) -> None:
+    async with hurried(front) as wire:
         await wire.send(before + post(PATH) + behind)
-        held = await hasty.held.next()
+        held = await front.held.next()
+        monkeypatch.setattr(front.served.server.config, "timeout_keep_alive", SOON_S)
         for _ in range(3):  # each as long as an idle connection lives
-            async with await Wire.connect(hasty.port) as idle:
+            async with await Wire.connect(front.port) as idle:
                 assert await idle.rest() == b""
         held.answer()
         if before:

@@ -214,7 +214,10 @@ async def test_compressed_bodies_that_wait_are_bounded(loopback: Loopback, monke
 
 
 async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
-    servers: tuple[Served, Served], loopback: Loopback, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    servers: tuple[Served, Served],
+    loopback: Loopback,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     route = loopback.lanes.routes["m", None]
 

@@ -110,12 +110,11 @@ async def test_what_waits_is_bounded_while_replies_go_out(front: Front) -> None:
 
 
 async def test_who_sends_without_end_is_stopped(front: Front) -> None:
-    async with await Wire.connect(front.port) as wire:
-        async with wire.sending(*[post(PATH, b"x" * 500)] * 100_000):
-            held = await front.held.next()
-            await until(lambda: front.protocol.flow.read_paused)
-            assert len(front.protocol.pipeline) < PIPELINE_MAX + SEGMENT_BYTES // 500
-            assert front.inbound.bytes < SEGMENT_BYTES + PIPELINE_MAX * 500
+    async with await Wire.connect(front.port) as wire, wire.sending(*[post(PATH, b"x" * 500)] * 100_000):
+        held = await front.held.next()
+        await until(lambda: front.protocol.flow.read_paused)
+        assert len(front.protocol.pipeline) < PIPELINE_MAX + SEGMENT_BYTES // 500
+        assert front.inbound.bytes < SEGMENT_BYTES + PIPELINE_MAX * 500
     held.answer()
     while front.served.connections:  # what was in the pipeline is answered until the end of the input is read
         if not front.held.empty:
