@@ -127,7 +127,7 @@ def test_what_expired_is_told_so_and_never_runs(stack: Stack, tmp_path: Path) ->
             got = reply(connection)
             assert got.status == 504
             assert "deadline" in got.error
-        assert model.value("lane_rows") == 0
+        model.until("lane_rows", 0)
     assert reply(patient).status == 200
     model.until("stream_entries", 0)
     model.until("batch_rows_count", 1)  # of one row: the patient caller's
