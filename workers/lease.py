@@ -164,7 +164,9 @@ class ReplyWriter:
 
 
 def check_outputs(outputs: Sequence[Array], signature: Signature, rows: int) -> None:
-    """Raises Failure(MODEL) when a batching version did not give one row of output for each row of input."""
+    """Raises Failure(MODEL) for missing outputs, and when a batching version did not give a row for each row of input."""
+    if len(outputs) != len(signature.outputs):
+        raise Failure(Code.MODEL, f"the model gave {len(outputs)} outputs in place of {len(signature.outputs)}")
     if not signature.batching:
         return
     for spec, array in zip(signature.outputs, outputs, strict=True):

@@ -386,6 +386,14 @@ def test_a_version_that_does_not_give_a_row_for_a_row_is_told_so(output):
     check_outputs([output], same(["FP64"], [1], batching=False), 3)
 
 
+@pytest.mark.parametrize("batching", [True, False])
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_version_that_does_not_give_each_output_is_told_so(batching, count):
+    with pytest.raises(Failure, match=f"{count} outputs in place of 1") as failure:
+        check_outputs([np.zeros((3, 1))] * count, same(["FP64"], [1], batching), 3)
+    assert failure.value.code is Code.MODEL
+
+
 def test_what_travelled_is_counted(segments, folder):
     for way, redis_bytes, segment_bytes in (("inline", 8, 0), ("shared", 0, 8), ("blob", 24, 0)):
         end = ends(same(["FP32"], [1], batching=True), segments, folder, way)
