@@ -151,6 +151,7 @@ def test_the_demo_says_that_nobody_is_there(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_demo_says_that_a_connection_was_closed(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def hang_up() -> None:
             connection, _ = listener.accept()
             connection.recv(1)
