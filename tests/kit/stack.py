@@ -186,11 +186,13 @@ class Stack:
         return self._end()
 
     def kill(self) -> None:
-        """End everything at once, whatever state it is in."""
-        with suppress(ProcessLookupError):
-            for pid in (*descendants(self.process.pid), self.process.pid):
+        """End everything at once, whatever state it is in, and take away what it could not."""
+        for pid in (*descendants(self.process.pid), self.process.pid):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._end()
+        for left in self.segments_dir.glob(f"{self.instance}-*"):
+            left.unlink(missing_ok=True)
 
     def _end(self) -> int:
         try:
