@@ -32,7 +32,7 @@ def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
     first = in_hand.pop(0)
     group, rows = [first], first.rows
     shapes = [tensor.inner for tensor in first.header.inputs]
-    while in_hand and in_hand[0].lane == first.lane and rows_max > 1:
+    while in_hand and in_hand[0].lane == first.lane:
         other = in_hand[0]
         if rows + other.rows > rows_max or [tensor.inner for tensor in other.header.inputs] != shapes:
             break

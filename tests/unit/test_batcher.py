@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from gateway.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher
+from gateway.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
 from gateway.request import InputTensor, Request
 
 TENSORS = (InputTensor((1,), b"data", 4),)
@@ -164,6 +164,24 @@ def test_what_never_runs_leaves_no_memory_behind(how, shaped):
     assert entries(batcher) <= 2 * (COMPACT_MIN + 6)
     assert sum(len(shelf.by_shape) for shelf in batcher._shelves.values()) <= COMPACT_MIN + 6
     assert len(batcher._shapes) == shaped
+
+
+def test_tidying_up_costs_little_for_each_that_left(monkeypatch):
+    tidied: list[int] = []
+    compact = _Shelf.compact
+
+    def counted(shelf: _Shelf) -> None:
+        tidied.append(len(shelf.order))
+        compact(shelf)
+
+    monkeypatch.setattr(_Shelf, "compact", counted)
+    batcher = filled(*(request(deadline=FAR + 1) for _ in range(100)))
+    for number in range(10_000):
+        one = request(deadline=number)
+        batcher.add(one, None)
+        one.done = True
+        batcher.discard(one)
+    assert 0 < sum(tidied) <= 2 * 10_000
 
 
 def test_an_empty_batcher_keeps_no_request():
