@@ -1,0 +1,49 @@
+"""Only a plain infer post is known by the bytes of its head."""
+
+import pytest
+
+from gateway.infer_types import InferHeaders
+from gateway.known_head import HEADS_MAX, KnownHead, learn_head, read_head
+
+MIB = 1 << 20
+
+
+def head(*lines: str, line: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
+    return "\r\n".join([line, "Host: x", *lines, "", ""]).encode()
+
+
+def test_a_plain_post_is_known():
+    known = read_head(head("Content-Length: 7", "Inference-Header-Content-Length: 3"), MIB)
+    assert known == (("m", None), InferHeaders(None, None, b"3"), 7)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        head("Content-Length: 7", line="GET /v2/models/m/infer HTTP/1.1"),
+        head("Content-Length: 7", line="POST /v2/models/m/infer HTTP/1.0"),
+        head("Content-Length: 7", line="POST /v2/models/m/ready HTTP/1.1"),
+        head("Transfer-Encoding: chunked"),
+        head("Content-Length: 7", "Connection: close"),
+        head("Content-Length: 7", "Expect: 100-continue"),
+        head("Content-Length: 7", "Upgrade: h2c", "Connection: Upgrade"),
+        head("Content-Length: 0"),
+        head("Content-Length: 1048577"),
+        head(),
+        head("Content-Length: 7", "Content-Length: 7"),
+        head("Content-Length: 0") + head("Content-Length: 7"),
+        b"garbage\r\n\r\n",
+        b"\r\n\r\n",
+    ],
+)
+def test_anything_else_is_left_to_the_parser(data: bytes):
+    assert read_head(data, MIB) is None
+
+
+def test_what_is_remembered_is_bounded():
+    heads: dict[bytes, KnownHead | None] = {}
+    for number in range(HEADS_MAX + 10):
+        known = learn_head(heads, head(f"Content-Length: {number + 1}"), MIB)
+        assert known is not None
+        assert known.body_bytes == number + 1
+    assert len(heads) <= HEADS_MAX
