@@ -200,3 +200,31 @@ async def test_connect_is_refused_and_ends_the_connection(ports: Ports, offer: t
         reply = await wire.reply()
         assert (reply.status, reply.body) == (405, b'{"error":"Method Not Allowed"}')
         assert reply.headers[b"connection"] == b"close"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        post(PATH, b"hello"),
+        post(PATH, b"hello") + post(PATH, b"other"),
+        post(PATH, b"hello") + post("/v2/models/n/infer", b"there"),
+        post(PATH, b"hello") + request("GET", "/v2"),
+        post(PATH, b"hell\r\n\r\n!", "X-Other: 1"),
+        b"\r\n" + post(PATH, b"hello"),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 40, 1000])
+async def test_a_head_that_was_sent_before(ports: Ports, last: bytes, cut: int) -> None:
+    """From its third time on a head is known by its bytes: what comes with it is answered as ever."""
+    answers = []
+    for port in ports:
+        async with await Wire.connect(port) as wire:
+            got = []
+            for _ in range(4):
+                await wire.send(post(PATH, b"hello"))
+                got.append(await wire.reply())
+            await wire.send(last[:-cut] or last[:1], last[-cut:] if last[:-cut] else last[1:])
+            got += [await wire.reply() for _ in range(last.count(b"HTTP/1.1\r\n"))]
+            answers.append(got)
+    assert answers[0] == answers[1]
+    assert len({reply.body for reply in answers[0][:4]}) == 1
