@@ -53,5 +53,7 @@ while true do
   end
 end
 redis.call('ZADD', KEYS[2], ARGV[3], worker)
-redis.call('ZADD', KEYS[5], 'NX', clock(), worker) -- one that was reclaimed may be gone again before its next beat
+if not redis.call('ZSCORE', KEYS[5], worker) then -- new, or reclaimed: it may be gone again before its next beat
+  redis.call('ZADD', KEYS[5], clock(), worker)
+end
 return {}

@@ -10,6 +10,7 @@ local function lease(stream, worker, count)
   local got = redis.pcall('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
   if got and got.err then
     redis.call('XGROUP', 'CREATE', stream, 'w', '0', 'MKSTREAM')
+    redis.call('PERSIST', stream)
     got = redis.call('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
   end
   return got and got[1][2] or {}
@@ -50,13 +51,14 @@ end
 -- append(…) -> 1: an idle worker has the batch; 0: it waits in the stream.
 local function append(prefix, lane, batch, attempt, deadline, replies, name)
   local stream = prefix .. 'stream:' .. lane
-  local id = redis.call('XADD', stream, '*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name)
-  if offer(prefix, lane) == id then return 1 end
-  redis.call('ZADD', prefix .. 'ready', 'LT', deadline, lane)
-  -- Nobody has held the lane since the stream is there, and perhaps nobody will.
-  if redis.call('XLEN', stream) == 1 and #redis.call('XINFO', 'GROUPS', stream) == 0 then
+  local fields = {'*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name}
+  local id = redis.call('XADD', stream, 'NOMKSTREAM', unpack(fields))
+  if not id then -- whoever holds a lane makes its stream: nobody holds this one, and perhaps nobody will
+    id = redis.call('XADD', stream, unpack(fields))
     redis.call('EXPIRE', stream, FORSAKEN_S)
   end
+  if offer(prefix, lane) == id then return 1 end
+  redis.call('ZADD', prefix .. 'ready', 'LT', deadline, lane)
   return 0
 end
 

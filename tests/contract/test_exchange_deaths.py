@@ -1,0 +1,187 @@
+"""Workers that die, freeze, come back or lose their connection: what the exchange does about it, on every server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from services.batch import decode_reply
+from services.queue.server import Binary
+from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Pool, names
+from tests.kit.redis_server import binaries, redis_server
+
+
+@pytest.fixture(scope="module", params=binaries(), ids=str)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    binary: Binary = request.param
+    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
+        pool = Pool(address)
+        yield pool
+        pool.close()
+
+
+@pytest.fixture
+def pool(server: Pool) -> Iterator[Pool]:
+    """A pool with nothing in it; whatever the test did, its state is sound afterwards."""
+    server.clear()
+    yield server
+    server.check()
+
+
+def test_a_reply_to_a_lost_lease_is_dropped(pool):
+    pool.join("w", "m")
+    pool.put("m", "b1", blob=b"tensors")
+    [stale] = pool.next("w")
+    pool.silence("w")
+    assert pool.reclaim() == (1, 1, 0)
+    assert pool.next("w", stale) == []
+    assert pool.replies() == []
+    assert pool.redis.get(pool.keys.blob("b1")) == b"tensors"
+    pool.join("v", "m")
+    [lease] = pool.next("v")
+    assert (lease.header.name, lease.attempt) == ("b1", 2)
+    pool.next("v", lease)
+    pool.next("w", stale)
+    assert pool.replies() == [b"b1 2 v"]
+
+
+def test_only_silent_workers_are_reclaimed(pool):
+    for worker in ("a", "b"):
+        pool.join(worker, "m")
+    pool.put("m", "b1")
+    pool.next("a")
+    assert pool.reclaim() == (0, 0, 0)
+    pool.silence("a")
+    pool.worker("a").beat(b"{}", LEASE_MS)
+    assert pool.reclaim() == (0, 0, 0)
+    pool.silence("b")
+    assert pool.reclaim() == (1, 0, 0)
+    picture = pool.check()
+    assert (picture.workers, picture.leased("a"), picture.held) == ({"a"}, ["b1"], {"a": {"m"}})
+
+
+def test_what_a_dead_worker_had_goes_to_an_idle_one_at_once(pool):
+    pool.join("dead", "m")
+    pool.put("m", "in hand")
+    pool.next("dead")
+    pool.next("dead")
+    pool.put("m", "in its inbox")
+    pool.join("idle", "m")
+    pool.next("idle")
+    assert pool.reclaim("dead") == (1, 2, 0)
+    picture = pool.check()
+    assert picture.leased("idle") == ["in hand"]
+    assert picture.waiting() == ["in its inbox"]
+    assert picture.workers == {"idle"}
+    assert "dead" not in {
+        consumer["name"].decode() for consumer in pool.redis.xinfo_consumers(pool.keys.stream("m"), "w")
+    }
+
+
+def test_workers_that_die_together_use_up_one_attempt(pool):
+    for number in range(8):
+        pool.join(f"w{number}", "m")
+        pool.next(f"w{number}")
+    pool.put("m", "b1")
+    pool.silence(*(f"w{number}" for number in range(8)))
+    assert pool.reclaim() == (8, 1, 0)
+    assert [(entry.name, entry.attempt, entry.worker) for entry in pool.check().entries] == [("b1", 2, None)]
+
+
+def test_a_batch_that_kills_its_workers_is_given_up(pool):
+    pool.put("m", "poison")
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        pool.join(f"w{attempt}", "m")
+        [lease] = pool.next(f"w{attempt}")
+        assert lease.attempt == attempt
+        last = attempt == ATTEMPTS_MAX
+        assert pool.reclaim(f"w{attempt}") == (1, 0 if last else 1, 1 if last else 0)
+    assert [decode_reply(data) for data in pool.replies()] == ["poison"]
+    assert pool.check().streams == set()
+
+
+def test_a_worker_with_very_many_leases_loses_all_of_them(pool):
+    pool.join("w", "m")
+    for number in range(250):
+        pool.put("m", f"b{number:03}")
+    assert len(pool.next("w", wanted=250)) == 250
+    assert pool.reclaim("w") == (1, 250, 0)
+    assert pool.check().waiting() == [f"b{number:03}" for number in range(250)]
+
+
+def test_leases_of_lanes_that_a_worker_released_are_reclaimed_too(pool):
+    worker = pool.join("w", "m")
+    pool.put("m", "b1")
+    pool.next("w")
+    worker.release("m")
+    pool.join("v", "m")
+    assert pool.reclaim("w") == (1, 1, 0)
+    assert names(pool.next("v")) == ["b1"]
+
+
+def test_beats(pool):
+    worker = pool.worker("w")
+    assert not worker.beat(b'{"id": "w"}', 5000)
+    assert pool.redis.get(pool.keys.record("w")) == b'{"id": "w"}'
+    assert 0 < pool.redis.pttl(pool.keys.record("w")) <= 5000
+    assert pool.redis.smembers("mr:pools") == {b"cpu"}
+    assert not worker.beat(b"{}", 5000)  # it holds nothing yet, or what it held was lost on the way
+    worker.hold(["m"])
+    assert worker.beat(b"{}", 5000)
+    pool.silence("w")
+    pool.reclaim()
+    assert not worker.beat(b"{}", 5000)
+
+
+def test_a_reclaimed_worker_must_hold_its_lanes_again_whatever_it_does_first(pool):
+    worker = pool.join("w", "m", "n")
+    pool.silence("w")
+    pool.reclaim()
+    assert pool.next("w") == []
+    worker.hold(["new"])
+    assert not worker.beat(b"{}", LEASE_MS)
+
+
+@pytest.mark.parametrize("first", ["hold", "next"])
+def test_a_worker_that_dies_before_its_first_beat_is_reclaimed(pool, first):
+    worker = pool.worker("w")
+    if first == "hold":
+        worker.hold(["m"])
+        pool.put("m", "b1")
+        pool.next("w")
+    else:
+        pool.next("w")
+        worker.hold(["m"])
+        pool.put("m", "b1")
+    pool.check()
+    pool.silence("w")
+    assert pool.reclaim() == (1, 1, 0)
+    picture = pool.check()
+    assert (picture.idle, picture.held, picture.waiting()) == ({}, {}, ["b1"])
+
+
+def test_leases_whose_answer_was_lost_with_the_connection_are_recovered(pool):
+    worker = pool.join("w", "m", "n")
+    for name in ("b1", "b2", "b3"):
+        pool.put("m", name)
+    in_hand = pool.next("w", wanted=1)
+    worker.send_next([], 1, 4)
+    pool.redis.ping()
+    pool.lose_connection("w")
+    worker = pool.worker("w")
+    assert sorted(names(worker.recover(in_hand))) == ["b2", "b3"]
+    assert pool.check().idle == {}
+    assert worker.recover([]) != []
+
+
+def test_recovering_takes_what_lies_in_the_inbox_once(pool):
+    worker = pool.join("w", "m", "n")
+    pool.next("w")
+    pool.put("n", "b1")
+    worker.release("n")
+    [lease] = worker.recover([])
+    assert (lease.lane, lease.header.name, lease.attempt) == ("n", "b1", 1)
+    assert worker.leftovers() == []
+    assert pool.next("w", lease) == []
+    assert pool.replies() == [b"b1 1 w"]
