@@ -113,9 +113,13 @@ class Exchange:
             outstanding.lane.resolve(outstanding, header, memoryview(blob))
 
     def _restored(self, pool: str, lost: bool) -> None:
-        """Redis is back: what it has not, or may not have taken, is put again. A batch that runs twice answers once."""
+        """Redis is back: all that is outstanding is put again. A batch that runs twice answers once.
+
+        Also when Redis kept its data: the batch may not have reached it, or a reply may have been on the connection.
+        """
+        log.info("pool %s: connected; Redis %s", pool, "lost what it had" if lost else "has what it had")
         for outstanding in list(self.pending.values()):
-            if outstanding.lane.link is self._links.get(pool) and (lost or not outstanding.stored):
+            if outstanding.lane.link is self._links.get(pool):
                 outstanding.lane.put_again(outstanding)
         for lane in self.lanes():
             lane.dispatch()
@@ -126,8 +130,8 @@ class Exchange:
         if outstanding is None or isinstance(reply, Failure):
             return
         if not isinstance(reply, Exception):
-            outstanding.stored = True
-        elif "NOSCRIPT" in str(reply):
+            return
+        if "NOSCRIPT" in str(reply):
             task = asyncio.create_task(self._load_and_put(outstanding))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -32,7 +32,7 @@ ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no 
 class Outstanding:
     """A batch that was put and has no reply yet."""
 
-    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "requests", "stored")
+    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "requests")
 
     def __init__(self, name: str, lane: Lane, requests: list[Request], places: list[Place], attempt: int) -> None:
         self.name = name
@@ -43,7 +43,6 @@ class Outstanding:
         deadlines = [request.deadline for request in requests]
         self.earliest = min(deadlines)
         self.latest = max(deadlines)
-        self.stored = False  # Redis said that it has the batch
 
 
 class Lane:

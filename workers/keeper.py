@@ -176,6 +176,7 @@ class Keeper:
         exchange.release(release)
         while exchange.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
+        exchange.release(release)  # once more: the last to leave takes the empty stream along
 
 
 def verify(folder: Path, manifest: Manifest) -> None:

@@ -65,6 +65,9 @@ class Worker:
                 continue
             backoff_s = 0.05
             try:
+                # What was leased to this worker when its last connection went, but never reached it.
+                known = [*self._in_hand, *(finished.lease for finished in self._done)]
+                self._in_hand += exchange.recover(known)
                 self._loop(exchange)
                 self._drain(exchange)
             except Failure as failure:
