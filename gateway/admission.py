@@ -5,6 +5,8 @@ The permit travels with the request as `permit_bytes` and is given back exactly 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.request import Request
 from services.errors import Code, Failure
 from services.metrics.tally import Counter, Gauge
@@ -40,8 +42,8 @@ class Admission:
         request.permit_bytes = size_bytes
         self._gauge.set(self.requests)
 
-    def release(self, request: Request) -> None:
-        """Give back a request's permit."""
-        self.requests -= 1
-        self.bytes -= request.permit_bytes
+    def release(self, requests: Sequence[Request]) -> None:
+        """Give back the permits of requests."""
+        self.requests -= len(requests)
+        self.bytes -= sum([request.permit_bytes for request in requests])
         self._gauge.set(self.requests)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterator, Sequence
 
 from gateway.request import Request
 
@@ -20,47 +21,99 @@ COMPACT_MIN = 256
 _Entry = tuple[float, int, Request]
 
 
+class _Line:
+    """Requests by deadline, at equal ones in the order they came.
+
+    Deadlines mostly rise as requests come: then this is a queue. Only those that are out of turn go to a heap.
+    """
+
+    __slots__ = ("heap", "queue")
+
+    def __init__(self) -> None:
+        self.queue: deque[_Entry] = deque()
+        self.heap: list[_Entry] = []
+
+    def push(self, entry: _Entry) -> None:
+        queue = self.queue
+        if not queue or entry[0] >= queue[-1][0]:
+            queue.append(entry)
+        else:
+            heapq.heappush(self.heap, entry)
+
+    def head(self) -> Request | None:
+        """The first one that still waits; those before it that left are forgotten."""
+        queue, heap = self.queue, self.heap
+        while queue and _left(queue[0]):
+            queue.popleft()
+        while heap and _left(heap[0]):
+            heapq.heappop(heap)
+        if heap and not (queue and queue[0] < heap[0]):
+            return heap[0][2]
+        return queue[0][2] if queue else None
+
+    def pop(self) -> None:
+        """Forget the head, just found."""
+        if self.heap and not (self.queue and self.queue[0] < self.heap[0]):
+            heapq.heappop(self.heap)
+        else:
+            self.queue.popleft()
+
+    def compact(self) -> None:
+        """Forget all that left."""
+        self.queue = deque(entry for entry in self.queue if not _left(entry))
+        self.heap = [entry for entry in self.heap if not _left(entry)]
+        heapq.heapify(self.heap)
+
+    def clear(self) -> None:
+        self.queue.clear()
+        self.heap.clear()
+
+    def __len__(self) -> int:
+        return len(self.queue) + len(self.heap)
+
+    def __iter__(self) -> Iterator[_Entry]:
+        return itertools.chain(self.queue, self.heap)
+
+
+def _left(entry: _Entry) -> bool:
+    request = entry[2]
+    return request.taken or request.done
+
+
 class _Shelf:
     """The waiting requests of one priority: by deadline, and by deadline within each shape."""
 
     __slots__ = ("by_shape", "order")
 
     def __init__(self) -> None:
-        self.order: list[_Entry] = []
-        self.by_shape: dict[Hashable, list[_Entry]] = {}
+        self.order = _Line()
+        self.by_shape: dict[Hashable, _Line] = {}
 
     def push(self, entry: _Entry, shape: Hashable) -> None:
-        heapq.heappush(self.order, entry)
+        self.order.push(entry)
         if shape is not None:
-            heapq.heappush(self.by_shape.setdefault(shape, []), entry)
-
-    def head(self) -> Request | None:
-        """The request with the earliest deadline that still waits."""
-        order = self.order
-        while order:
-            request = order[0][2]
-            if not (request.taken or request.done):
-                return request
-            heapq.heappop(order)
-        return None
+            line = self.by_shape.get(shape)
+            if line is None:
+                line = self.by_shape[shape] = _Line()
+            line.push(entry)
 
     def compact(self) -> None:
         """Forget entries whose requests have left."""
-        self.order = [entry for entry in self.order if not (entry[2].taken or entry[2].done)]
-        heapq.heapify(self.order)
-        for shape, heap in list(self.by_shape.items()):
-            kept = [entry for entry in heap if not (entry[2].taken or entry[2].done)]
-            heapq.heapify(kept)
-            if kept:
-                self.by_shape[shape] = kept
-            else:
+        self.order.compact()
+        for shape, line in list(self.by_shape.items()):
+            line.compact()
+            if not line:
                 del self.by_shape[shape]
+
+    def clear(self) -> None:
+        self.order.clear()
+        self.by_shape.clear()
 
 
 class Batcher:
     """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`.
 
-    Who leaves is not looked for in the heaps: its entries go when they come to the front, when they outnumber those of
+    Who leaves is not looked for in the lines: its entries go when they come to the front, when they outnumber those of
     the waiting requests, and when nothing waits.
     """
 
@@ -71,7 +124,7 @@ class Batcher:
         self._shelves: dict[int, _Shelf] = {}
         self._shapes: dict[int, Hashable] = {}
         self._numbers = itertools.count()
-        self._left = 0  # requests that left since the heaps had entries of waiting ones alone: a bound on the others
+        self._left = 0  # requests that left since the lines had entries of waiting ones alone: a bound on the others
 
     def add(self, request: Request, shape: Hashable) -> None:
         """`shape`: equal for requests that may share a batch; None where all requests of the version have one shape."""
@@ -91,25 +144,26 @@ class Batcher:
 
     def discard(self, request: Request) -> None:
         """A waiting request was answered or cancelled (its `done` is set): it counts no more, its tensors are let go."""
-        self._leave(request)
+        self._leave((request,))
         request.inputs = ()
 
-    def _leave(self, request: Request) -> None:
-        self.rows -= request.rows
-        self.count -= 1
-        self._left += 1
-        self._shapes.pop(id(request), None)
+    def _leave(self, requests: Sequence[Request]) -> None:
+        self.rows -= sum([request.rows for request in requests])
+        self.count -= len(requests)
+        self._left += len(requests)
+        if self._shapes:
+            for request in requests:
+                self._shapes.pop(id(request), None)
         if not self.count:
             for shelf in self._shelves.values():
-                shelf.order.clear()
-                shelf.by_shape.clear()
+                shelf.clear()
             self._left = 0
 
     def earliest_deadline(self) -> float:
         """Of all waiting requests; infinity when nothing waits."""
         earliest = float("inf")
         for shelf in self._shelves.values():
-            head = shelf.head()
+            head = shelf.order.head()
             if head is not None and head.deadline < earliest:
                 earliest = head.deadline
         return earliest
@@ -125,43 +179,28 @@ class Batcher:
         room = rows_max
         shape: Hashable = None
         for shelf in self._by_urgency(now):
-            head = shelf.head()
+            head = shelf.order.head()
             if head is None:
                 continue
             if not batch:
                 shape = self._shapes.get(id(head))
-            heap = shelf.order if shape is None else shelf.by_shape.get(shape, [])
-            room = self._fill(batch, heap, room)
-            if shape is not None and not heap:
-                shelf.by_shape.pop(shape, None)
+            line = shelf.order if shape is None else shelf.by_shape.get(shape)
+            if line is None:
+                continue
+            room = _fill(batch, line, room)
+            if shape is not None and not line:
+                del shelf.by_shape[shape]
             if room <= 0:
                 break
+        self._leave(batch)
         return batch
-
-    def _fill(self, batch: list[Request], heap: list[_Entry], room: int) -> int:
-        """Move requests from a heap to the batch while they fit; returns the rows that are left, 0 when one did not fit."""
-        while heap:
-            request = heap[0][2]
-            if request.taken or request.done:
-                heapq.heappop(heap)
-                continue
-            if batch and request.rows > room:
-                return 0
-            heapq.heappop(heap)
-            request.taken = True
-            self._leave(request)
-            batch.append(request)
-            room -= request.rows
-            if room <= 0:
-                return 0
-        return room
 
     def _by_urgency(self, now: float) -> list[_Shelf]:
         if len(self._shelves) == 1:
             return list(self._shelves.values())
         ranked: list[tuple[float, float, _Shelf]] = []
         for rank, shelf in list(self._shelves.items()):
-            head = shelf.head()
+            head = shelf.order.head()
             if head is None:
                 del self._shelves[rank]
             else:
@@ -173,8 +212,8 @@ class Batcher:
         """Take out every waiting request whose deadline has passed; nobody will run them, so their tensors are let go."""
         expired: list[Request] = []
         for shelf in self._shelves.values():
-            while (head := shelf.head()) is not None and head.deadline <= now:
-                heapq.heappop(shelf.order)
+            while (head := shelf.order.head()) is not None and head.deadline <= now:
+                shelf.order.pop()
                 head.taken = True
                 self.discard(head)
                 expired.append(head)
@@ -189,3 +228,32 @@ class Batcher:
         waiting = (entry[2] for shelf in self._shelves.values() for entry in shelf.order)
         arrivals = (request.arrival for request in waiting if not (request.taken or request.done))
         return min(arrivals, default=float("inf"))
+
+
+def _fill(batch: list[Request], line: _Line, room: int) -> int:
+    """Move requests from a line to the batch while they fit; returns the rows that are left, 0 when one did not fit."""
+    queue = line.queue
+    while queue or line.heap:
+        if line.heap:
+            head = line.head()
+            if head is None:
+                break
+            request = head
+        else:
+            request = queue[0][2]
+            if request.taken or request.done:
+                queue.popleft()
+                continue
+        rows = request.rows
+        if batch and rows > room:
+            return 0
+        if line.heap:
+            line.pop()
+        else:
+            queue.popleft()
+        request.taken = True
+        batch.append(request)
+        room -= rows
+        if room <= 0:
+            return 0
+    return room

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.lane import Lane
-from gateway.request import InputTensor, Reply, Request
+from gateway.outputs import Outputs, Reply
+from gateway.request import InputTensor, Request
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
 from services.tensor import Signature
@@ -72,13 +73,22 @@ class Canary:
         self._turn += 1
         lane = lanes[self._turn % len(lanes)]
         inputs = zero_inputs(lane.manifest.signature)
-        request = Request(inputs, 1, 0, now, now + TIMEOUT_S, _ignore)
+        request = Request(inputs, 1, 0, now, now + TIMEOUT_S, _IGNORED)
         request.counted = False
         lane.add(request, 0)
 
 
-def _ignore(result: Reply | Failure) -> None:
-    """Even an error of the model is a reply: a worker took the batch and answered."""
+class _Ignored:
+    """Nobody waits for a canary's answer. Even an error of the model is one: a worker took the batch and replied."""
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
+
+    def answer_one(self, request: Request, reply: Reply) -> None: ...
+
+    def fail(self, request: Request, failure: Failure) -> None: ...
+
+
+_IGNORED = _Ignored()
 
 
 def zero_inputs(signature: Signature) -> list[InputTensor]:

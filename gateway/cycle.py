@@ -6,12 +6,13 @@ Stands beside uvicorn's own RequestResponseCycle and has what a protocol asks of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from gateway.inbound import Inbound
-from gateway.infer import too_large
 from gateway.infer_path import InferPath
-from gateway.infer_types import Cancel, InferHeaders
+from gateway.infer_types import Cancel, HttpReply, InferHeaders
+from gateway.refusals import too_large
 from services.errors import Code, Failure
 
 _NO_HEADERS = InferHeaders(None, None, None)
@@ -25,39 +26,32 @@ class _Unwaited(asyncio.Event):
 
 
 class Cycle:
-    """An infer post. What is set by whom, and when, is FastLane's business."""
+    """An infer post. What is set by whom, and when, is FastLane's business.
 
-    __slots__ = (
-        "answered",
-        "body",
-        "complete",
-        "disconnected",
-        "expect_continue",
-        "headers",
-        "keep_alive",
-        "path",
-        "refusal",
-        "response_complete",
-        "size_bytes",
-        "started",
-        "ticket",
-    )
+    What a request seldom changes stands in the class: of the instances one is made for each request.
+    """
+
+    headers = _NO_HEADERS
+    size_bytes = 0  # of `body`
+    complete = False  # the whole body is here
+    started = False  # its turn on the connection has come
+    refusal: Failure | None = None
+    ticket: Cancel | None = None
+    keep_alive = True
+    expect_continue = False
+    answered = False  # its reply was given to the transport
+    response_complete = False  # … which has room for the next one
+    disconnected = False
     message_event = _Unwaited()  # uvicorn sets it when the connection is lost
 
-    def __init__(self, path: InferPath) -> None:
+    def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[Cycle, HttpReply], None]) -> None:
         self.path = path
-        self.headers = _NO_HEADERS
-        self.body: list[bytes] = []
-        self.size_bytes = 0  # of `body`
-        self.complete = False  # the whole body is here
-        self.started = False  # its turn on the connection has come
-        self.refusal: Failure | None = None
-        self.ticket: Cancel | None = None
-        self.keep_alive = True
-        self.expect_continue = False
-        self.answered = False  # its reply was given to the transport
-        self.response_complete = False  # … which has room for the next one
-        self.disconnected = False
+        self.body = body
+        self._answer = answer
+
+    def done(self, reply: HttpReply) -> None:
+        """What the infer handler calls."""
+        self._answer(self, reply)
 
     def read(self, headers: list[tuple[bytes, bytes]], body_bytes_max: int) -> None:
         """Take what the headers say; a length over the limit is a refusal before any of the body is read."""
@@ -82,9 +76,9 @@ class Cycle:
         self.body = []
 
 
-def refused(failure: Failure) -> Cycle:
+def refused(failure: Failure, answer: Callable[[Cycle, HttpReply], None]) -> Cycle:
     """Stands for what is no request: its reply is a refusal, after which the connection closes."""
-    cycle = Cycle(("", None))
+    cycle = Cycle(("", None), [], answer)
     cycle.refusal = failure
     cycle.keep_alive = False
     return cycle
@@ -92,7 +86,7 @@ def refused(failure: Failure) -> Cycle:
 
 def _gone() -> Cycle:
     """The request after the last one of a connection: nothing comes of it."""
-    cycle = refused(Failure(Code.CANCELLED, ""))
+    cycle = refused(Failure(Code.CANCELLED, ""), lambda *_: None)
     cycle.response_complete = cycle.disconnected = True
     return cycle
 

@@ -20,10 +20,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.cycle import GONE, Cycle, is_whole, refused
 from gateway.deaf import Deaf
 from gateway.inbound import Inbound
-from gateway.infer import JSON_HEADERS, error_reply, too_large, unexpected
 from gateway.infer_path import InferPath, learn
 from gateway.infer_types import HttpReply, InferHandler
 from gateway.known_head import KNOWN_BYTES_MAX, KnownHead, learn_head
+from gateway.movable_timer import MovableTimer
+from gateway.refusals import JSON_HEADERS, error_reply, too_large, unexpected
 from gateway.reply_head import OK_JSON_TAIL, head, ok_prefix
 from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, without_offer
 from services.errors import Code, Failure
@@ -32,6 +33,7 @@ __all__ = ["FastLane", "Inbound", "fast_lane"]
 
 PIPELINE_MAX = 16  # requests that wait for their turn on one connection before no more is read from it
 LINGER_S = 5.0  # how long a refused client may take to notice
+_NO_BODY: list[bytes] = []  # of cycles whose body went on at once
 
 
 class FastLane(HttpToolsProtocol):
@@ -50,6 +52,8 @@ class FastLane(HttpToolsProtocol):
     _active: Any = None  # the request whose turn it is
     _blocked: Cycle | None = None  # answered, but the client does not read: the next one waits
     _last_head = b""
+    _known: KnownHead | None = None  # the one that this connection used last
+    _timer: MovableTimer
     _upgrade = False
     _set_aside: Any = GONE  # `cycle`, while a request that asked for another protocol is read for the first time
     _head_bytes = -1  # of the head (or the trailers) that is being read, but for its first piece; -1: none is
@@ -58,6 +62,7 @@ class FastLane(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._timer = MovableTimer(self.loop, self._stalled)
         open_now = len(self.connections)
         if open_now > 2 * self.connections_max:
             transport.abort()  # so many that the refused ones, which are given a moment, would be too many
@@ -67,12 +72,18 @@ class FastLane(HttpToolsProtocol):
             self._await_rest()
 
     def data_received(self, data: bytes) -> None:
-        timer = self.timeout_keep_alive_task
-        if timer is not None:
-            timer.cancel()
-            self.timeout_keep_alive_task = None
-        if not self._receiving and self._repeats(data):
-            return
+        self._timer.unset()
+        if not self._receiving:
+            known = self._known
+            if known is None or len(data) != known.total_bytes or not data.startswith(known.head):
+                known = self._recall(data)
+            before = self.cycle
+            if known is not None and (before is None or (before.response_complete and before is not GONE)):
+                cycle = self.cycle = self._active = Cycle(known.path, _NO_BODY, self._answer)
+                cycle.headers = known.headers
+                cycle.complete = cycle.started = True
+                self._submit(cycle, data[len(known.head) :])
+                return
         if self._head_bytes >= 0:
             self._head_bytes += len(data)  # unless the head ends in it: then a callback says so
         try:
@@ -87,33 +98,26 @@ class FastLane(HttpToolsProtocol):
             else:
                 self._await_rest()
 
-    def _repeats(self, data: bytes) -> bool:
-        """Take `data` without parsing it, if it is one whole infer post whose head is known, and its turn has come.
+    def _recall(self, data: bytes) -> KnownHead | None:
+        """What is known of the head of `data`, if that is one whole infer post.
 
         A head is learnt when a connection sends it twice in a row: heads that are new each time cost a look-up alone.
         """
-        before = self.cycle
-        if before is not None and (before is GONE or not before.response_complete):
-            return False
         end = data.find(b"\r\n\r\n") + 4
         if not 4 < end <= KNOWN_BYTES_MAX:
-            return False
+            return None
         head = data[:end]
         try:
             known = self.heads[head]
         except KeyError:
             if head != self._last_head:
                 self._last_head = head
-                return False
+                return None
             known = learn_head(self.heads, head, self.body_bytes_max)
-        if known is None or len(data) - end != known.body_bytes:
-            return False
-        cycle = self.cycle = Cycle(known.path)
-        cycle.headers = known.headers
-        cycle.body = [data[end:]]
-        cycle.complete = True
-        self._start(cycle)
-        return True
+        if known is None or len(data) != known.total_bytes:
+            return None
+        self._known = known
+        return known
 
     def _after_upgrade(self, data: bytes, end: int) -> None:
         """A request asked for another protocol, as Java's HTTP client does with each one: it offers h2c.
@@ -144,8 +148,10 @@ class FastLane(HttpToolsProtocol):
 
     def _await_rest(self) -> None:
         """Who begins a request goes on with it: one that is stuck half-way holds a connection, and bytes of `inbound`."""
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self._stalled)
+        self._timer.set(self.timeout_keep_alive)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._timer.unset()
 
     def _stalled(self) -> None:
         active = self._active
@@ -169,11 +175,16 @@ class FastLane(HttpToolsProtocol):
                 cycle.drop_body(self.inbound)
                 if cycle.ticket is not None and not cycle.answered:
                     cycle.ticket.cancel()
+                cycle.ticket = None  # which holds the cycle
         if active is not None and not active.response_complete:
             active.disconnected = True  # uvicorn tells the last request that was read, which may be another one
             active.message_event.set()
-        self._unset_keepalive_if_required()
+        self._timer.close()
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         super().connection_lost(exc)
+        self.cycle, self._active = GONE, None  # a cycle holds its connection
 
     def on_message_begin(self) -> None:
         # uvicorn builds an ASGI scope here; an infer post needs none, any other request gets it in `_to_asgi`.
@@ -212,7 +223,7 @@ class FastLane(HttpToolsProtocol):
         if path is None:
             self._to_asgi()
             return
-        cycle = self.cycle = Cycle(path)
+        cycle = self.cycle = Cycle(path, [], self._answer)
         cycle.read(self.headers, self.body_bytes_max)
         cycle.expect_continue = self.expect_100_continue
         cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
@@ -275,7 +286,7 @@ class FastLane(HttpToolsProtocol):
             return
         cycle.complete = True
         if cycle.started and cycle.refusal is None:
-            self._submit(cycle)
+            self._submit_read(cycle)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Called by uvicorn when a request's turn has come."""
@@ -287,8 +298,7 @@ class FastLane(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def _start(self, cycle: Cycle) -> None:
-        if self.timeout_keep_alive_task is not None:
-            self._unset_keepalive_if_required()  # set when the one before it, in the same segment, was answered
+        self._timer.unset()  # set when the one before it, in the same segment, was answered
         cycle.started = True
         self._active = cycle
         if cycle.refusal is not None:
@@ -297,37 +307,40 @@ class FastLane(HttpToolsProtocol):
         if cycle.expect_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if cycle.complete:
-            self._submit(cycle)
+            self._submit_read(cycle)
 
-    def _submit(self, cycle: Cycle) -> None:
+    def _submit_read(self, cycle: Cycle) -> None:
         parts = cycle.body
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
         cycle.drop_body(self.inbound)
+        self._submit(cycle, parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _submit(self, cycle: Cycle, body: bytes) -> None:
         model, version = cycle.path
-
-        def done(reply: HttpReply) -> None:
-            self._answer(cycle, reply)
-
         try:
-            cycle.ticket = self.infer.submit(model, version, cycle.headers, body, done)
+            ticket = self.infer.submit(model, version, cycle.headers, body, cycle.done)
         except Exception as error:
             failure = unexpected("an infer post", error)
             if not cycle.answered:
-                done(error_reply(failure))
+                self._answer(cycle, error_reply(failure))
+        else:
+            if not cycle.answered:
+                cycle.ticket = ticket
 
     def _answer(self, cycle: Cycle, reply: HttpReply) -> None:
         transport = self.transport
         if cycle.disconnected or transport.is_closing():
             return
         cycle.answered = True
-        if reply.headers is JSON_HEADERS and reply.status == 200 and cycle.keep_alive:
+        cycle.ticket = None  # an idle connection keeps nothing of its last request
+        status, headers, body = reply
+        if headers is JSON_HEADERS and status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
             if defaults is not self.server_state.default_headers:  # uvicorn makes them anew for each second's date
                 prefix = ok_prefix(self.server_state.default_headers)
                 self.ok_prefix[:] = (self.server_state.default_headers, prefix)
-            transport.write(prefix + OK_JSON_TAIL % (len(reply.body), reply.body))
+            transport.write(prefix + OK_JSON_TAIL % (len(body), body))
         else:
-            transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + reply.body)
+            transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + body)
         if self.flow.write_paused:
             self._blocked = cycle
             self.flow.pause_reading()
@@ -336,7 +349,6 @@ class FastLane(HttpToolsProtocol):
 
     def _finish(self, cycle: Cycle) -> None:
         cycle.response_complete = True
-        cycle.ticket = None  # an idle connection keeps nothing of its last request
         if cycle.keep_alive:
             self.on_response_complete()
         else:
@@ -350,9 +362,9 @@ class FastLane(HttpToolsProtocol):
         if self.pipeline:
             self._advance()
             return
-        self.flow.resume_reading()
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        self._timer.set(self.timeout_keep_alive)
 
     def _advance(self) -> None:
         """Start what waits, in a loop: a handler that answers at once would come back here for each request."""
@@ -378,7 +390,7 @@ class FastLane(HttpToolsProtocol):
         """Take no more from this client. It gets the replies that it waits for, then this refusal."""
         if self.cycle is GONE:
             return
-        refusal = refused(failure)
+        refusal = refused(failure, self._answer)
         broken, self.cycle = self.cycle, refusal
         self._receiving = False
         self._deafen()
@@ -414,7 +426,7 @@ class FastLane(HttpToolsProtocol):
         self._deafen()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._unset_keepalive_if_required()
+        self._timer.unset()
         self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)
 
 

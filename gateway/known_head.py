@@ -20,11 +20,12 @@ _NOT_PLAIN = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connectio
 
 
 class KnownHead(NamedTuple):
-    """A plain infer post of HTTP/1.1 on a connection that stays, with a body of `body_bytes`."""
+    """A plain infer post of HTTP/1.1 on a connection that stays, whose length it tells."""
 
+    head: bytes
+    total_bytes: int  # of the head and the body
     path: InferPath
     headers: InferHeaders
-    body_bytes: int
 
 
 class _Reader:
@@ -60,9 +61,9 @@ def read_head(head: bytes, body_bytes_max: int) -> KnownHead | None:
     path, body_bytes = infer_path(reader.url), int(dict(reader.headers)[b"content-length"])
     if path is None or not 0 < body_bytes <= body_bytes_max:
         return None
-    cycle = Cycle(path)
+    cycle = Cycle(path, [], lambda *_: None)
     cycle.read(reader.headers, body_bytes_max)
-    return KnownHead(path, cycle.headers, body_bytes)
+    return KnownHead(head, len(head) + body_bytes, path, cycle.headers)
 
 
 def learn_head(heads: dict[bytes, KnownHead | None], head: bytes, body_bytes_max: int) -> KnownHead | None:

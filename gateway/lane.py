@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from gateway.admission import Admission
 from gateway.batcher import Batcher
 from gateway.lane_tallies import LaneTallies
+from gateway.outputs import Outputs
 from gateway.packing import Packer
 from gateway.pool_link import PoolLink
-from gateway.request import OutputTensor, Reply, Request
+from gateway.request import Request
 from services.batch import Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
@@ -128,7 +129,7 @@ class Lane:
             raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
         self._admission.admit(request, size_bytes)
         batcher.add(request, None if self._uniform else self._shape(request))
-        if self._outstanding < self._credits and not self._scheduled:
+        if not self._scheduled and self._outstanding < self._credits:
             # Not at once: whatever else arrived in the same turn of the event loop shall share the batch.
             self._scheduled = True
             self._soon(self._dispatch_scheduled)
@@ -207,31 +208,55 @@ class Lane:
         self.replied = self._clock()
         if self.batcher.count:
             self.dispatch()
-        requests = outstanding.requests
-        failures = header.failures
+        requests, failures = outstanding.requests, header.failures
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
-        try:
-            replies = self._packer.unpack(header, inline, live) if live else []
-        except (ValueError, IndexError) as error:
-            log.exception("the reply to batch %s cannot be read", outstanding.name)
-            replies = []
-            self._fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
-        self._answer(live, replies)
+        if live:
+            try:
+                outputs = self._packer.unpack(header, inline, live)
+            except (ValueError, IndexError) as error:
+                log.exception("the reply to batch %s cannot be read", outstanding.name)
+                self._fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
+            else:
+                self._answer(live, outputs)
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
             self._give_back(outstanding)
         self._tallies.batch(header, sum([request.counted for request in requests]))
 
-    def _answer(self, live: list[Request], replies: list[list[OutputTensor]]) -> None:
+    def _answer(self, live: list[Request], outputs: Outputs) -> None:
+        """Answer what still waits in a batch: all of it at once where nobody has left and all have one responder."""
+        waiting = [request for request in live if not request.done]
+        if not waiting:
+            return
+        self._done(waiting)
+        responder = waiting[0].responder
+        others = [request for request in waiting if request.responder is not responder]
+        try:
+            if others or len(waiting) < len(live):
+                self._answer_each(live, set(map(id, waiting)), outputs)
+            else:
+                responder.answer(waiting, outputs)
+        except Exception:
+            log.exception("answers could not be delivered")
         now = self.replied
-        seconds: list[float] = []
-        for request, reply in zip(live, replies, strict=False):
-            if not request.done:
-                if request.counted:
-                    seconds.append(now - request.arrival)
-                self._finish(request, reply)
-        self._tallies.answered(seconds)
+        self._tallies.answered([now - request.arrival for request in waiting if request.counted])
+
+    @staticmethod
+    def _answer_each(live: list[Request], waiting: set[int], outputs: Outputs) -> None:
+        replies = outputs.replies([request.rows for request in live])
+        for request, reply in zip(live, replies, strict=True):
+            if id(request) in waiting:
+                try:
+                    request.responder.answer_one(request, reply)
+                except Exception:
+                    log.exception("an answer could not be delivered")
+
+    def _done(self, requests: Sequence[Request]) -> None:
+        """The only place where requests become done. From here on nobody else answers them."""
+        for request in requests:
+            request.done = True
+        self._admission.release(requests)
 
     def _give_back(self, outstanding: Outstanding) -> None:
         if outstanding.attempt > 1:
@@ -239,31 +264,23 @@ class Lane:
         else:
             self._packer.free(outstanding.places)
 
-    def _finish(self, request: Request, result: Reply | Failure) -> None:
-        """Answer a request: the only place where it becomes done with an answer."""
-        request.done = True
-        self._admission.release(request)
-        # Whoever is told holds the request: without this the two would keep each other until a garbage collection.
-        on_reply, request.on_reply = request.on_reply, _told
-        try:
-            on_reply(result)
-        except Exception:
-            log.exception("an answer could not be delivered")
-
-    def _fail(self, requests: list[Request], failure: Failure) -> None:
+    def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
         for request in requests:
-            if not request.done:
-                if request.counted:
-                    self._tallies.failed(failure.code, self._clock() - request.arrival)
-                self._finish(request, failure)
+            if request.done:
+                continue
+            self._done((request,))
+            if request.counted:
+                self._tallies.failed(failure.code, self._clock() - request.arrival)
+            try:
+                request.responder.fail(request, failure)
+            except Exception:
+                log.exception("a failure could not be delivered")
 
     def cancel(self, request: Request) -> None:
         """The caller went away. What waits is dropped; what has left the lane runs and is not answered."""
         if request.done:
             return
-        request.done = True
-        request.on_reply = _told
-        self._admission.release(request)
+        self._done((request,))
         self._tallies.failed(Code.CANCELLED, self._clock() - request.arrival)
         if not request.taken:
             self.batcher.discard(request)
@@ -331,7 +348,3 @@ class Lane:
         )
         self._fail(self.batcher.drain(), gone)
         self._tallies.close()
-
-
-def _told(_: Reply | Failure) -> None:
-    """Stands where the callback of a request was that has been called."""

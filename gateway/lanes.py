@@ -16,6 +16,7 @@ from gateway.exchange import Exchange
 from gateway.lane import Lane
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
+from gateway.rest_responder import RestResponder
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from gateway.views import Snapshot, VersionView, shown, version_number
@@ -36,7 +37,7 @@ class Route(NamedTuple):
 
     lane: Lane
     decoder: Decoder
-    encoder: Encoder
+    responder: RestResponder
     timeout_s: float
 
 
@@ -108,7 +109,7 @@ class Lanes:
             route = Route(
                 lane,
                 Decoder(manifest.model, manifest.version, manifest.signature, rows_max, self._settings.body_bytes_max),
-                Encoder(manifest.model, manifest.version, manifest.signature),
+                RestResponder(Encoder(manifest.model, manifest.version, manifest.signature)),
                 manifest.config.timeout_ms_default / 1000,
             )
         self._place(route.lane, view)

@@ -5,21 +5,20 @@ Shared memory is used for tensors of `tensor_bytes_min` and more while every wor
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.request import OutputTensor, Request
+from gateway.outputs import Column, Outputs
+from gateway.request import Request
 from services.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 from services.bytes_tensor import decode_elements
 from services.datatypes import BYTES, ITEM_BYTES, NUMPY
 from services.segments.pool import SegmentPool
 from services.tensor import Signature, TensorSpec
-
-#: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
-_new = tuple.__new__
 
 INLINE_BYTES_MAX = 256 * 1024  # above this the tensors bypass the script in a key of their own
 
@@ -101,62 +100,41 @@ class Packer:
                 places.append(place)
         return room
 
-    def unpack(self, header: ReplyHeader, inline: memoryview, live: Sequence[Request]) -> list[list[OutputTensor]]:
-        """Outputs for each request in `live` (those without a failure, in order). The tensors are views.
+    def unpack(self, header: ReplyHeader, inline: memoryview, live: Sequence[Request]) -> Outputs:
+        """The outputs of the requests in `live` (those without a failure, in order), as views.
 
         Raises ValueError when the reply does not fit the signature and the requests.
         """
-        rows = [request.rows for request in live]
-        total = sum(rows)
         if len(header.outputs) != len(self._row_bytes):
             raise ValueError(f"{len(header.outputs)} outputs in place of {len(self._row_bytes)}")
-        columns: list[list[OutputTensor]] = []
+        total = sum([request.rows for request in live])
+        columns: list[Column] = []
         offset = 0
         for i, output in enumerate(header.outputs):
-            spec = self._signature.outputs[i]
-            if output.place is not None and self._segments is not None:
-                raw = self._segments.view(output.place)
+            inner, size_bytes, sizes, place = output
+            datatype = self._signature.outputs[i].datatype
+            if place is not None and self._segments is not None:
+                raw = self._segments.view(place)
             else:
-                raw = inline[offset : offset + output.size_bytes]
-                offset += output.size_bytes
+                raw = inline[offset : offset + size_bytes]
+                offset += size_bytes
             if self._learn and total:
-                self._row_bytes[i] = max(self._row_bytes[i], -(-output.size_bytes // total))
-            if spec.datatype == BYTES:
-                columns.append(self._elements(output.inner, output.sizes or [], raw, rows))
+                self._row_bytes[i] = max(self._row_bytes[i], -(-size_bytes // total))
+            if datatype == BYTES:
+                columns.append(Column(BYTES, inner, self._elements(sizes or [], raw, len(live)), finite=True))
             else:
-                columns.append(self._arrays(i, spec.datatype, output.inner, raw, rows))
-        if len(columns) == 1:
-            return [[tensor] for tensor in columns[0]]
-        return [list(outputs) for outputs in zip(*columns, strict=True)]
+                flat = np.frombuffer(raw, NUMPY[datatype])
+                array = flat.reshape((total, *inner) if self._batching else inner)
+                finite = not self._float[i] or bool(np.isfinite(flat).all())
+                columns.append(Column(datatype, inner, array, finite))
+        return Outputs(columns, self._batching)
 
-    def _arrays(
-        self, i: int, datatype: str, inner: tuple[int, ...], raw: memoryview, rows: list[int]
-    ) -> list[OutputTensor]:
-        flat = np.frombuffer(raw, NUMPY[datatype])
-        finite = not self._float[i] or bool(np.isfinite(flat).all())
-        if not self._batching:
-            return [OutputTensor(datatype, inner, flat.reshape(inner), finite)]
-        array = flat.reshape((sum(rows), *inner))
-        tensors: list[OutputTensor] = []
-        at, last, shape = 0, -1, inner
-        for count in rows:
-            if count != last:
-                last, shape = count, (count, *inner)
-            end = at + count
-            tensors.append(_new(OutputTensor, (datatype, shape, array[at:end], finite)))
-            at = end
-        return tensors
-
-    def _elements(
-        self, inner: tuple[int, ...], sizes: list[int], raw: memoryview, rows: list[int]
-    ) -> list[OutputTensor]:
-        tensors: list[OutputTensor] = []
-        at = 0
-        for count, size in zip(rows, sizes, strict=True):
-            shape = (count, *inner) if self._batching else inner
-            tensors.append(OutputTensor(BYTES, shape, decode_elements(raw[at : at + size]), finite=True))
-            at += size
-        return tensors
+    @staticmethod
+    def _elements(sizes: list[int], raw: memoryview, count: int) -> list[list[bytes]]:
+        if len(sizes) != count:
+            raise ValueError(f"texts of {len(sizes)} requests in place of {count}")
+        ends = list(itertools.accumulate(sizes, initial=0))
+        return [decode_elements(raw[a:b]) for a, b in itertools.pairwise(ends)]
 
     def free(self, places: Sequence[Place]) -> None:
         """Give back the shared memory of a batch."""

@@ -1,15 +1,16 @@
-"""A request on its way through the gateway, and the reply to it. Pure data.
+"""A request on its way through the gateway, and who is told of its answer. Pure data.
 
-An adapter builds a Request, the dispatcher answers it exactly once by calling `on_reply` with a Reply or a Failure.
+An adapter builds a Request with its Responder; the lane answers it exactly once: with its batch, alone, or with a Failure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from gateway.outputs import Outputs, Reply
 from services.errors import Failure
 
 Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
@@ -26,37 +27,13 @@ class InputTensor(NamedTuple):
     size_bytes: int
 
 
-class OutputTensor(NamedTuple):
-    """One output of a reply. Valid only inside the `on_reply` call: it may be a view on shared memory.
-
-    `array`: numpy array of `shape` for fixed-size datatypes (BF16 as uint16); for BYTES a flat list of `bytes`.
-    """
-
-    datatype: str
-    shape: tuple[int, ...]
-    array: np.ndarray[Any, Any] | list[bytes]
-    finite: bool  # False: a float output may hold NaN or infinities
-
-
-Reply = Sequence[OutputTensor]
-"""All outputs of the version, in the signature's order."""
-
-
 class Request:
     """One caller's unit of work. Times are seconds on the monotonic clock of this process."""
 
-    __slots__ = (
-        "arrival",
-        "counted",
-        "deadline",
-        "done",
-        "inputs",
-        "on_reply",
-        "permit_bytes",
-        "priority",
-        "rows",
-        "taken",
-    )
+    permit_bytes = 0
+    done = False  # answered or cancelled
+    taken = False  # left the lane in a batch
+    counted = True  # False: a canary, which no metric of the users' requests shows
 
     def __init__(
         self,
@@ -65,15 +42,22 @@ class Request:
         priority: int,
         arrival: float,
         deadline: float,
-        on_reply: Callable[[Reply | Failure], None],
+        responder: Responder,
     ) -> None:
         self.inputs = inputs  # in the signature's order, one for every input
         self.rows = rows  # dimension 0 of a batching version; 1 otherwise
         self.priority = priority  # 0: default; 1: highest; larger numbers come later
         self.arrival = arrival
         self.deadline = deadline
-        self.on_reply = on_reply
-        self.permit_bytes = 0
-        self.done = False  # answered or cancelled
-        self.taken = False  # left the lane in a batch
-        self.counted = True  # False: a canary, which no metric of the users' requests shows
+        self.responder = responder
+
+
+class Responder(Protocol):
+    """Turns what came of requests into replies of a protocol. A method is called once for a request, and it is done then."""
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
+        """All requests of a batch, which share this responder: what is alike in their replies is made once."""
+
+    def answer_one(self, request: Request, reply: Reply) -> None: ...
+
+    def fail(self, request: Request, failure: Failure) -> None: ...

@@ -10,8 +10,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.infer import too_large
 from gateway.infer_types import HttpReply, InferHeaders
+from gateway.refusals import too_large
 from gateway.routes.body import declared_bytes, disconnected
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented, error_reply

@@ -7,13 +7,9 @@ from typing import NamedTuple
 from gateway.request import InputTensor
 
 
-class InferCall(NamedTuple):
-    """A decoded v2 inference request: what the dispatcher needs, and what the reply needs to know of it.
+class Options(NamedTuple):
+    """What a request says besides its inputs' data. Requests of one envelope share one."""
 
-    A tuple because one is made for each request, and nothing in Python is made faster.
-    """
-
-    inputs: list[InputTensor]  # in the signature's order, one for every input
     rows: int  # dimension 0 when the version batches; 1 otherwise
     id: str = ""  # "": none was given
     outputs: list[tuple[int, bool]] | None = None  # (index in the signature, binary) as asked; None: all of them
@@ -22,5 +18,8 @@ class InferCall(NamedTuple):
     priority: int = 0  # 0: default; 1: highest; larger numbers come later
 
 
-#: every field of an InferCall after `inputs`
-CallRest = tuple[int, str, list[tuple[int, bool]] | None, bool, float | None, int]
+class InferCall(NamedTuple):
+    """A decoded v2 inference request."""
+
+    inputs: list[InputTensor]  # in the signature's order, one for every input
+    options: Options

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from gateway.request import InputTensor
-from gateway.v2.call import CallRest, InferCall
+from gateway.v2.call import InferCall, Options
 from gateway.v2.document import members, missing, mistyped, parse_json, shown, whole
 from gateway.v2.elements import check_booleans, check_strings, raw_from_json, raw_from_strings
 from gateway.v2.envelopes import (
@@ -28,7 +28,7 @@ from gateway.v2.envelopes import (
     json_envelope,
     remember,
 )
-from gateway.v2.options import Options, read_options
+from gateway.v2.options import read_options
 from gateway.v2.plan import Extent, InputPlan
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
@@ -37,7 +37,6 @@ from services.tensor import Signature
 __all__ = ["Decoder", "InferCall", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
-_NO_OPTIONS: Options = ("", None, False, None, 0)
 _FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 
@@ -81,6 +80,7 @@ class Decoder:
         self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
         self._json: dict[bytes, JsonEnvelope] = {}
         self._binary: dict[bytes, BinaryEnvelope] = {}
+        self._last: JsonEnvelope | None = None  # the one in use is tried before any is looked up
 
     def decode(self, body: bytes | bytearray | memoryview, header_bytes: int | None) -> InferCall:
         """Return the request in `body`; binary tensors are views on it.
@@ -93,33 +93,31 @@ class Decoder:
                 body = bytes(body)
             if len(body) > self._json_bytes_max:
                 raise self._too_large(len(body))
+            last = self._last
+            if last is not None and body.startswith(last[0]) and body.endswith(last[1]):
+                call = _read_numbers(body, last)
+                if call is not None:
+                    return call
             # the numbers stand between the last "[" and the "]" after it; the rest is the envelope
             start = body.rfind(b"[")
             if start < PREFIX_BYTES_MAX:
-                end = body.find(b"]", start)
-                known = self._json.get(body[: start + 1] + body[end:])
+                known = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
                 if known is not None:
-                    numbers = body[start : end + 1]
-                    pack, shape, size_bytes, rest = known
-                    try:
-                        values = _loads(numbers)
-                        data = pack(*values)
-                    except _NOT_NUMBERS:
-                        return self._decode_json(body)  # which finds out what they are
-                    # true, false and exponents hold an e
-                    if _E not in numbers or bool not in set(map(type, values)):
-                        return _new(InferCall, ([_new(InputTensor, (shape, data, size_bytes))],) + rest)  # noqa: RUF005
+                    self._last = known
+                    call = _read_numbers(body, known)
+                    if call is not None:
+                        return call
             return self._decode_json(body)
         head = body[:header_bytes] if header_bytes <= PREFIX_BYTES_MAX and type(body) is bytes else b""
         known_parts = self._binary.get(head)
         if known_parts is not None:
-            body_bytes, tensors, rest = known_parts
+            body_bytes, tensors, options = known_parts
             if len(body) == body_bytes and len(head) == header_bytes:
                 view = memoryview(body)
                 inputs: list[InputTensor] = []
                 for shape, at, end in tensors:
                     inputs.append(_new(InputTensor, (shape, view[at:end], end - at)))
-                return _new(InferCall, (inputs,) + rest)  # noqa: RUF005
+                return _new(InferCall, (inputs, options))
         return self._decode_parts(memoryview(body), header_bytes)
 
     def _decode_parts(self, body: memoryview, header_bytes: int) -> InferCall:
@@ -133,7 +131,7 @@ class Decoder:
         text = bytes(body[:header_bytes])
         document = parse_json(text)
         call = self._read(document, text, body[header_bytes:])
-        if not call.id and header_bytes <= PREFIX_BYTES_MAX:
+        if not call.options.id and header_bytes <= PREFIX_BYTES_MAX:
             envelope = binary_envelope(call, document["inputs"], self._inputs, header_bytes)
             if envelope is not None:
                 remember(self._binary, text, envelope)
@@ -145,7 +143,7 @@ class Decoder:
             return self._decode_raw(memoryview(body))
         document = parse_json(body)
         call = self._read(document, body, memoryview(b""))
-        if not call.id and len(self._plans) == 1:
+        if not call.options.id and len(self._plans) == 1:
             learnt = json_envelope(call, body, self._plans[0])
             if learnt is not None:
                 remember(self._json, *learnt)
@@ -183,9 +181,10 @@ class Decoder:
         inputs = [tensor for tensor in found if tensor is not None]
         if len(inputs) != len(found):
             raise self._missing_inputs(found)
-        options = _NO_OPTIONS if len(document) == 1 else read_options(document, self._outputs, self._model)
-        rest: CallRest = (rows if rows >= 0 else 1, *options)
-        return _new(InferCall, (inputs, *rest))
+        rows = rows if rows >= 0 else 1
+        if len(document) == 1:
+            return InferCall(inputs, Options(rows))
+        return InferCall(inputs, read_options(document, rows, self._outputs, self._model))
 
     def _plan(self, item: object) -> InputPlan:
         """The plan of the input that `item`, an element of `inputs`, names."""
@@ -244,7 +243,7 @@ class Decoder:
         plan = self._plans[0]
         extent = plan.deduce(len(body))
         data = memoryview(raw_from_strings([bytes(body)])) if plan.datatype == BYTES else body
-        return InferCall([self._binary_tensor(plan, extent, data)], extent.rows, binary_default=True)
+        return InferCall([self._binary_tensor(plan, extent, data)], Options(extent.rows, binary_default=True))
 
     def _missing_inputs(self, found: list[InputTensor | None]) -> Failure:
         got = [plan.name for plan, tensor in zip(self._plans, found, strict=True) if tensor is not None]
@@ -260,3 +259,18 @@ class Decoder:
             f"the JSON part of the request has {size_bytes} bytes, which exceeds the maximum allowed input size of "
             f"{self._json_bytes_max} bytes: send large tensors in binary form",
         )
+
+
+def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
+    """The request in a body with a known envelope; None when what stands in it is not as many plain numbers."""
+    prefix, suffix, pack, shape, size_bytes, options = envelope
+    numbers = body[len(prefix) - 1 : len(body) - len(suffix) + 1]
+    try:
+        values = _loads(numbers)
+        data = pack(*values)
+    except _NOT_NUMBERS:
+        return None
+    # true, false and exponents hold an e
+    if _E in numbers and bool in set(map(type, values)):
+        return None
+    return _new(InferCall, ([_new(InputTensor, (shape, data, size_bytes))], options))

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.request import OutputTensor, Reply
-from gateway.v2.call import InferCall
+from gateway.outputs import Outputs, OutputTensor, Reply
+from gateway.v2.call import Options
 from gateway.v2.elements import raw_from_strings
 from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from services.errors import invalid
@@ -46,13 +46,35 @@ class Encoder:
         self._json: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]
         self._binary: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]
 
-    def encode(self, call: InferCall, reply: Reply) -> tuple[bytes, int | None]:
+    def encode_all(self, options: Options, outputs: Outputs, count: int) -> tuple[list[bytes], int | None] | None:
+        """Return the bodies for `count` requests that said the same, and the bytes of their JSON parts as `encode` does.
+
+        One call writes the numbers of all. None when their one output has no remembered text, or is not one.
+        """
+        wanted = options.outputs or self._all[options.binary_default]
+        if len(wanted) != 1 or options.id:
+            return None
+        index, binary = wanted[0]
+        _, inner, array, finite = outputs.columns[index]
+        if isinstance(array, list):
+            return None
+        shape = (options.rows, *inner) if outputs.batching else inner
+        head = (self._binary if binary else self._json)[index].get(shape)
+        if head is None or not (finite or binary):
+            return None
+        if binary:
+            view, size = array.reshape(-1).view(np.uint8).data, array.nbytes // count
+            return [b"".join((head, view[at : at + size])) for at in range(0, array.nbytes, size)], len(head)
+        text = _dumps(array.reshape(count, array.size // count), None, _NUMPY)
+        return [b"%b[%b]}]}" % (head, row) for row in text[2:-2].split(b"],[")], None
+
+    def encode(self, options: Options, reply: Reply) -> tuple[bytes, int | None]:
         """Return (body, bytes of its JSON part), the latter None if all of it is JSON.
 
         Raises Failure(INVALID) if an output has no JSON form and was not asked for in binary form.
         """
-        wanted = call.outputs or self._all[call.binary_default]
-        if len(wanted) == 1 and not call.id:
+        wanted = options.outputs or self._all[options.binary_default]
+        if len(wanted) == 1 and not options.id:
             index, binary = wanted[0]
             output = reply[index]
             if binary:
@@ -64,7 +86,7 @@ class Encoder:
                 if head is not None and output.finite:
                     return b"".join((head, _dumps(output.array.ravel(), None, _NUMPY), _END)), None  # type: ignore[union-attr]
             return self._encode_first(index, binary, output)
-        return self._encode_any(call.id, wanted, reply)
+        return self._encode_any(options.id, wanted, reply)
 
     def _encode_first(self, index: int, binary: bool, output: OutputTensor) -> tuple[bytes, int | None]:
         """A response of one output whose text is not remembered, or cannot be."""

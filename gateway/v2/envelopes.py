@@ -15,18 +15,19 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.v2.call import CallRest, InferCall
+from gateway.v2.call import InferCall, Options
 from gateway.v2.plan import InputPlan
 
 PREFIX_BYTES_MAX = 1024
 _SUFFIX_BYTES_MAX = 512
 _ENVELOPES_MAX = 256
 
-#: pack function for as many numbers as the shape has, shape, bytes in raw form, what follows `inputs` in the call
-JsonEnvelope = tuple[Callable[..., bytes], tuple[int, ...], int, CallRest]
+#: prefix up to the numbers' "[", suffix from their "]" on, pack function for as many numbers as the shape has, shape,
+#: bytes in raw form, options
+JsonEnvelope = tuple[bytes, bytes, Callable[..., bytes], tuple[int, ...], int, Options]
 
-#: bytes of the whole body; shape, start, end of each input in the signature's order; what follows `inputs`
-BinaryEnvelope = tuple[int, list[tuple[tuple[int, ...], int, int]], CallRest]
+#: bytes of the whole body; shape, start, end of each input in the signature's order; options
+BinaryEnvelope = tuple[int, list[tuple[tuple[int, ...], int, int]], Options]
 
 _Envelope = TypeVar("_Envelope", JsonEnvelope, BinaryEnvelope)
 
@@ -58,8 +59,7 @@ def json_envelope(call: InferCall, body: bytes, plan: InputPlan) -> tuple[bytes,
         return None
     tensor = call.inputs[0]
     pack = struct.Struct(f"{tensor.size_bytes // plan.item_bytes}{plan.code}").pack
-    rest: CallRest = call[1:]
-    return prefix + suffix, (pack, tensor.shape, tensor.size_bytes, rest)
+    return prefix + suffix, (prefix, suffix, pack, tensor.shape, tensor.size_bytes, call.options)
 
 
 def binary_envelope(
@@ -75,5 +75,4 @@ def binary_envelope(
         tensor = call.inputs[plan.index]
         tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)
         at += tensor.size_bytes
-    rest: CallRest = call[1:]
-    return at, [tensors[index] for index in range(len(plans))], rest
+    return at, [tensors[index] for index in range(len(plans))], call.options

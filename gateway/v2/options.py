@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.v2.call import Options
 from gateway.v2.document import flag, members, missing, mistyped, shown, whole
 from services.errors import Code, Failure, invalid
 
@@ -12,12 +13,9 @@ ID_CHARACTERS_MAX = 4096
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _SCALARS = (str, int, float, bool, type(None))
 
-#: id, outputs, binary_default, timeout_s, priority
-Options = tuple[str, list[tuple[int, bool]] | None, bool, float | None, int]
 
-
-def read_options(document: dict[str, Any], outputs: dict[str, int], model: str) -> Options:
-    """Check everything but `inputs`. `outputs`: name -> index in the signature. Raises Failure.
+def read_options(document: dict[str, Any], rows: int, outputs: dict[str, int], model: str) -> Options:
+    """Check everything but `inputs`, of which there are `rows`. `outputs`: name -> index in the signature. Raises Failure.
 
     Members that are null count as not given: clients that write every field of their classes do so.
     """
@@ -34,7 +32,7 @@ def read_options(document: dict[str, Any], outputs: dict[str, int], model: str) 
     binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
     asked = document.get("outputs")
     wanted = None if asked is None else _read_outputs(asked, outputs, model)
-    return request_id, wanted, binary_default, timeout_s, priority
+    return Options(rows, request_id, wanted, binary_default, timeout_s, priority)
 
 
 def _check_unicode(text: str) -> None:

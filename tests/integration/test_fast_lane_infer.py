@@ -224,10 +224,13 @@ async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
-    parts = (route.decoder, "decode"), (route.encoder, "encode"), (gateway.infer, "decompress"), (Infer, "submit")
+    encoder = route.responder._encoder
+    parts = (route.decoder, "decode"), (encoder, "encode"), (gateway.infer, "decompress"), (Infer, "submit")
     for part, name in parts:
         with monkeypatch.context() as patch:
             patch.setattr(part, name, broken)
+            if name == "encode":
+                patch.setattr(part, "encode_all", broken)
             for server in servers:
                 caplog.clear()
                 first, second = await exchange(server.port, CASES["gzip in"][1], CASES["unknown model"][1])

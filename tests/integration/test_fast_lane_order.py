@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.fast_lane import PIPELINE_MAX, Inbound, fast_lane
-from gateway.infer import JSON_HEADERS
 from gateway.infer_types import HttpReply, InferHeaders
+from gateway.refusals import JSON_HEADERS
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.infer import JSON_HEADERS
 from gateway.infer_types import HttpReply, InferHeaders
+from gateway.refusals import JSON_HEADERS
 
 Done = Callable[[HttpReply], None]
 

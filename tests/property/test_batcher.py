@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
 from gateway.request import Request
+from tests.kit.responders import NOBODY
 
 TIMES = st.integers(0, 20)
 SETTINGS = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
@@ -38,7 +39,7 @@ class BatcherMachine(RuleBasedStateMachine):
     )
     def add(self, rows: int, priority: int, timeout: int, shape: Hashable) -> None:
         shape = shape if self.shaped else None
-        request = Request((), rows, priority, self.now, self.now + timeout, lambda _: None)
+        request = Request((), rows, priority, self.now, self.now + timeout, NOBODY)
         self.batcher.add(request, shape)
         self.waiting.append((request, shape))
         self.came += 1
@@ -152,12 +153,12 @@ def test_nothing_starves_however_much_more_urgent_work_comes(low: int, above: in
     """More of a higher priority than is taken: a request waits no longer than the difference takes to age."""
     high = max(1, low - above)
     batcher = Batcher()
-    one = Request((), 1, low, 0.0, 1e9, lambda _: None)
+    one = Request((), 1, low, 0.0, 1e9, NOBODY)
     batcher.add(one, None)
     now, step = 0.0, 0.25 * AGING_S
     while not one.taken:
         for _ in range(rate):
-            batcher.add(Request((), 1, high, now, now + 1, lambda _: None), None)
+            batcher.add(Request((), 1, high, now, now + 1, NOBODY), None)
         batcher.expire(now)
         batcher.take(now, 1)
         now += step
@@ -174,7 +175,7 @@ def test_memory_is_bounded_by_what_waits(script: list[tuple[int, int, bool]], sh
     batcher = Batcher()
     bound = 0
     for number, (priority, burst, takes) in enumerate(script * 20):
-        requests = [Request((), 1, priority, 0.0, float(k * 37 % 11), lambda _: None) for k in range(burst)]
+        requests = [Request((), 1, priority, 0.0, float(k * 37 % 11), NOBODY) for k in range(burst)]
         for k, request in enumerate(requests):
             batcher.add(request, None if shapes is None else (k + number) % shapes)
         bound = max(bound, 3 * batcher.count + COMPACT_MIN)

@@ -18,8 +18,9 @@ from hypothesis.extra import numpy as npst
 from tritonclient.http import InferInput, InferRequestedOutput, InferResult
 from tritonclient.http._utils import _get_inference_request
 
-from gateway.request import OutputTensor
-from gateway.v2.decode import Decoder, InferCall
+from gateway.outputs import Column, Outputs, OutputTensor
+from gateway.v2.call import InferCall, Options
+from gateway.v2.decode import Decoder
 from gateway.v2.elements import raw_from_strings
 from gateway.v2.encode import Encoder
 from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY
@@ -108,10 +109,14 @@ def test_what_the_reference_client_asks_is_what_is_decoded(data: st.DataObject) 
         assert [bytes(tensor.data) for tensor in call.inputs] == [raw(value) for value in values]
         assert [tensor.shape for tensor in call.inputs] == [value.shape for value in values]
         assert [tensor.size_bytes for tensor in call.inputs] == [len(raw(value)) for value in values]
-        assert call.rows == (1 if rows is None else rows)
-        assert call.outputs == ([(index, binary_outputs) for index in wanted] or None)
-        assert (call.id, call.priority, call.binary_default) == (request_id, priority, not wanted)
-        assert call.timeout_s == (timeout / 1e6 if timeout else None)
+        assert call.options.rows == (1 if rows is None else rows)
+        assert call.options.outputs == ([(index, binary_outputs) for index in wanted] or None)
+        assert (call.options.id, call.options.priority, call.options.binary_default) == (
+            request_id,
+            priority,
+            not wanted,
+        )
+        assert call.options.timeout_s == (timeout / 1e6 if timeout else None)
 
 
 @settings(deadline=None)
@@ -122,17 +127,45 @@ def test_what_is_encoded_is_what_the_reference_client_reads(data: st.DataObject)
     binary = data.draw(forms(signature.outputs))
     listed = data.draw(st.booleans()) or len(set(binary)) > 1
     wanted = list(enumerate(binary)) if listed else None
-    call = InferCall([], 1, id=data.draw(texts), outputs=wanted, binary_default=binary[0])
+    options = Options(1, id=data.draw(texts), outputs=wanted, binary_default=binary[0])
     for _ in range(2):
         values = [
             data.draw(arrays(spec, 2 if signature.batching else None, not form))
             for spec, form in zip(signature.outputs, binary, strict=True)
         ]
-        body, header_bytes = writer.encode(call, [reply(*pair) for pair in zip(signature.outputs, values, strict=True)])
+        body, header_bytes = writer.encode(
+            options, [reply(*pair) for pair in zip(signature.outputs, values, strict=True)]
+        )
         result = InferResult.from_response_body(body, header_length=header_bytes)
-        assert result.get_response().get("id", "") == call.id
+        assert result.get_response().get("id", "") == options.id
         for spec, value, form in zip(signature.outputs, values, binary, strict=True):
             expect_equal(result.as_numpy(spec.name), value, spec, form)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_replies_written_at_once_are_those_written_one_by_one(data: st.DataObject) -> None:
+    batching = data.draw(st.booleans())
+    spec = data.draw(specs(batching, []))
+    signature = Signature(inputs=(), outputs=(spec,), batching=batching)
+    binary = spec.datatype in BINARY_ONLY or data.draw(st.booleans())
+    writer, options = Encoder("m", 1, signature), Options(data.draw(st.integers(0, 3)), binary_default=binary)
+    count = data.draw(st.integers(1, 4)) if batching else 1
+    value = data.draw(arrays(spec, count * options.rows if batching else None, not binary))
+    whole = reply(spec, value)
+    if isinstance(whole.array, list):
+        sizes = len(whole.array) // count
+        array: Any = [whole.array[at * sizes : (at + 1) * sizes] for at in range(count)]
+    else:
+        array = np.ascontiguousarray(whole.array)
+    inner = value.shape[1:] if batching else value.shape
+    outputs = Outputs([Column(spec.datatype, inner, array, whole.finite)], batching)
+    alone = [writer.encode(options, one) for one in outputs.replies([options.rows] * count)]
+    written = writer.encode_all(options, outputs, count)
+    if written is not None:
+        assert [(body, written[1]) for body in written[0]] == alone
+    elif spec.datatype != BYTES:
+        assert not whole.finite or not value.size  # what is plain is always written at once
 
 
 def reply(spec: TensorSpec, value: Array) -> OutputTensor:
@@ -190,7 +223,7 @@ def expect_sound(decoder: Decoder, body: bytes, header_bytes: int | None) -> Non
     for spec, tensor in zip(SMALL.inputs, call.inputs, strict=True):
         assert len(bytes(tensor.data)) == tensor.size_bytes
         assert tensor.size_bytes == np.prod(tensor.shape) * ITEM_BYTES[spec.datatype]
-    assert call.rows == call.inputs[0].shape[0] <= ROWS_MAX
+    assert call.options.rows == call.inputs[0].shape[0] <= ROWS_MAX
 
 
 @settings(deadline=None)
@@ -249,7 +282,7 @@ def outcome(decode: Callable[[], InferCall]) -> object:
         call = decode()
     except Failure as failure:
         return failure.code, failure.message
-    return [(tensor.shape, bytes(tensor.data), tensor.size_bytes) for tensor in call.inputs], call[1:]
+    return [(tensor.shape, bytes(tensor.data), tensor.size_bytes) for tensor in call.inputs], call.options
 
 
 @settings(deadline=None)

@@ -9,10 +9,11 @@ from gateway.request import Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
+from tests.kit.responders import NOBODY
 
 
 def request() -> Request:
-    return Request((), 1, 0, 0.0, 1.0, lambda _: None)
+    return Request((), 1, 0, 0.0, 1.0, NOBODY)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_permits_are_given_until_there_are_none_and_again_when_one_comes_back(ad
     failure = refused(admission, 0)
     assert (failure.code, failure.retry_after_s) == (Code.UNAVAILABLE, 1)
     assert "3 requests of 30 bytes" in failure.message
-    admission.release(admitted[1])
+    admission.release([admitted[1]])
     admission.admit(request(), 10)
     assert (admission.requests, admission.bytes) == (3, 30)
 
@@ -54,7 +55,7 @@ def test_bytes_are_bounded_too_and_come_back_with_the_request(admission):
     admission.admit(request(), 10)
     refused(admission, 1)
     admission.admit(request(), 0)
-    admission.release(large)
+    admission.release([large])
     assert (admission.requests, admission.bytes) == (2, 10)
 
 
@@ -63,7 +64,7 @@ def test_while_it_shuts_down_nothing_is_admitted_and_what_is_in_flight_goes_on(a
     admission.admit(one, 10)
     admission.closed = True
     assert "shutting down" in refused(admission, 1).message
-    admission.release(one)
+    admission.release([one])
     assert (admission.requests, admission.bytes) == (0, 0)
 
 
@@ -71,7 +72,7 @@ def test_what_is_in_flight_and_what_was_refused_is_counted(admission, tally):
     one = request()
     admission.admit(one, 10)
     admission.admit(request(), 10)
-    admission.release(one)
+    admission.release([one])
     refused(admission, 1000)
     totals = {(key.name, tuple(key.labels)): numbers for key, numbers in tally.totals().items()}
     assert totals[catalogue.REQUESTS_IN_FLIGHT.name, ()] == [1]

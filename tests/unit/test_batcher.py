@@ -8,13 +8,14 @@ import pytest
 
 from gateway.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
 from gateway.request import InputTensor, Request
+from tests.kit.responders import NOBODY
 
 TENSORS = (InputTensor((1,), b"data", 4),)
 FAR = 1e9
 
 
 def request(rows: int = 1, deadline: float = FAR, priority: int = 0, arrival: float = 0.0) -> Request:
-    return Request(TENSORS, rows, priority, arrival, deadline, lambda _: None)
+    return Request(TENSORS, rows, priority, arrival, deadline, NOBODY)
 
 
 def filled(*requests: Request, shape: Hashable = None) -> Batcher:

@@ -13,8 +13,8 @@ def head(*lines: str, line: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
 
 
 def test_a_plain_post_is_known():
-    known = read_head(head("Content-Length: 7", "Inference-Header-Content-Length: 3"), MIB)
-    assert known == (("m", None), InferHeaders(None, None, b"3"), 7)
+    data = head("Content-Length: 7", "Inference-Header-Content-Length: 3")
+    assert read_head(data, MIB) == KnownHead(data, len(data) + 7, ("m", None), InferHeaders(None, None, b"3"))
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_what_is_remembered_is_bounded():
     for number in range(HEADS_MAX + 10):
         known = learn_head(heads, head(f"Content-Length: {number + 1}"), MIB)
         assert known is not None
-        assert known.body_bytes == number + 1
+        assert known.total_bytes == len(known.head) + number + 1
     assert len(heads) <= HEADS_MAX

@@ -15,8 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway import packing
+from gateway.outputs import OutputTensor
 from gateway.packing import Packed, Packer
-from gateway.request import InputTensor, OutputTensor, Request
+from gateway.request import InputTensor, Request
 from services.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
 from services.bytes_tensor import decode_elements, encode_elements
 from services.datatypes import BYTES, DATATYPES, NUMPY
@@ -24,6 +25,7 @@ from services.errors import Code, Failure
 from services.segments.pool import SegmentPool
 from services.segments.segment import Segments
 from services.tensor import Signature, TensorSpec
+from tests.kit.responders import NOBODY
 from workers.lease import Array, Lease, ReplyWriter, check_outputs, input_arrays
 
 NOW, WALL_MS = 100.0, 5_000_000.0
@@ -71,7 +73,10 @@ class Ends:
         assert not isinstance(decoded, str)
         header, inline = decoded
         assert bool(header.blob) == bool(body)
-        return header, self.packer.unpack(header, memoryview(body) if body else inline, live) if live else []
+        if not live:
+            return header, []
+        unpacked = self.packer.unpack(header, memoryview(body) if body else inline, live)
+        return header, unpacked.replies([request.rows for request in live])
 
 
 def ends(
@@ -124,7 +129,7 @@ def forms(value: Array) -> list[Any]:
 
 def request(values: Sequence[Array], rows: int, form: int = 0, deadline: float = FAR) -> Request:
     inputs = [InputTensor(value.shape, forms(value)[form % len(forms(value))], len(raw(value))) for value in values]
-    return Request(inputs, rows, 0, NOW, deadline, lambda _: None)
+    return Request(inputs, rows, 0, NOW, deadline, NOBODY)
 
 
 def equal(output: OutputTensor, wanted: Array, datatype: str) -> bool:

@@ -60,8 +60,13 @@ def test_flat_and_nested_data_give_the_same_tensor(data: list[Any]) -> None:
         assert raw(call) == floats(1.5, 2, -3, 0.25)
         assert call.inputs[0].shape == (1, 4)
         assert call.inputs[0].size_bytes == 16
-        assert (call.rows, call.id, call.outputs, call.binary_default) == (1, "", None, False)
-        assert (call.timeout_s, call.priority) == (None, 0)
+        assert (call.options.rows, call.options.id, call.options.outputs, call.options.binary_default) == (
+            1,
+            "",
+            None,
+            False,
+        )
+        assert (call.options.timeout_s, call.options.priority) == (None, 0)
 
 
 def test_unevenly_nested_data_is_read_in_order() -> None:
@@ -77,9 +82,9 @@ def test_a_known_envelope_takes_other_numbers() -> None:
 def test_rows_are_the_first_dimension_when_the_version_batches() -> None:
     rows = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
     call = mlp().decode(body(rows, [3, 4]), None)
-    assert call.rows == 3
+    assert call.options.rows == 3
     assert raw(call) == floats(*range(1, 13))
-    assert one("FP32", (3, 4)).decode(body(rows, [3, 4]), None).rows == 1
+    assert one("FP32", (3, 4)).decode(body(rows, [3, 4]), None).options.rows == 1
 
 
 def test_a_binary_tensor_is_a_view_on_the_body() -> None:
@@ -132,19 +137,24 @@ def test_options() -> None:
         "sequence_id": 0,
     }
     call = mlp().decode(body([1, 2, 3, 4], [1, 4], id="é-1", parameters=parameters, outputs=[]), None)
-    assert (call.id, call.timeout_s, call.priority, call.binary_default) == ("é-1", 2.5, 3, True)
-    assert call.outputs is None
+    assert (call.options.id, call.options.timeout_s, call.options.priority, call.options.binary_default) == (
+        "é-1",
+        2.5,
+        3,
+        True,
+    )
+    assert call.options.outputs is None
 
 
 def test_outputs_in_the_asked_order_are_json_unless_they_say_so() -> None:
     asked = [{"name": "label", "parameters": {"binary_data": True}}, {"name": "y"}]
     call = mlp().decode(body([1, 2, 3, 4], [1, 4], outputs=asked, parameters={"binary_data_output": True}), None)
-    assert call.outputs == [(1, True), (0, False)]
+    assert call.options.outputs == [(1, True), (0, False)]
 
 
 def test_null_members_count_as_not_given() -> None:
     call = mlp().decode(body([1, 2, 3, 4], [1, 4], id=None, parameters=None, outputs=None), None)
-    assert (call.id, call.outputs) == ("", None)
+    assert (call.options.id, call.options.outputs) == ("", None)
 
 
 @pytest.mark.parametrize("prefix", [b'{"n":NaN,', b"{"])
@@ -214,9 +224,9 @@ def test_binary_strings_and_booleans() -> None:
 @pytest.mark.parametrize(("shape", "deduced"), [((-1, 4), (1, 4)), ((-1, -1, 2), (1, 2, 2))])
 def test_a_raw_request_is_one_row_of_the_one_input(shape: tuple[int, ...], deduced: tuple[int, ...]) -> None:
     call = one("FP32", shape, batching=True).decode(floats(1, 2, 3, 4), 0)
-    assert (call.inputs[0].shape, call.rows, raw(call)) == (deduced, 1, floats(1, 2, 3, 4))
-    assert call.outputs is None
-    assert call.binary_default
+    assert (call.inputs[0].shape, call.options.rows, raw(call)) == (deduced, 1, floats(1, 2, 3, 4))
+    assert call.options.outputs is None
+    assert call.options.binary_default
 
 
 def test_a_raw_string_request_and_an_empty_body() -> None:

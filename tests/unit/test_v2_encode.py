@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.request import OutputTensor
-from gateway.v2.decode import InferCall
+from gateway.outputs import OutputTensor
+from gateway.v2.call import Options
 from gateway.v2.encode import Encoder
 from services.datatypes import NUMPY
 from services.errors import Code, Failure
@@ -34,8 +34,8 @@ def strings(*elements: bytes) -> OutputTensor:
     return OutputTensor("BYTES", (len(elements),), list(elements), True)
 
 
-def call(**how: Any) -> InferCall:
-    return InferCall([], 1, **how)
+def call(**how: Any) -> Options:
+    return Options(1, **how)
 
 
 @pytest.mark.parametrize(

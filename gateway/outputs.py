@@ -1,0 +1,68 @@
+"""The outputs of a batch, and how they are shared out among its requests. Views: valid only while they are handed on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
+_new = tuple.__new__
+
+
+class OutputTensor(NamedTuple):
+    """One output of one request.
+
+    `array`: numpy array of `shape` for fixed-size datatypes (BF16 as uint16); for BYTES a flat list of `bytes`.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    array: np.ndarray[Any, Any] | list[bytes]
+    finite: bool  # False: a float output may hold NaN or infinities
+
+
+Reply = Sequence[OutputTensor]
+"""All outputs of the version, in the signature's order."""
+
+
+class Column(NamedTuple):
+    """One output of all requests of a batch. `inner`: its shape without the rows (whole when the version does not batch).
+
+    `array`: (rows of all requests, *inner), C-contiguous; for BYTES the elements of each request.
+    """
+
+    datatype: str
+    inner: tuple[int, ...]
+    array: np.ndarray[Any, Any] | list[list[bytes]]
+    finite: bool
+
+
+class Outputs(NamedTuple):
+    """`columns`: in the signature's order. `batching`: whether dimension 0 is rows; if not there is one request."""
+
+    columns: Sequence[Column]
+    batching: bool
+
+    def replies(self, rows: Sequence[int]) -> list[list[OutputTensor]]:
+        """Each request's own. `rows`: of each of them."""
+        shares = [self._shares(column, rows) for column in self.columns]
+        return [list(reply) for reply in zip(*shares, strict=True)]
+
+    def _shares(self, column: Column, rows: Sequence[int]) -> list[OutputTensor]:
+        datatype, inner, array, finite = column
+        if isinstance(array, list):
+            shapes = [(count, *inner) if self.batching else inner for count in rows]
+            return [
+                OutputTensor(datatype, shape, elements, finite) for shape, elements in zip(shapes, array, strict=True)
+            ]
+        if not self.batching:
+            return [OutputTensor(datatype, inner, array, finite)]
+        shares: list[OutputTensor] = []
+        at = 0
+        for count in rows:
+            end = at + count
+            shares.append(_new(OutputTensor, (datatype, (count, *inner), array[at:end], finite)))
+            at = end
+        return shares

@@ -1,0 +1,124 @@
+"""Outputs of a batch -> the replies of its v2 REST requests.
+
+answer ─> alike? ──yes──> all bodies in one go ─┬─> (compress) ─> done(HttpReply)
+             └──no──> body by body ─────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from gateway.infer_types import HttpReply
+from gateway.lane import Lane
+from gateway.outputs import Outputs, Reply
+from gateway.refusals import JSON_HEADERS, error_reply, unexpected
+from gateway.request import Request
+from gateway.v2.call import Options
+from gateway.v2.compression import choose_encoding, compress
+from gateway.v2.encode import Encoder
+from services.errors import Failure
+
+log = logging.getLogger("millrace.infer")
+
+Done = Callable[[HttpReply], None]
+
+OCTETS = b"application/octet-stream"
+COMPRESS_BYTES_MIN = 1024  # below this a compressed body is hardly smaller, and both sides pay for it
+COMPRESS_INLINE_BYTES_MAX = 64 * 1024  # above this compressing goes to a thread
+
+#: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
+_new = tuple.__new__
+
+
+class RestRequest(Request):
+    """A request of v2 REST: what its reply depends on, and where that goes."""
+
+    options: Options
+    accept_encoding: bytes | None
+    done_with: Done
+    lane: Lane
+
+    def cancel(self) -> None:
+        """Drop it unless it has left the lane; no reply is given any more."""
+        self.lane.cancel(self)
+
+
+class RestResponder:
+    """For the requests of one version. All of them are RestRequests."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._tasks: set[asyncio.Future[None]] = set()
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
+        mine = cast("Sequence[RestRequest]", requests)
+        options = mine[0].options
+        written = None
+        if all([request.options is options for request in mine]):  # noqa: C419 - a list is the faster one here
+            try:
+                written = self._encoder.encode_all(options, outputs, len(mine))
+            except Exception:
+                log.exception("replies could not be written at once")
+        if written is None:
+            for request, reply in zip(mine, outputs.replies([request.rows for request in mine]), strict=True):
+                self.answer_one(request, reply)
+            return
+        bodies, header_length = written
+        headers = _headers(header_length)
+        for request, body in zip(mine, bodies, strict=True):
+            self._send(request, headers, body)
+
+    def answer_one(self, request: Request, reply: Reply) -> None:
+        mine = cast("RestRequest", request)
+        try:
+            body, header_length = self._encoder.encode(mine.options, reply)
+        except Failure as failure:
+            self.fail(request, failure)
+        except Exception as error:
+            mine.done_with(error_reply(unexpected("a reply could not be written", error)))
+        else:
+            self._send(mine, _headers(header_length), body)
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        cast("RestRequest", request).done_with(error_reply(failure))
+
+    def _send(self, request: RestRequest, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        reply: HttpReply = _new(HttpReply, (200, headers, body))
+        try:
+            if request.accept_encoding is not None and len(body) >= COMPRESS_BYTES_MIN:
+                self._compress(request.accept_encoding, reply, request.done_with)
+            else:
+                request.done_with(reply)
+        except Exception:
+            log.exception("a reply could not be delivered")
+
+    def _compress(self, accept_encoding: bytes, reply: HttpReply, done: Done) -> None:
+        encoding = choose_encoding(accept_encoding)
+        if encoding is None:
+            done(reply)
+        elif len(reply.body) <= COMPRESS_INLINE_BYTES_MAX:
+            done(_compressed(reply, encoding))
+        else:
+            task = asyncio.ensure_future(self._compress_in_thread(reply, encoding, done))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _compress_in_thread(self, reply: HttpReply, encoding: bytes, done: Done) -> None:
+        try:
+            compressed = await asyncio.to_thread(_compressed, reply, encoding)
+        except Exception as error:
+            compressed = error_reply(unexpected("a reply could not be compressed", error))
+        done(compressed)
+
+
+def _headers(header_length: int | None) -> list[tuple[bytes, bytes]]:
+    if header_length is None:
+        return JSON_HEADERS
+    return [(b"content-type", OCTETS), (b"inference-header-content-length", b"%d" % header_length)]
+
+
+def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
+    return HttpReply(reply.status, [*reply.headers, (b"content-encoding", encoding)], compress(reply.body, encoding))

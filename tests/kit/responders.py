@@ -1,0 +1,22 @@
+"""Responders for tests of what is behind the adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.outputs import Outputs, Reply
+from gateway.request import Request
+from services.errors import Failure
+
+
+class Nobody:
+    """Waits for no answer."""
+
+    def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
+
+    def answer_one(self, request: Request, reply: Reply) -> None: ...
+
+    def fail(self, request: Request, failure: Failure) -> None: ...
+
+
+NOBODY = Nobody()
