@@ -20,7 +20,6 @@ class OutputTensor(NamedTuple):
     datatype: str
     shape: tuple[int, ...]
     array: np.ndarray[Any, Any] | list[bytes]
-    finite: bool  # False: a float output may hold NaN or infinities
 
 
 Reply = Sequence[OutputTensor]
@@ -36,7 +35,6 @@ class Column(NamedTuple):
     datatype: str
     inner: tuple[int, ...]
     array: np.ndarray[Any, Any] | list[list[bytes]]
-    finite: bool
 
 
 class Outputs(NamedTuple):
@@ -51,18 +49,16 @@ class Outputs(NamedTuple):
         return [list(reply) for reply in zip(*shares, strict=True)]
 
     def _shares(self, column: Column, rows: Sequence[int]) -> list[OutputTensor]:
-        datatype, inner, array, finite = column
+        datatype, inner, array = column
         if isinstance(array, list):
             shapes = [(count, *inner) if self.batching else inner for count in rows]
-            return [
-                OutputTensor(datatype, shape, elements, finite) for shape, elements in zip(shapes, array, strict=True)
-            ]
+            return [OutputTensor(datatype, shape, elements) for shape, elements in zip(shapes, array, strict=True)]
         if not self.batching:
-            return [OutputTensor(datatype, inner, array, finite)]
+            return [OutputTensor(datatype, inner, array)]
         shares: list[OutputTensor] = []
         at = 0
         for count in rows:
             end = at + count
-            shares.append(_new(OutputTensor, (datatype, (count, *inner), array[at:end], finite)))
+            shares.append(_new(OutputTensor, (datatype, (count, *inner), array[at:end])))
             at = end
         return shares

@@ -46,7 +46,6 @@ class Packer:
         self._batching = signature.batching
         self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
         self._learn = any(size == 0 for size in self._row_bytes)
-        self._float = [spec.datatype in {"FP32", "FP64", "FP16"} for spec in signature.outputs]
 
     def pack(self, name: str, replies: bytes, requests: Sequence[Request], now: float, wall_ms: float) -> Packed:
         """`now`: monotonic seconds; `wall_ms`: the wall clock at the same instant, for the worker."""
@@ -121,12 +120,11 @@ class Packer:
             if self._learn and total:
                 self._row_bytes[i] = max(self._row_bytes[i], -(-size_bytes // total))
             if datatype == BYTES:
-                columns.append(Column(BYTES, inner, self._elements(sizes or [], raw, len(live)), finite=True))
+                columns.append(Column(BYTES, inner, self._elements(sizes or [], raw, len(live))))
             else:
                 flat = np.frombuffer(raw, NUMPY[datatype])
                 array = flat.reshape((total, *inner) if self._batching else inner)
-                finite = not self._float[i] or bool(np.isfinite(flat).all())
-                columns.append(Column(datatype, inner, array, finite))
+                columns.append(Column(datatype, inner, array))
         return Outputs(columns, self._batching)
 
     @staticmethod

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 
@@ -25,6 +25,7 @@ from services.queue.url import RedisAddress
 log = logging.getLogger("millrace.queue")
 
 REPLIES_AT_ONCE = 16
+REQUESTS_AHEAD = 16  # for replies; Redis blocks on one, and takes the next by itself when that is served
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 BLOB_LIFE_MS = 60_000
@@ -59,6 +60,9 @@ class PoolLink:
         self._on_restored = on_restored
         self._on_put = on_put
         self._put_sha = script("put").sha
+        ask = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
+        self._asking: bytes = hiredis.pack_command(cast("Any", ask))
+        self._asked = 0  # requests for replies that Redis has not answered
         self._out: Pipeline | None = None
         self._replies: Pipeline | None = None
         self._epoch: bytes | None = None
@@ -125,6 +129,7 @@ class PoolLink:
         self._out, self._replies = out, replies
         await self.load_scripts()
         lost = await self._forgotten()
+        self._asked = 0
         self._listen()
         self._on_restored(lost)
 
@@ -166,19 +171,23 @@ class PoolLink:
                 log.warning("Redis at %s is back", self._address)
 
     def _listen(self) -> None:
+        """Ask for replies, many times in one go: a request for each reply would be a write for each."""
         assert self._replies is not None
-        self._replies.send((b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE), self._received)
+        more = REQUESTS_AHEAD - self._asked
+        self._replies.send_packed(self._asking * more, [self._received] * more)
+        self._asked = REQUESTS_AHEAD
 
     def _received(self, reply: Any) -> None:
         if isinstance(reply, Exception):
             self._lost.set()
             return
+        self._asked -= 1
         for data in reply[1]:
             self.received_bytes += len(data)
             try:
                 self._on_reply(data)
             except Exception:
                 log.exception("a reply could not be used")
-        # Asked for more only now: at low load this write would stand between the reply and its caller.
-        if self._replies is not None and self._replies.connected:
+        # Only now: this write shall not stand between a reply and its caller.
+        if self._asked <= REQUESTS_AHEAD // 2 and self._replies is not None and self._replies.connected:
             self._listen()

@@ -52,22 +52,33 @@ class Exchange:
 
     def send_next(self, finished: Sequence[Finished], in_hand: int, wanted: int) -> None:
         """Send replies, acknowledge, ask for `wanted` entries; read what comes with `receive_next`."""
-        words: list[bytes | str | int] = [*self._next_head, in_hand, wanted, len(finished)]
+        self._link.send(self._next(finished, in_hand, wanted, leave=False))
+
+    def _next(
+        self, finished: Sequence[Finished], in_hand: int, wanted: int, *, leave: bool
+    ) -> tuple[bytes | str | int, ...]:
+        words: list[bytes | str | int] = [*self._next_head, in_hand, wanted, int(leave), len(finished)]
         for lease, reply, blob in finished:
             if blob:
                 key = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}")
                 self._link.call("SET", key, blob, "PX", BLOB_LIFE_MS)
             own = lease.header.blob
             words += (lease.lane, lease.entry, lease.header.replies, reply, self._keys.blob(own) if own else b"")
-        self._link.send(tuple(words))
+        return tuple(words)
 
     def receive_next(self) -> list[Lease]:
         return self._leases(self._link.receive())
 
-    def wait(self, timeout_s: float) -> list[Lease]:
-        """Block until entries lie in the inbox of this idle worker; empty after the timeout."""
-        got = self._link.call("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", 4)
-        return self._leases(got[1]) if got else []
+    def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float) -> None:
+        """`send_next` for a worker with empty hands, which then blocks on its inbox: both leave in one write."""
+        wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
+        self._link.send_both(self._next(finished, 0, wanted, leave=True), wait)
+
+    def receive_wait(self) -> tuple[list[Lease], bool]:
+        """What `send_wait` brought, after the timeout nothing; and whether it had been waiting for a worker."""
+        waited = int(self._link.receive()) > 0
+        got = self._link.receive()
+        return self._leases(got[1]) if got else [], waited
 
     def leftovers(self) -> list[Lease]:
         """What lies in the inbox now."""

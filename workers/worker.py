@@ -80,16 +80,14 @@ class Worker:
         ahead = False  # whether the next batch was asked for during the last run
         while not self._stopping.is_set():
             if not in_hand:
-                exchange.send_next(self._done, 0, ENTRIES_WANTED)
+                exchange.send_wait(self._done, ENTRIES_WANTED, INBOX_WAIT_S)
                 self._count()
-                in_hand += exchange.receive_next()
+                leases, ahead = exchange.receive_wait()
                 self._done = []
-                ahead = bool(in_hand)
-                if not in_hand:
-                    in_hand += exchange.wait(INBOX_WAIT_S)
-                    if not in_hand:
-                        self._segments.forget_removed()
-                        continue
+                if not leases:
+                    self._segments.forget_removed()
+                    continue
+                in_hand += leases
             group = self._take()
             if ahead:
                 self._run_ahead(exchange, group)

@@ -55,17 +55,19 @@ class Encoder:
         if len(wanted) != 1 or options.id:
             return None
         index, binary = wanted[0]
-        _, inner, array, finite = outputs.columns[index]
+        _, inner, array = outputs.columns[index]
         if isinstance(array, list):
             return None
         shape = (options.rows, *inner) if outputs.batching else inner
         head = (self._binary if binary else self._json)[index].get(shape)
-        if head is None or not (finite or binary):
+        if head is None:
             return None
         if binary:
             view, size = array.reshape(-1).view(np.uint8).data, array.nbytes // count
             return [b"".join((head, view[at : at + size])) for at in range(0, array.nbytes, size)], len(head)
         text = _dumps(array.reshape(count, array.size // count), None, _NUMPY)
+        if b"null" in text:
+            return None
         return [b"%b[%b]}]}" % (head, row) for row in text[2:-2].split(b"],[")], None
 
     def encode(self, options: Options, reply: Reply) -> tuple[bytes, int | None]:
@@ -83,8 +85,8 @@ class Encoder:
                     return b"".join((head, _raw(output))), len(head)
             else:
                 head = self._json[index].get(output.shape)
-                if head is not None and output.finite:
-                    return b"".join((head, _dumps(output.array.ravel(), None, _NUMPY), _END)), None  # type: ignore[union-attr]
+                if head is not None:
+                    return b"".join((head, _numbers(output.array), _END)), None  # type: ignore[arg-type]
             return self._encode_first(index, binary, output)
         return self._encode_any(options.id, wanted, reply)
 
@@ -153,9 +155,7 @@ class _OutputText:
                 f"sending {self.datatype} data via JSON is not supported. "
                 f"Please request binary data (binary_data: true) for output {self.name}"
             )
-        flat = array.ravel()
-        text = _dumps(flat, None, _NUMPY)
-        return text if output.finite else _with_tokens(text, flat)
+        return _numbers(array)
 
     def _strings(self, elements: list[bytes]) -> bytes:
         try:
@@ -167,8 +167,10 @@ class _OutputText:
             ) from None
 
 
-def _with_tokens(text: bytes, flat: np.ndarray[Any, Any]) -> bytes:
-    """Put NaN, Infinity and -Infinity where orjson wrote null, in the order of `flat`."""
+def _numbers(array: np.ndarray[Any, Any]) -> bytes:
+    """The elements as a flat JSON array, with NaN, Infinity and -Infinity where orjson writes null."""
+    flat = array.ravel()
+    text = _dumps(flat, None, _NUMPY)
     if b"null" not in text:
         return text
     odd = flat[~np.isfinite(flat)]

@@ -63,6 +63,14 @@ class Link:
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
 
+    def send_both(self, first: tuple[bytes | str | int, ...], second: tuple[bytes | str | int, ...]) -> None:
+        """Send two commands in one write."""
+        packed = hiredis.pack_command(cast("Any", first)) + hiredis.pack_command(cast("Any", second))
+        try:
+            self._socket.sendall(packed)
+        except OSError as error:
+            raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
+
     def receive(self) -> Any:
         """The reply to the earliest command without one.
 

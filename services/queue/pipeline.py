@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import hiredis
@@ -66,6 +66,13 @@ class Pipeline(asyncio.Protocol):
         self._callbacks.append(on_reply)
         transport.write(packed)
         return len(packed)
+
+    def send_packed(self, packed: bytes, on_replies: Sequence[OnReply]) -> None:
+        """Send commands that are packed already, in one go; each has its callback. Raises as `send` does."""
+        if self._transport is None:
+            raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
+        self._callbacks.extend(on_replies)
+        self._transport.write(packed)
 
     async def call(self, *words: bytes | str | int) -> Any:
         """Send one command and wait for its reply. Raises what Redis answered, or Failure(UNAVAILABLE)."""

@@ -53,23 +53,41 @@ def test_what_waited_for_a_worker_is_there_for_the_first_that_comes(pool):
 
 
 def test_an_idle_worker_gets_a_batch_at_once(pool):
-    worker = pool.join("w", "m")
+    pool.join("w", "m")
     assert pool.next("w") == []
     assert pool.put("m", "b1") == 1
     picture = pool.check()
     assert (picture.idle, picture.ready, picture.leased("w")) == ({}, {}, ["b1"])
-    [lease] = worker.wait(1)
+    [lease] = pool.wait("w")
     assert (lease.lane, lease.header.name, lease.attempt) == ("m", "b1", 1)
     assert pool.next("w", lease) == []
     assert pool.replies() == [b"b1 1 w"]
     assert pool.check().entries == []
 
 
-def test_a_worker_that_blocks_is_woken(pool):
+def test_what_waited_comes_through_the_inbox_of_a_worker_that_would_block(pool):
+    for name in ("b1", "b2", "b3"):
+        pool.put("m", name)
     worker = pool.join("w", "m")
-    assert pool.next("w") == []
+    worker.send_wait([], 2, 1)
+    leases, waited = worker.receive_wait()
+    assert (names(leases), waited) == (["b1", "b2"], True)
+    assert pool.check().waiting() == ["b3"]
+    assert names(pool.wait("w", *leases)) == ["b3"]
+    assert pool.replies() == [b"b1 1 w", b"b2 1 w"]
+
+
+def test_an_idle_worker_that_nobody_wants_comes_back_after_its_time(pool):
+    worker = pool.join("w", "m")
+    worker.send_wait([], 4, 0.01)
+    assert worker.receive_wait() == ([], False)
+    assert "w" in pool.check().idle
+
+
+def test_a_worker_that_blocks_is_woken(pool):
+    pool.join("w", "m")
     got: list[str] = []
-    thread = threading.Thread(target=lambda: got.extend(names(worker.wait(30))))
+    thread = threading.Thread(target=lambda: got.extend(names(pool.wait("w", timeout_s=30))))
     thread.start()
     while not blocked(pool):
         pass
@@ -196,7 +214,7 @@ def test_a_released_lane_is_not_leased_from(pool):
     assert pool.put("m", "b1") == 0
     assert pool.next("w") == []
     worker.hold(["m"])
-    assert names(worker.wait(1)) == ["b1"]
+    assert names(pool.wait("w")) == ["b1"]
 
 
 def test_an_idle_worker_that_takes_up_a_lane_gets_what_waits_in_it(pool):

@@ -190,6 +190,12 @@ class Pool:
         exchange.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], in_hand, wanted)
         return exchange.receive_next()
 
+    def wait(self, name: str, *finished: Lease, wanted: int = 4, timeout_s: float = 1) -> list[Lease]:
+        """As a worker with empty hands does: replies, then blocks on its inbox."""
+        exchange = self.worker(name)
+        exchange.send_wait([Finished(lease, reply(lease, name), b"") for lease in finished], wanted, timeout_s)
+        return exchange.receive_wait()[0]
+
     def silence(self, *names: str) -> None:
         """The last beat of these workers was long ago."""
         for name in names:

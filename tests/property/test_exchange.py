@@ -212,6 +212,12 @@ class ExchangeMachine(RuleBasedStateMachine):
         self._next(worker, worker.hand[:finished], in_hand, wanted)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
+    @rule(data=st.data(), wanted=st.integers(1, 4))
+    def finish_and_wait(self, data: st.DataObject, wanted: int) -> None:
+        worker = self._awake(data)
+        self._next(worker, list(worker.hand), None, wanted)
+
+    @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data(), wanted=st.integers(0, 4))
     def lose_the_answer(self, data: st.DataObject, wanted: int) -> None:
         """The connection breaks while the answer of `next` is on its way; the worker comes back and asks."""
@@ -227,10 +233,14 @@ class ExchangeMachine(RuleBasedStateMachine):
         assert sorted(names(recovered)) == sorted(missing)
         worker.hand = hand + recovered
 
-    def _next(self, worker: Worker, finished: list[Lease], in_hand: int, wanted: int) -> None:
+    def _next(self, worker: Worker, finished: list[Lease], in_hand: int | None, wanted: int) -> None:
+        """`in_hand` None: the worker's hands are empty, and it blocks on its inbox if there is nothing for it."""
         before = self.picture
         mine = {entry.key for entry in before.entries if entry.worker == worker.name}
-        got = self.pool.next(worker.name, *finished, in_hand=in_hand, wanted=wanted)
+        if in_hand is None:
+            got = self.pool.wait(worker.name, *finished, wanted=wanted, timeout_s=0.001)
+        else:
+            got = self.pool.next(worker.name, *finished, in_hand=in_hand, wanted=wanted)
         for lease in finished:
             if mine.intersection(keys([lease])):
                 self._end(lease.header.name, reply(lease, worker.name))
@@ -259,7 +269,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     def wait(self, data: st.DataObject) -> None:
         able = sorted(w.name for w in self.workers.values() if w.awake and self.picture.inbox.get(w.name))
         worker = self.workers[data.draw(st.sampled_from(able))]
-        got = self.pool.worker(worker.name).wait(1)
+        got = self.pool.wait(worker.name)
         assert keys(got) == self.picture.inbox[worker.name][:4]
         worker.hand += got
 

@@ -159,20 +159,19 @@ def test_replies_written_at_once_are_those_written_one_by_one(data: st.DataObjec
     else:
         array = np.ascontiguousarray(whole.array)
     inner = value.shape[1:] if batching else value.shape
-    outputs = Outputs([Column(spec.datatype, inner, array, whole.finite)], batching)
+    outputs = Outputs([Column(spec.datatype, inner, array)], batching)
     alone = [writer.encode(options, one) for one in outputs.replies([options.rows] * count)]
     written = writer.encode_all(options, outputs, count)
     if written is not None:
         assert [(body, written[1]) for body in written[0]] == alone
     elif spec.datatype != BYTES:
-        assert not whole.finite or not value.size  # what is plain is always written at once
+        assert not np.isfinite(value).all() or not value.size  # what is plain is always written at once
 
 
 def reply(spec: TensorSpec, value: Array) -> OutputTensor:
     if spec.datatype == BYTES:
-        return OutputTensor(BYTES, value.shape, list(value.ravel()), True)
-    finite = value.dtype.kind != "f" or bool(np.isfinite(value).all())
-    return OutputTensor(spec.datatype, value.shape, value, finite)
+        return OutputTensor(BYTES, value.shape, list(value.ravel()))
+    return OutputTensor(spec.datatype, value.shape, value)
 
 
 def expect_equal(got: Array, value: Array, spec: TensorSpec, binary: bool) -> None:

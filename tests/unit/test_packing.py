@@ -314,17 +314,6 @@ def test_outputs_of_another_layout_or_type_are_put_right(segments, folder):
     assert np.asarray(output.array).tolist() == [[1, 2], [3, 4]]
 
 
-@pytest.mark.parametrize(
-    ("datatype", "value", "finite"), [("FP32", 1, True), ("FP64", np.inf, False), ("FP16", np.nan, False)]
-)
-def test_whether_an_output_has_a_json_form_is_known(segments, folder, datatype, value, finite):
-    end = ends(same([datatype], [1], batching=True), segments, folder, "inline")
-    one = request([np.full((2, 1), value, NUMPY[datatype])], 2)
-    _, lease = end.lease([one])
-    _, [[output]] = end.reply(lease, input_arrays(lease, end.signature, end.segments), [one])
-    assert output.finite is finite
-
-
 def test_inline_tensors_lie_where_they_can_be_used(segments, folder):
     end = ends(same(["FP64"], [1], batching=True), segments, folder, "inline")
     for name in range(20):

@@ -25,13 +25,13 @@ def encoder(*datatypes: str) -> Encoder:
     return Encoder("m", 7, Signature(inputs=(), outputs=specs, batching=False))
 
 
-def tensor(datatype: str, values: Any, shape: tuple[int, ...] | None = None, finite: bool = True) -> OutputTensor:
+def tensor(datatype: str, values: Any, shape: tuple[int, ...] | None = None) -> OutputTensor:
     array = np.array(values, NUMPY[datatype])
-    return OutputTensor(datatype, array.shape if shape is None else shape, array, finite)
+    return OutputTensor(datatype, array.shape if shape is None else shape, array)
 
 
 def strings(*elements: bytes) -> OutputTensor:
-    return OutputTensor("BYTES", (len(elements),), list(elements), True)
+    return OutputTensor("BYTES", (len(elements),), list(elements))
 
 
 def call(**how: Any) -> Options:
@@ -67,7 +67,7 @@ def test_views_of_every_layout() -> None:
     readonly.flags.writeable = False
     expected = [writer.encode(call(binary_default=binary), [tensor("FP32", plain)]) for binary in (False, True)]
     for array in (plain.T.copy().T, unaligned, readonly, np.repeat(plain, 2, axis=1)[:, ::2]):
-        output = OutputTensor("FP32", (2, 3), array, True)
+        output = OutputTensor("FP32", (2, 3), array)
         for _ in range(2):
             assert [writer.encode(call(binary_default=binary), [output]) for binary in (False, True)] == expected
 
@@ -76,10 +76,10 @@ def test_nan_and_infinities_are_bare_tokens() -> None:
     writer = encoder("FP32", "FP64")
     odd = [np.nan, 1.0, np.inf, -np.inf, np.nan]
     for _ in range(2):
-        body, _ = writer.encode(call(), [tensor("FP32", odd, finite=False), tensor("FP64", [1.0], finite=False)])
+        body, _ = writer.encode(call(), [tensor("FP32", odd), tensor("FP64", [1.0])])
         assert b'"data":[NaN,1.0,Infinity,-Infinity,NaN]}' in body
         assert b'"data":[1.0]}' in body
-        body, _ = writer.encode(call(outputs=[(0, False)]), [tensor("FP32", odd, finite=False)])
+        body, _ = writer.encode(call(outputs=[(0, False)]), [tensor("FP32", odd)])
         assert body.endswith(b'"data":[NaN,1.0,Infinity,-Infinity,NaN]}]}')
         body, _ = writer.encode(call(outputs=[(0, False)]), [tensor("FP32", odd[1:2] * 5)])
         assert body.endswith(b'"data":[1.0,1.0,1.0,1.0,1.0]}]}')

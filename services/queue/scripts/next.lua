@@ -1,12 +1,14 @@
 -- next (worker): send replies and acknowledge what is finished, then lease what is most urgent, else become idle.
 -- KEYS: ready, idle, inbox of the worker, lanes it holds, workers
--- ARGV: key prefix, worker, batches in hand, most entries wanted (0: reply only, ask for nothing), number finished,
+-- ARGV: key prefix, worker, batches in hand, most entries wanted (0: reply only, ask for nothing),
+--       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number finished,
 --       then for each finished: lane, entry id, reply list, reply, blob key or ''
--- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream); empty: idle now
+-- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or how many lie
+-- in the inbox; none: idle now
 -- A lease that was lost (reclaimed after a freeze) acknowledges nothing: its reply is dropped, another run answers.
-local prefix, worker, wanted = ARGV[1], ARGV[2], tonumber(ARGV[4])
-local k = 6
-for _ = 1, tonumber(ARGV[5]) do
+local prefix, worker, wanted, leave = ARGV[1], ARGV[2], tonumber(ARGV[4]), ARGV[5] == '1'
+local k = 7
+for _ = 1, tonumber(ARGV[6]) do
   local stream = prefix .. 'stream:' .. ARGV[k]
   if redis.call('XACK', stream, 'w', ARGV[k + 1]) == 1 then
     redis.call('RPUSH', ARGV[k + 2], ARGV[k + 3])
@@ -21,8 +23,13 @@ if wanted == 0 then
   return {}
 end
 
-local waiting = redis.call('LPOP', KEYS[3], wanted)
-if waiting then return waiting end
+if leave then
+  local waiting = redis.call('LLEN', KEYS[3])
+  if waiting > 0 then return waiting end
+else
+  local waiting = redis.call('LPOP', KEYS[3], wanted)
+  if waiting then return waiting end
+end
 
 local start = 0
 while true do
@@ -44,8 +51,11 @@ while true do
           redis.call('ZREM', KEYS[1], lane)
         end
         redis.call('ZREM', KEYS[2], worker)
-        for j, entry in ipairs(got) do got[j] = {lane, entry[1], entry[2][2], entry[2][4]} end
-        return got
+        for j, entry in ipairs(got) do
+          if leave then hand_over(prefix, worker, lane, entry)
+          else got[j] = {lane, entry[1], entry[2][2], entry[2][4]} end
+        end
+        return leave and #got or got
       end
       redis.call('ZREM', KEYS[1], lane)
       start = start - 1
@@ -56,4 +66,4 @@ redis.call('ZADD', KEYS[2], ARGV[3], worker)
 if not redis.call('ZSCORE', KEYS[5], worker) then -- new, or reclaimed: it may be gone again before its next beat
   redis.call('ZADD', KEYS[5], clock(), worker)
 end
-return {}
+return leave and 0 or {}

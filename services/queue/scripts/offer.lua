@@ -16,11 +16,16 @@ local function lease(stream, worker, count)
   return got and got[1][2] or {}
 end
 
+-- Put a leased entry into a worker's inbox.
+local function hand_over(prefix, worker, lane, entry)
+  redis.call('RPUSH', prefix .. 'inbox:' .. worker, cmsgpack.pack({lane, entry[1], entry[2][2], entry[2][4]}))
+end
+
 -- deliver(prefix, lane, worker) -> id of the entry that lies in the worker's inbox now, or nil. It is idle no more.
 local function deliver(prefix, lane, worker)
   local entry = lease(prefix .. 'stream:' .. lane, worker, 1)[1]
   if not entry then return nil end
-  redis.call('RPUSH', prefix .. 'inbox:' .. worker, cmsgpack.pack({lane, entry[1], entry[2][2], entry[2][4]}))
+  hand_over(prefix, worker, lane, entry)
   redis.call('ZREM', prefix .. 'idle', worker)
   return entry[1]
 end
