@@ -35,6 +35,7 @@ from services.segments.pool import SegmentPool
 from services.segments.segment import host_token, remove_leftovers
 from services.settings import Settings
 from services.version import VERSION
+from services.worker_id import pool_of
 
 
 class Gateway:
@@ -79,8 +80,8 @@ class Gateway:
         return [route.lane for (_, version), route in self.lanes.routes.items() if version is None]
 
     async def _death(self, worker: str) -> None:
-        """A supervisor saw a worker die (`<pool>-<index>-<pid>`): nobody waits for its lease to run out."""
-        await self.exchange.reclaim(worker.rsplit("-", 2)[0], worker)
+        """A supervisor saw a worker die (services.worker_id): nobody waits for its lease to run out."""
+        await self.exchange.reclaim(pool_of(worker), worker)
 
     async def start(self) -> None:
         await self.catalog.start()

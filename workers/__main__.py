@@ -19,6 +19,7 @@ from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
 from services.segments.segment import Segments, host_token
 from services.settings import Settings
+from services.worker_id import worker_id
 from workers.backends import get_backend
 from workers.exchange import Exchange
 from workers.heart import Heart
@@ -48,7 +49,7 @@ def main() -> int:
 
 def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> int:
     """Build a worker, run it until SIGTERM, leave in order."""
-    worker_id = f"{pool}-{index}-{os.getpid()}"
+    worker = worker_id(f"{pool}-{index}", os.getpid())
     if settings.redis_url is None:
         print("error: set MILLRACE_REDIS_URL to the Redis of the gateway", file=sys.stderr)
         return 1
@@ -62,11 +63,11 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
 
     def connect() -> Exchange:
-        return Exchange(address, pool, worker_id)
+        return Exchange(address, pool, worker)
 
     def record() -> WorkerRecord:
         return WorkerRecord(
-            id=worker_id,
+            id=worker,
             pool=pool,
             device=settings.device,
             backend=backend_name,
@@ -90,17 +91,15 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
         tallies,
     )
     segments = Segments(settings.segments_dir)
-    worker = Worker(
-        connect, held, segments, ReplyWriter(worker_id, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies
-    )
+    loop = Worker(connect, held, segments, ReplyWriter(worker, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: worker.stop())
+        signal.signal(number, lambda *_: loop.stop())
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
     heart.start()
     keeper.start()
     settle_garbage()
-    worker.serve()
+    loop.serve()
     # First nobody gives this worker work any more (serve has left the idle ones); then nothing new is loaded; the heart
     # stops before the worker leaves, since a beat would bring it back; what it might still lease goes to others.
     keeper.stop()

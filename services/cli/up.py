@@ -10,53 +10,68 @@ import typer
 
 from services.cli.options import Json, load_settings
 
+Home = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLRACE_HOME).")]
+Host = Annotated[
+    str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (MILLRACE_HOST); default 127.0.0.1.")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLRACE_HTTP_PORT); default 8000."),
+]
+Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLRACE_GATEWAYS); default 1.")]
+Pools = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=N",
+        help="A pool and its workers, can be repeated (MILLRACE_POOLS=cpu=2,gpu=1); default cpu=1. "
+        "A pool called gpu runs on CUDA.",
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Threads of each worker (MILLRACE_THREADS); default: its share of the machine."),
+]
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Redis or Valkey 7.0 or newer to use: redis://, rediss:// or unix:// (MILLRACE_REDIS_URL); default: "
+        "one is started. Prefer the variable for a URL with a password: others can see command lines.",
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=PATH",
+        help="A model to load, can be repeated (MILLRACE_MODELS=a=a.onnx,b=b.onnx). It is pushed, unless the same "
+        "file is there already.",
+    ),
+]
+Example = Annotated[
+    bool | None,
+    typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
+]
+CpuAffinity = Annotated[
+    bool | None,
+    typer.Option(
+        "--cpu-affinity/--no-cpu-affinity",
+        help="On a machine of two cores, keep the embedded Redis and the gateway on one each (MILLRACE_CPU_AFFINITY).",
+        show_default="on",
+    ),
+]
+
 
 def up(
-    home: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLRACE_HOME).")
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (MILLRACE_HOST); default 127.0.0.1.")
-    ] = None,
-    http_port: Annotated[
-        int | None,
-        typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLRACE_HTTP_PORT); default 8000."),
-    ] = None,
-    gateways: Annotated[
-        int | None, typer.Option(metavar="N", help="Gateway processes (MILLRACE_GATEWAYS); default 1.")
-    ] = None,
-    pool: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=N",
-            help="A pool and its workers, can be repeated (MILLRACE_POOLS=cpu=2,gpu=1); default cpu=1. "
-            "A pool called gpu runs on CUDA.",
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Threads of each worker (MILLRACE_THREADS); default: its share of the machine."),
-    ] = None,
-    redis: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Redis or Valkey 7.0 or newer to use: redis://, rediss:// or unix:// (MILLRACE_REDIS_URL); default: "
-            "one is started. Prefer the variable for a URL with a password: others can see command lines.",
-        ),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PATH",
-            help="A model to load, can be repeated (MILLRACE_MODELS=a=a.onnx,b=b.onnx). It is pushed, unless the same "
-            "file is there already.",
-        ),
-    ] = None,
-    example: Annotated[
-        bool | None,
-        typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
-    ] = None,
+    home: Home = None,
+    host: Host = None,
+    http_port: Port = None,
+    gateways: Gateways = None,
+    pool: Pools = None,
+    threads: Threads = None,
+    redis: Redis = None,
+    model: Models = None,
+    example: Example = None,
+    cpu_affinity: CpuAffinity = None,
     json_output: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, gateways and workers.
@@ -74,6 +89,7 @@ def up(
         redis_url=redis,
         models=",".join(model) if model else None,
         example=example,
+        cpu_affinity=cpu_affinity,
     )
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads

@@ -111,7 +111,7 @@ class Child:
                 pass_fds=self.program.fds,
                 # Ctrl-C goes to the whole group of the terminal; in which order children stop is decided here alone.
                 start_new_session=True,
-                preexec_fn=tied_to_this_process(),
+                preexec_fn=tied_to_this_process(self.program.cores),
             )
         except OSError:
             os.close(read_fd)

@@ -14,8 +14,13 @@ def cpus(quota: Path = CPU_QUOTA) -> int:
 
     `quota`: a cgroup v2 `cpu.max` file, "MICROSECONDS PERIOD" or "max PERIOD" (Linux, cgroup-v2.rst).
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = len(cores()) or os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
         limit, period = quota.read_text().split()
         return max(1, min(allowed, int(limit) // int(period)))
     return allowed
+
+
+def cores() -> set[int]:
+    """The cores this process may use, by number; none where the system does not say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

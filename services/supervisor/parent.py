@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 
 _PR_SET_PDEATHSIG = 1
@@ -25,8 +25,8 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
-def tied_to_this_process() -> Callable[[], None]:
-    """A `preexec_fn` that calls `die_with_parent` in a child before it runs its program.
+def tied_to_this_process(cores: Collection[int] = ()) -> Callable[[], None]:
+    """A `preexec_fn` that calls `die_with_parent` in a child before it runs its program, on `cores` alone if any.
 
     Before, not in the child's own main: a child whose imports take a second would be loose for that second, and
     Redis has no main of ours. The setting outlives exec. The kernel watches the forking *thread*, so fork from one
@@ -35,7 +35,13 @@ def tied_to_this_process() -> Callable[[], None]:
     parent = os.getpid()
     if sys.platform == "linux":
         _prctl()  # looked up here: a forked child should do as little as it can
-    return lambda: die_with_parent(parent)
+
+    def before_exec() -> None:
+        die_with_parent(parent)
+        if cores:
+            os.sched_setaffinity(0, cores)
+
+    return before_exec
 
 
 @cache

@@ -24,13 +24,17 @@ _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A child to run. `environment`: what it gets on top of this process's. `worker`: its id is NAME-PID."""
+    """A child to run. `environment`: what it gets on top of this process's.
+
+    `worker`: it has an id (services.worker_id). `cores`: the only ones it may use; empty: any.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     fds: tuple[int, ...] = ()
     worker: bool = False
+    cores: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,12 @@ def instance_of(settings: Settings) -> str:
     return f"millrace-{hashlib.sha256(os.fsencode(settings.home.resolve())).hexdigest()[:12]}"
 
 
+def metrics_dir_of(settings: Settings) -> Path:
+    """Where all processes count: in memory, since a write to a page that is going to disk waits for the disk."""
+    memory = settings.segments_dir if settings.segments_dir.is_dir() else settings.home.resolve() / "run"
+    return memory / f"{instance_of(settings)}-metrics"
+
+
 def environment_of(settings: Settings) -> dict[str, str]:
     """Every setting that has a value as `MILLRACE_…`, so that a child sees what the command line said, too."""
     environment = {}
@@ -98,7 +108,7 @@ def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus:
             "http_port": port,
             "redis_url": SecretStr(redis_url),
             "instance": instance_of(settings),
-            "metrics_dir": home / "run" / "metrics",
+            "metrics_dir": metrics_dir_of(settings),
             "threads": threads_of(settings, cpus),
             # A child that reaches its limit still has time to end by itself, and to say so.
             "drain_s": settings.drain_s * 0.9,
@@ -106,7 +116,7 @@ def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus:
     )
 
 
-def gateways(settings: Settings, fd: int, entry: Entry) -> list[Program]:
+def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = frozenset()) -> list[Program]:
     """The gateway processes; each inherits the listening socket `fd`."""
     environment = _common(settings)
     return [
@@ -115,6 +125,7 @@ def gateways(settings: Settings, fd: int, entry: Entry) -> list[Program]:
             command=(*entry.gateway, "--fd", str(fd), "--index", str(index)),
             environment=environment,
             fds=(fd,),
+            cores=cores,
         )
         for index in range(settings.gateways)
     ]
@@ -134,9 +145,9 @@ def workers(settings: Settings, entry: Entry) -> list[Program]:
     ]
 
 
-def redis(command: list[str]) -> Program:
+def redis(command: list[str], cores: frozenset[int] = frozenset()) -> Program:
     """The embedded Redis."""
-    return Program(name="redis", command=tuple(command))
+    return Program(name="redis", command=tuple(command), cores=cores)
 
 
 def _common(settings: Settings) -> dict[str, str]:

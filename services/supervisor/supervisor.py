@@ -6,7 +6,6 @@ lock -> listen -> Redis -> workers, gateways -> front.prepare (models, canary) -
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import socket
 from collections.abc import Sequence
@@ -27,9 +26,11 @@ from services.queue.url import RedisAddress
 from services.settings import Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
+from services.supervisor.cores import Cores, keep_apart
 from services.supervisor.lock import HomeLock
 from services.supervisor.plan import Entry, Program, Running
 from services.supervisor.segments import remove_segments
+from services.worker_id import worker_id
 
 REDIS_S_MAX = 10.0
 #: a child that dies so often in a row before anything was ever ready will not be ready
@@ -108,7 +109,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         self._clear_files()
-        (self._run_dir / "metrics").mkdir()
+        plan.metrics_dir_of(self._settings).mkdir(mode=0o700)
         self._listener = listener.listen(self._settings.host, self._settings.http_port)
         port = self._listener.getsockname()[1]
         running = Running(
@@ -126,7 +127,9 @@ class Supervisor:
             self._settings, port=port, redis_url=self._address.url, cpus=machine.cpus()
         )
         self._workers = self._start_all(plan.workers(settings, self._entry))
-        self._gateways = self._start_all(plan.gateways(settings, self._listener.fileno(), self._entry))
+        self._gateways = self._start_all(
+            plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
+        )
         await self._front.prepare(running)
         self._ready = True
         self._front.ready(running)
@@ -140,9 +143,15 @@ class Supervisor:
         self._socket = socket_path(self._run_dir)
         self._address = RedisAddress.unix(str(self._socket))
         command = server_command(binary.path, self._socket, self._run_dir)
-        self._redis = self._start_all([plan.redis(command)])
+        self._redis = self._start_all([plan.redis(command, self._cores().redis)])
         await wait_until_answers(self._address, REDIS_S_MAX)
         return f"{binary}, unix socket"
+
+    def _cores(self) -> Cores:
+        settings = self._settings
+        if not settings.cpu_affinity:
+            return Cores()
+        return keep_apart(machine.cores(), gateways=settings.gateways, embedded=settings.redis_url is None)
 
     def _start_all(self, programs: Sequence[Program]) -> list[Child]:
         children = [Child(p, self._settings.home / "logs", self._front.say, self._on_death) for p in programs]
@@ -153,7 +162,7 @@ class Supervisor:
     def _on_death(self, child: Child, pid: int) -> None:
         if child.program.worker and pid and self._address is not None:
             # Its leases are taken over now, not when they run out.
-            task = asyncio.create_task(publish_death(self._address, f"{child.program.name}-{pid}"))
+            task = asyncio.create_task(publish_death(self._address, worker_id(child.program.name, pid)))
             self._told.add(task)
             task.add_done_callback(self._told.discard)
         if not self._ready and child.backoff.deaths >= DEATHS_MAX_AT_START and not self._end.done():
@@ -182,8 +191,8 @@ class Supervisor:
 
     def _clear_files(self) -> None:
         """Remove what an installation leaves on the machine while it runs: its own, or that of one that was killed."""
-        remove_segments(self._settings.segments_dir, plan.instance_of(self._settings))
-        shutil.rmtree(self._run_dir / "metrics", ignore_errors=True)
+        for folder in (self._settings.segments_dir, self._run_dir):
+            remove_segments(folder, plan.instance_of(self._settings))
         if self._socket is not None:
             remove_socket(self._socket, self._run_dir)
 

@@ -225,6 +225,6 @@ async def test_a_head_that_was_sent_before(ports: Ports, last: bytes, cut: int) 
                 got.append(await wire.reply())
             await wire.send(last[:-cut] or last[:1], last[-cut:] if last[:-cut] else last[1:])
             got += [await wire.reply() for _ in range(last.count(b"HTTP/1.1\r\n"))]
-            answers.append(got)
+            answers.append([(reply.head, reply.body) for reply in got])  # the date may differ
     assert answers[0] == answers[1]
-    assert len({reply.body for reply in answers[0][:4]}) == 1
+    assert len(set(answers[0][:4])) == 1

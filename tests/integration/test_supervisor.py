@@ -18,6 +18,7 @@ from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import child_environment
 from services.supervisor.backoff import Backoff
+from services.worker_id import worker_id
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60
@@ -147,7 +148,7 @@ def test_a_worker_that_dies_is_announced_and_started_again(start):
         pid = up.pids()["cpu-0"]
         os.kill(pid, signal.SIGKILL)
         message = next(channel.listen())
-        assert message["data"] == f"died:cpu-0-{pid}".encode()
+        assert message["data"] == f"died:{worker_id('cpu-0', pid)}".encode()
         assert up.until("said cpu-0 was ended by SIGKILL").startswith(": starting it again in 0.1 s")
         again = redis.blpop(["test:started"], timeout=8)
         assert again is not None

@@ -24,6 +24,7 @@ from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import Settings, child_environment
 from services.supervisor.plan import instance_of
+from services.supervisor.segments import remove_segments
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until
 
@@ -191,8 +192,7 @@ class Stack:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._end()
-        for left in self.segments_dir.glob(f"{self.instance}-*"):
-            left.unlink(missing_ok=True)
+        remove_segments(self.segments_dir, self.instance)
 
     def _end(self) -> int:
         try:

@@ -11,6 +11,7 @@ from services.errors import Failure
 from services.settings import Settings
 from services.supervisor import plan
 from services.supervisor.child import cause
+from services.supervisor.cores import Cores, keep_apart
 from services.supervisor.listener import is_loopback, local_url_of, url_of
 from services.supervisor.log import Alerts, LogFile
 from services.supervisor.machine import cpus
@@ -61,6 +62,17 @@ def test_programs(tmp_path):
     assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
 
 
+def test_redis_and_the_gateway_keep_apart_where_there_are_two_cores():
+    assert keep_apart({3, 5}, gateways=1, embedded=True) == Cores(frozenset({5}), frozenset({3}))
+    for anywhere in (
+        keep_apart({0}, gateways=1, embedded=True),
+        keep_apart({0, 1, 2}, gateways=1, embedded=True),
+        keep_apart({0, 1}, gateways=2, embedded=True),
+        keep_apart({0, 1}, gateways=1, embedded=False),
+    ):
+        assert anywhere == Cores()
+
+
 def test_two_homes_have_two_names_for_shared_memory(tmp_path):
     one, other = Settings(home=tmp_path / "one"), Settings(home=tmp_path / "other")
     assert plan.instance_of(one) != plan.instance_of(other)
@@ -71,7 +83,9 @@ def test_two_homes_have_two_names_for_shared_memory(tmp_path):
 def test_only_our_segments_are_removed(tmp_path):
     for name in ("a-1", "a-2", "b-1", "a"):
         (tmp_path / name).touch()
-    assert remove_segments(tmp_path, "a") == 2
+    (tmp_path / "a-metrics").mkdir()
+    (tmp_path / "a-metrics" / "file").touch()
+    assert remove_segments(tmp_path, "a") == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b-1"]
     assert remove_segments(tmp_path / "nowhere", "a") == 0
 
