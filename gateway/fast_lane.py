@@ -24,8 +24,8 @@ from gateway.infer_path import InferPath, learn
 from gateway.infer_types import HttpReply, InferHandler
 from gateway.known_head import KNOWN_BYTES_MAX, KnownHead, learn_head
 from gateway.movable_timer import MovableTimer
-from gateway.refusals import JSON_HEADERS, error_reply, too_large, unexpected
-from gateway.reply_head import OK_JSON_TAIL, head, ok_prefix
+from gateway.refusals import error_reply, too_large, unexpected
+from gateway.reply_head import head, ok_prefix
 from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, without_offer
 from services.errors import Code, Failure
 
@@ -333,12 +333,12 @@ class FastLane(HttpToolsProtocol):
         cycle.answered = True
         cycle.ticket = None  # an idle connection keeps nothing of its last request
         status, headers, body = reply
-        if headers is JSON_HEADERS and status == 200 and cycle.keep_alive:
+        if status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
             if defaults is not self.server_state.default_headers:  # uvicorn makes them anew for each second's date
                 prefix = ok_prefix(self.server_state.default_headers)
                 self.ok_prefix[:] = (self.server_state.default_headers, prefix)
-            transport.write(prefix + OK_JSON_TAIL % (len(body), body))
+            transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), headers.lines, body))
         else:
             transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + body)
         if self.flow.write_paused:

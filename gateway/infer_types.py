@@ -20,11 +20,23 @@ class InferHeaders(NamedTuple):
     header_length: bytes | None
 
 
+class ReplyHeaders(NamedTuple):
+    """Lower-case names, and no content-length: the adapter adds it. `lines`: the same as they go over the wire."""
+
+    pairs: tuple[tuple[bytes, bytes], ...]
+    lines: bytes
+
+
+def reply_headers(*pairs: tuple[bytes, bytes]) -> ReplyHeaders:
+    """Make them once and use them often."""
+    return ReplyHeaders(pairs, b"".join([b"%b: %b\r\n" % pair for pair in pairs]))
+
+
 class HttpReply(NamedTuple):
-    """A finished reply. `headers` carries lower-case names and no content-length: the adapter adds it."""
+    """A finished reply."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: ReplyHeaders
     body: bytes
 
 

@@ -6,21 +6,21 @@ import logging
 import math
 import uuid
 
-from gateway.infer_types import HttpReply
+from gateway.infer_types import HttpReply, reply_headers
 from gateway.v2.metadata import error_body
 from services.errors import Code, Failure
 
 log = logging.getLogger("millrace.infer")
 
 JSON = b"application/json"
-JSON_HEADERS: list[tuple[bytes, bytes]] = [(b"content-type", JSON)]
+JSON_HEADERS = reply_headers((b"content-type", JSON))
 
 
 def error_reply(failure: Failure) -> HttpReply:
     """A failure as `{"error": …}` with its status, and when to come back."""
     headers = JSON_HEADERS
     if failure.retry_after_s is not None:
-        headers = [*JSON_HEADERS, (b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after_s)))]
+        headers = reply_headers(*JSON_HEADERS.pairs, (b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after_s))))
     return HttpReply(failure.http_status, headers, error_body(failure.message))
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import cast
 
-from gateway.infer_types import HttpReply
+from gateway.infer_types import HttpReply, ReplyHeaders, reply_headers
 from gateway.lane import Lane
 from gateway.outputs import Outputs, Reply
 from gateway.refusals import JSON_HEADERS, error_reply, unexpected
@@ -85,7 +86,7 @@ class RestResponder:
     def fail(self, request: Request, failure: Failure) -> None:
         cast("RestRequest", request).done_with(error_reply(failure))
 
-    def _send(self, request: RestRequest, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    def _send(self, request: RestRequest, headers: ReplyHeaders, body: bytes) -> None:
         reply: HttpReply = _new(HttpReply, (200, headers, body))
         try:
             if request.accept_encoding is not None and len(body) >= COMPRESS_BYTES_MIN:
@@ -114,11 +115,13 @@ class RestResponder:
         done(compressed)
 
 
-def _headers(header_length: int | None) -> list[tuple[bytes, bytes]]:
+@lru_cache(maxsize=256)
+def _headers(header_length: int | None) -> ReplyHeaders:
     if header_length is None:
         return JSON_HEADERS
-    return [(b"content-type", OCTETS), (b"inference-header-content-length", b"%d" % header_length)]
+    return reply_headers((b"content-type", OCTETS), (b"inference-header-content-length", b"%d" % header_length))
 
 
 def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
-    return HttpReply(reply.status, [*reply.headers, (b"content-encoding", encoding)], compress(reply.body, encoding))
+    headers = reply_headers(*reply.headers.pairs, (b"content-encoding", encoding))
+    return HttpReply(reply.status, headers, compress(reply.body, encoding))

@@ -47,6 +47,9 @@ class Settings(BaseSettings):
     keep_alive_s: float = Field(75, gt=0, description="How long an idle connection is kept.")
     drain_s: float = Field(30, gt=0, description="How long a process may finish what it has when told to stop.")
     lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")
+    spin_us_max: int = Field(
+        400, ge=0, le=10_000, description="Microseconds a busy worker looks for more work before it sleeps; 0: none."
+    )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")

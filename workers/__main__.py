@@ -26,6 +26,7 @@ from workers.heart import Heart
 from workers.held import Held
 from workers.keeper import Keeper
 from workers.lease import ReplyWriter
+from workers.spin import Spin
 from workers.tallies import WorkerTallies
 from workers.worker import Worker
 
@@ -62,8 +63,13 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     # Without its pid: a worker that is started again goes on with its series.
     tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
 
+    spin = Spin(settings.spin_us_max / 1e6 if len(os.sched_getaffinity(0)) > 1 else 0)
+
     def connect() -> Exchange:
         return Exchange(address, pool, worker)
+
+    def connect_loop() -> Exchange:
+        return Exchange(address, pool, worker, spin)
 
     def record() -> WorkerRecord:
         return WorkerRecord(
@@ -91,7 +97,9 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
         tallies,
     )
     segments = Segments(settings.segments_dir)
-    loop = Worker(connect, held, segments, ReplyWriter(worker, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies)
+    loop = Worker(
+        connect_loop, held, segments, ReplyWriter(worker, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     if settings.metrics_port:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
 from workers.lease import Lease
+from workers.spin import Spin
 
 log = logging.getLogger("millrace.exchange")
 
@@ -31,11 +33,12 @@ class Finished(NamedTuple):
 class Exchange:
     """Calls of one worker over one connection. Not shared between threads."""
 
-    def __init__(self, address: RedisAddress, pool: str, worker: str) -> None:
-        """Raises Failure(UNAVAILABLE) when Redis cannot be reached."""
+    def __init__(self, address: RedisAddress, pool: str, worker: str, spin: Spin | None = None) -> None:
+        """`spin`: how `receive_wait` waits; None: asleep. Raises Failure(UNAVAILABLE) when Redis cannot be reached."""
         self._keys = PoolKeys(pool)
         self._pool = pool
         self._worker = worker
+        self._spin = spin or Spin(0)
         keys = self._keys
         self._link = Link(address)
         try:
@@ -76,8 +79,10 @@ class Exchange:
 
     def receive_wait(self) -> tuple[list[Lease], bool]:
         """What `send_wait` brought, after the timeout nothing; and whether it had been waiting for a worker."""
+        spin, began = self._spin, time.perf_counter()
         waited = int(self._link.receive()) > 0
-        got = self._link.receive()
+        got = self._link.receive(spin.seconds)
+        spin.waited(time.perf_counter() - began)
         return self._leases(got[1]) if got else [], waited
 
     def leftovers(self) -> list[Lease]:

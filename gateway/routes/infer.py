@@ -141,5 +141,5 @@ def _headers(request: Request) -> InferHeaders:
 
 def _response(reply: HttpReply) -> Response:
     response = Response(reply.body, reply.status)
-    response.raw_headers = [(b"content-length", b"%d" % len(reply.body)), *reply.headers]
+    response.raw_headers = [(b"content-length", b"%d" % len(reply.body)), *reply.headers.pairs]
     return response

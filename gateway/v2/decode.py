@@ -80,7 +80,9 @@ class Decoder:
         self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
         self._json: dict[bytes, JsonEnvelope] = {}
         self._binary: dict[bytes, BinaryEnvelope] = {}
-        self._last: JsonEnvelope | None = None  # the one in use is tried before any is looked up
+        # those in use are tried before any is looked up
+        self._last: JsonEnvelope | None = None
+        self._last_parts: BinaryEnvelope | None = None
 
     def decode(self, body: bytes | bytearray | memoryview, header_bytes: int | None) -> InferCall:
         """Return the request in `body`; binary tensors are views on it.
@@ -108,17 +110,24 @@ class Decoder:
                     if call is not None:
                         return call
             return self._decode_json(body)
-        head = body[:header_bytes] if header_bytes <= PREFIX_BYTES_MAX and type(body) is bytes else b""
-        known_parts = self._binary.get(head)
-        if known_parts is not None:
-            body_bytes, tensors, options = known_parts
-            if len(body) == body_bytes and len(head) == header_bytes:
-                view = memoryview(body)
-                inputs: list[InputTensor] = []
-                for shape, at, end in tensors:
-                    inputs.append(_new(InputTensor, (shape, view[at:end], end - at)))
-                return _new(InferCall, (inputs, options))
-        return self._decode_parts(memoryview(body), header_bytes)
+        parts = self._last_parts
+        if (
+            parts is None
+            or len(parts[0]) != header_bytes
+            or type(body) is not bytes
+            or len(body) != parts[1]
+            or not body.startswith(parts[0])
+        ):
+            head = body[:header_bytes] if header_bytes <= PREFIX_BYTES_MAX and type(body) is bytes else b""
+            parts = self._binary.get(head)
+            if parts is None or len(body) != parts[1] or len(head) != header_bytes:
+                return self._decode_parts(memoryview(body), header_bytes)
+            self._last_parts = parts
+        view = memoryview(body)
+        inputs: list[InputTensor] = []
+        for shape, at, end in parts[2]:
+            inputs.append(_new(InputTensor, (shape, view[at:end], end - at)))
+        return _new(InferCall, (inputs, parts[3]))
 
     def _decode_parts(self, body: memoryview, header_bytes: int) -> InferCall:
         """A JSON part of `header_bytes` and binary tensors after it, in full; a raw request if there is no JSON."""
@@ -132,7 +141,7 @@ class Decoder:
         document = parse_json(text)
         call = self._read(document, text, body[header_bytes:])
         if not call.options.id and header_bytes <= PREFIX_BYTES_MAX:
-            envelope = binary_envelope(call, document["inputs"], self._inputs, header_bytes)
+            envelope = binary_envelope(call, text, document["inputs"], self._inputs)
             if envelope is not None:
                 remember(self._binary, text, envelope)
         return call

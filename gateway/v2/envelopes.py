@@ -26,8 +26,8 @@ _ENVELOPES_MAX = 256
 #: bytes in raw form, options
 JsonEnvelope = tuple[bytes, bytes, Callable[..., bytes], tuple[int, ...], int, Options]
 
-#: bytes of the whole body; shape, start, end of each input in the signature's order; options
-BinaryEnvelope = tuple[int, list[tuple[tuple[int, ...], int, int]], Options]
+#: JSON part; bytes of the whole body; shape, start, end of each input in the signature's order; options
+BinaryEnvelope = tuple[bytes, int, list[tuple[tuple[int, ...], int, int]], Options]
 
 _Envelope = TypeVar("_Envelope", JsonEnvelope, BinaryEnvelope)
 
@@ -63,11 +63,14 @@ def json_envelope(call: InferCall, body: bytes, plan: InputPlan) -> tuple[bytes,
 
 
 def binary_envelope(
-    call: InferCall, items: list[dict[str, Any]], plans: dict[str, InputPlan], header_bytes: int
+    call: InferCall, text: bytes, items: list[dict[str, Any]], plans: dict[str, InputPlan]
 ) -> BinaryEnvelope | None:
-    """Return the envelope of a body with all its inputs in binary form. `items`: its `inputs`, `plans`: by name."""
+    """Return the envelope of a body with all its inputs in binary form.
+
+    `text`: its JSON part, `items`: the `inputs` there, `plans`: by name.
+    """
     tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
-    at = header_bytes
+    at = len(text)
     for item in items:
         plan = plans[item["name"]]
         if "data" in item or not plan.opaque:
@@ -75,4 +78,4 @@ def binary_envelope(
         tensor = call.inputs[plan.index]
         tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)
         at += tensor.size_bytes
-    return at, [tensors[index] for index in range(len(plans))], call.options
+    return text, at, [tensors[index] for index in range(len(plans))], call.options

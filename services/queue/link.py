@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import ssl
 import struct
+import time
 from typing import Any, cast
 
 import hiredis
@@ -71,8 +74,8 @@ class Link:
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
 
-    def receive(self) -> Any:
-        """The reply to the earliest command without one.
+    def receive(self, spin_s: float = 0.0) -> Any:
+        """The reply to the earliest command without one. `spin_s`: so long it is looked for before this thread sleeps.
 
         An error from Redis (a script that is gone, a server still loading) is a Failure too: on a new connection the
         scripts are loaded again.
@@ -80,7 +83,7 @@ class Link:
         reader = self._reader
         try:
             while (reply := reader.gets()) is False:
-                data = self._socket.recv(_READ_BYTES)
+                data = self._spin(spin_s) if spin_s else self._socket.recv(_READ_BYTES)
                 if not data:
                     raise Failure(Code.UNAVAILABLE, "Redis closed the connection")
                 reader.feed(data)
@@ -89,6 +92,16 @@ class Link:
         if isinstance(reply, hiredis.ReplyError):
             raise Failure(Code.UNAVAILABLE, f"Redis answered: {reply}") from reply
         return reply
+
+    def _spin(self, seconds: float) -> bytes:
+        # TLS reads whole records and cannot just look.
+        until = time.perf_counter() + (0 if isinstance(self._socket, ssl.SSLSocket) else seconds)
+        while time.perf_counter() < until:
+            try:
+                return self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                os.sched_yield()  # whoever has something to do goes first
+        return self._socket.recv(_READ_BYTES)
 
     def call(self, *words: bytes | str | int) -> Any:
         self.send(words)

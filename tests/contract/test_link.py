@@ -52,6 +52,19 @@ def test_commands_may_be_sent_before_replies_are_read(server):
     link.close()
 
 
+@pytest.mark.parametrize("spin_s", [1e-6, 60])
+def test_a_reply_that_is_looked_for_is_the_one_that_is_slept_for(server, spin_s):
+    link, other = Link(server), Link(server)
+    link.send(("BLPOP", "list", 0))
+    other.call("RPUSH", "list", "x")
+    assert link.receive(spin_s) == [b"list", b"x"]
+    link.send(("PING",))
+    link.close()
+    with pytest.raises(Failure):
+        link.receive(spin_s)
+    other.close()
+
+
 def test_a_reply_larger_than_one_read_arrives_whole(server):
     link = Link(server)
     link.call("SET", "large", bytes(range(256)) * 8192)

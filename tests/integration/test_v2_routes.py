@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.infer_types import HttpReply, InferHeaders
+from gateway.infer_types import HttpReply, InferHeaders, reply_headers
 from services.records import State
 from services.repository.activation import endpoint_activate
 from tests.kit.application import Application, Exchange
@@ -18,7 +18,7 @@ from tests.kit.versions import publish
 
 pytestmark = pytest.mark.anyio
 NOT_FOUND = {"error": "Not Found"}
-REPLY = HttpReply(200, [(b"content-type", b"application/json"), (b"x-more", b"1")], b'{"outputs":[]}')
+REPLY = HttpReply(200, reply_headers((b"content-type", b"application/json"), (b"x-more", b"1")), b'{"outputs":[]}')
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ async def test_infer_without_the_optional_headers(application: Application) -> N
     exchange.feed(b"{}")
     submission = await application.inbox.next()
     assert submission.headers == InferHeaders(None, None, None)
-    submission.done(HttpReply(503, [], b""))
+    submission.done(HttpReply(503, reply_headers(), b""))
     assert await exchange.status() == 503
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.infer_types import HttpReply, InferHeaders
+from gateway.infer_types import HttpReply, InferHeaders, reply_headers
 from gateway.refusals import JSON_HEADERS
 
 Done = Callable[[HttpReply], None]
@@ -30,9 +30,9 @@ class Echo:
         said = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
         reply = HttpReply(200, JSON_HEADERS, said)
         if model == "large":
-            reply = HttpReply(200, [(b"content-type", b"application/octet-stream")], said.ljust(1 << 20))
+            reply = HttpReply(200, reply_headers((b"content-type", b"application/octet-stream")), said.ljust(1 << 20))
         elif model == "odd":
-            reply = HttpReply(503, [(b"content-type", b"text/plain"), (b"retry-after", b"7")], said)
+            reply = HttpReply(503, reply_headers((b"content-type", b"text/plain"), (b"retry-after", b"7")), said)
         if model == "now":
             done(reply)
         else:

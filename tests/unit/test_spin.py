@@ -1,0 +1,18 @@
+"""How long a worker looks for work before it sleeps."""
+
+from workers.spin import Spin
+
+
+def test_only_who_just_had_work_looks_for_more():
+    spin = Spin(0.001)
+    assert spin.seconds == 0  # it has seen no work yet
+    spin.waited(0.0005)
+    assert spin.seconds == 0.001
+    spin.waited(0.5)
+    assert spin.seconds == 0
+
+
+def test_never_when_told_so():
+    spin = Spin(0)
+    spin.waited(0.0001)
+    assert spin.seconds == 0
