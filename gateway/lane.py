@@ -26,6 +26,9 @@ log = logging.getLogger("millrace.lane")
 
 DEPTH = 2  # batches per instance: one runs, one is there when it is done
 SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have come
+#: a run against which the way through the queue counts. A worker asks for more when it starts a run, with the reply that
+#: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
+LONG_RUN_S = 0.02
 ATTEMPTS_MAX = 2
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
@@ -92,16 +95,16 @@ class Lane:
         )
         self._parked: list[tuple[float, list[Place]]] = []
 
-    def place(self, instances: int, profile: Profile, *, shared: bool, failed: str | None) -> None:
-        """What the workers say: ready instances, how long runs take, whether all of them share memory with us."""
+    def place(self, instances: int, profile: Profile, rows: int, *, shared: bool, failed: str | None) -> None:
+        """What the workers say: ready instances, how long runs take, efficient rows, whether all share memory with us."""
         self._instances = instances
-        self._credits = instances * DEPTH
         self._packer.shared = shared
         self.failed = failed
         self._profile = profile
-        if profile.seconds:
-            self._batch_rows = min(self._rows_max, profile.efficient_rows())
-            self._batch_s = profile.predict(self._batch_rows)
+        self._batch_rows = min(self._rows_max, rows)
+        self._batch_s = profile.predict(self._batch_rows)
+        gap = SHORT_RUN_S <= self._batch_s < LONG_RUN_S
+        self._credits = instances * (DEPTH + 1 if gap else DEPTH)
         # How long a row that waits keeps the next one waiting: what admission predicts from.
         self._wait_row_s = self._batch_s / self._batch_rows / instances if instances else 0.0
         self._tallies.instances.set(instances)

@@ -120,7 +120,8 @@ class Lanes:
         profile = Profile(ready[0].instance.profile if ready else {})
         shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
-        lane.place(len(ready), profile, shared=shared, failed=failed)
+        rows = ready[0].instance.rows_efficient if ready else 1
+        lane.place(len(ready), profile, rows, shared=shared, failed=failed)
 
     def unknown(self, model: str, version: str | None) -> Failure:
         """Why no route is there, in the reference's words."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-EFFICIENT_SHARE = 0.95
+EFFICIENT_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Profile:
         return self._seconds[at - 1] * (1 - share) + self._seconds[at] * share
 
     def efficient_rows(self) -> int:
-        """The smallest measured size that reaches 95 % of the best rows per second; 1 if nothing was measured.
+        """The smallest measured size that reaches 90 % of the best rows per second; 1 if nothing was measured.
 
         A larger run gains next to nothing and makes its callers wait.
         """

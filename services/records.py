@@ -22,7 +22,8 @@ class State(StrEnum):
 class InstanceRecord(BaseModel):
     """A variant loaded, or on its way, in one worker.
 
-    `profile`: rows of a run -> measured seconds. `rows_max`: the largest run this instance takes.
+    `profile`: rows of a run -> seconds, corrected as it runs. `rows_max`: the largest run this instance takes;
+    `rows_efficient`: more in one run gain next to nothing, as measured at warm-up.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -34,6 +35,7 @@ class InstanceRecord(BaseModel):
     reason: str | None = None
     profile: dict[int, float] = {}
     rows_max: int = 1
+    rows_efficient: int = 1
     size_bytes: int = 0
 
 

@@ -21,11 +21,17 @@ class Holding:
     state: State
     reason: str | None = None
     instance: Instance | None = None
+    rows_efficient: int = 1  # more in one run gain next to nothing
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
 
     @property
     def rows_max(self) -> int:
         return self.manifest.config.rows_max if self.manifest.signature.batching else 1
+
+    @property
+    def rows_merged_max(self) -> int:
+        """Rows up to which batches are run together."""
+        return min(self.rows_max, self.rows_efficient)
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
@@ -36,6 +42,7 @@ class Holding:
             reason=self.reason,
             profile=dict(self.measured),
             rows_max=self.rows_max,
+            rows_efficient=self.rows_merged_max,
             size_bytes=self.instance.size_bytes if self.instance is not None else 0,
         )
 

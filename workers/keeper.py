@@ -119,7 +119,8 @@ class Keeper:
             holding = replace(holding, state=State.WARMING, instance=instance)
             self._held.set(holding)
             profile = measure(instance, manifest.signature, holding.rows_max, WARM_UP_S_MAX)
-            self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds)))
+            rows = profile.efficient_rows() if profile.seconds else holding.rows_max
+            self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds), rows_efficient=rows))
             self._hold(manifest.release)
         except Failure as failure:
             self._fail(holding, failure.message)

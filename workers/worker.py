@@ -116,7 +116,7 @@ class Worker:
 
     def _take(self) -> list[Lease]:
         holding = self._held.get(self._in_hand[0].lane)
-        return merge(self._in_hand, holding.rows_max if holding is not None else 1)
+        return merge(self._in_hand, holding.rows_merged_max if holding is not None else 1)
 
     def _execute(self, group: list[Lease]) -> list[Finished]:
         holding = self._held.get(group[0].lane)

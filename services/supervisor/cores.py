@@ -16,11 +16,15 @@ class Cores(NamedTuple):
 
     redis: frozenset[int] = frozenset()
     gateway: frozenset[int] = frozenset()
+    workers: frozenset[int] = frozenset()
 
 
-def keep_apart(available: Collection[int], *, gateways: int, embedded: bool) -> Cores:
-    """`embedded`: Redis is ours. Workers are never bound: whichever core has time for them is the right one."""
+def keep_apart(available: Collection[int], *, gateways: int, worker_threads: int, embedded: bool) -> Cores:
+    """`worker_threads`: of all workers together. `embedded`: Redis is ours.
+
+    A single thread of all workers is beside Redis, which sleeps while it runs. More have the whole machine.
+    """
     if len(available) != 2 or gateways != 1 or not embedded:
         return Cores()
-    first, last = sorted(available)
-    return Cores(redis=frozenset({last}), gateway=frozenset({first}))
+    first, last = (frozenset({core}) for core in sorted(available))
+    return Cores(redis=last, gateway=first, workers=last if worker_threads == 1 else frozenset())

@@ -131,7 +131,7 @@ def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = 
     ]
 
 
-def workers(settings: Settings, entry: Entry) -> list[Program]:
+def workers(settings: Settings, entry: Entry, cores: frozenset[int] = frozenset()) -> list[Program]:
     """The worker processes of every pool. Pools called gpu and tensorrt run on that device, others as set."""
     return [
         Program(
@@ -139,6 +139,7 @@ def workers(settings: Settings, entry: Entry) -> list[Program]:
             command=(*entry.worker, "--pool", pool, "--index", str(index)),
             environment=_common(settings) | {"MILLRACE_DEVICE": _DEVICES.get(pool, settings.device)},
             worker=True,
+            cores=cores,
         )
         for pool, number in parse_pools(settings.pools).items()
         for index in range(number)

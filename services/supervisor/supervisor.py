@@ -126,7 +126,7 @@ class Supervisor:
         settings = plan.settings_of_children(
             self._settings, port=port, redis_url=self._address.url, cpus=machine.cpus()
         )
-        self._workers = self._start_all(plan.workers(settings, self._entry))
+        self._workers = self._start_all(plan.workers(settings, self._entry, self._cores().workers))
         self._gateways = self._start_all(
             plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
         )
@@ -151,7 +151,13 @@ class Supervisor:
         settings = self._settings
         if not settings.cpu_affinity:
             return Cores()
-        return keep_apart(machine.cores(), gateways=settings.gateways, embedded=settings.redis_url is None)
+        threads = plan.threads_of(settings, machine.cpus()) * sum(plan.parse_pools(settings.pools).values())
+        return keep_apart(
+            machine.cores(),
+            gateways=settings.gateways,
+            worker_threads=threads,
+            embedded=settings.redis_url is None,
+        )
 
     def _start_all(self, programs: Sequence[Program]) -> list[Child]:
         children = [Child(p, self._settings.home / "logs", self._front.say, self._on_death) for p in programs]

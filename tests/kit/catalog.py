@@ -120,5 +120,6 @@ def instance(manifest: Manifest, state: State = State.READY, reason: str | None 
         reason=reason,
         profile={1: 0.001, 2: 0.0015},
         rows_max=64,
+        rows_efficient=16,
         size_bytes=1234,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.admission import Admission
-from gateway.lane import DEPTH, SHORT_RUN_S, Lane
+from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, Lane
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
 from gateway.request import InputTensor, Request
@@ -47,8 +47,7 @@ class Bench:
             self._soon.append,
             lambda: self._now,
         )
-        profile = Profile({1: seconds, 16: seconds})  # sixteen rows are the efficient batch
-        self.lane.place(instances, profile, shared=False, failed=None)
+        self.lane.place(instances, Profile({1: seconds, 16: seconds}), 16, shared=False, failed=None)
 
     def come(self, requests: int) -> None:
         """So many requests of one row, in one turn of the event loop."""
@@ -98,15 +97,15 @@ async def test_while_a_short_run_is_out_the_next_batch_waits_until_it_is_as_full
     assert (bench.put, bench.lane.idle) == ([], True)
 
 
-async def test_behind_a_long_run_a_batch_is_sent_ahead_however_small(tmp_path):
-    bench = Bench(tmp_path, SHORT_RUN_S * 2, instances=1)
-    bench.come(3)
-    bench.come(1)
-    assert bench.put == [3, 1]
-    bench.come(5)
-    assert len(bench.put) == DEPTH
+@pytest.mark.parametrize(("seconds", "most"), [(SHORT_RUN_S * 2, DEPTH + 1), (LONG_RUN_S, DEPTH)])
+async def test_behind_a_longer_run_a_batch_is_sent_ahead_however_small(tmp_path, seconds, most):
+    bench = Bench(tmp_path, seconds, instances=1)
+    for requests in (3, 1, 2, 5, 1):
+        bench.come(requests)
+    assert bench.put == [3, 1, 2][:most]
     bench.answer()
-    assert bench.put == [1, 5]
+    assert bench.put == ([1, 2, 6] if most > DEPTH else [1, 8])
+    assert len(bench.put) == most
 
 
 async def test_every_idle_instance_gets_a_batch_at_once(tmp_path):

@@ -63,12 +63,14 @@ def test_programs(tmp_path):
 
 
 def test_redis_and_the_gateway_keep_apart_where_there_are_two_cores():
-    assert keep_apart({3, 5}, gateways=1, embedded=True) == Cores(frozenset({5}), frozenset({3}))
+    low, high = frozenset({3}), frozenset({5})
+    assert keep_apart({3, 5}, gateways=1, worker_threads=1, embedded=True) == Cores(high, low, high)
+    assert keep_apart({3, 5}, gateways=1, worker_threads=2, embedded=True) == Cores(high, low)
     for anywhere in (
-        keep_apart({0}, gateways=1, embedded=True),
-        keep_apart({0, 1, 2}, gateways=1, embedded=True),
-        keep_apart({0, 1}, gateways=2, embedded=True),
-        keep_apart({0, 1}, gateways=1, embedded=False),
+        keep_apart({0}, gateways=1, worker_threads=1, embedded=True),
+        keep_apart({0, 1, 2}, gateways=1, worker_threads=1, embedded=True),
+        keep_apart({0, 1}, gateways=2, worker_threads=1, embedded=True),
+        keep_apart({0, 1}, gateways=1, worker_threads=1, embedded=False),
     ):
         assert anywhere == Cores()
 
