@@ -21,6 +21,7 @@ from services.batch import Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
 from services.profile import Profile
+from services.spin import Spin
 
 log = logging.getLogger("millrace.lane")
 
@@ -29,6 +30,7 @@ SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have co
 #: a run against which the way through the queue counts. A worker asks for more when it starts a run, with the reply that
 #: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
 LONG_RUN_S = 0.02
+LONE_MAX = 2  # requests in the only batch that is out: the gateway has nothing else to do than to look for its reply
 ATTEMPTS_MAX = 2
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
@@ -37,10 +39,13 @@ ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no 
 class Outstanding:
     """A batch that was put and has no reply yet."""
 
-    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "requests")
+    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "put", "requests")
 
-    def __init__(self, name: str, lane: Lane, requests: list[Request], places: list[Place], attempt: int) -> None:
+    def __init__(
+        self, name: str, lane: Lane, requests: list[Request], places: list[Place], attempt: int, put: float
+    ) -> None:
         self.name = name
+        self.put = put
         self.lane = lane
         self.requests = requests
         self.places = places
@@ -62,6 +67,7 @@ class Lane:
         admission: Admission,
         tallies: LaneTallies,
         rows_waiting_max: int,
+        spin: Spin,
         soon: Callable[[Callable[[], None]], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +84,9 @@ class Lane:
         self._rows_waiting_max = rows_waiting_max
         self._clock = clock
         self._soon = soon
+        self._spin = spin
+        self._looking = False
+        self._look_until = 0.0
         self._scheduled = False
         self._credits = 0
         self._instances = 0
@@ -204,19 +213,31 @@ class Lane:
         name = link.new_name()
         wall_ms = time.time() * 1000
         packed = self._packer.pack(name, link.replies_key, batch, now, wall_ms)
-        outstanding = Outstanding(name, self, batch, packed.places, attempt)
+        outstanding = Outstanding(name, self, batch, packed.places, attempt, now)
         self._pending[name] = outstanding
         self._outstanding += 1
         deadline_ms = wall_ms + (outstanding.earliest - now) * 1000
         link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt)
         if packed.segment_bytes:
             self._tallies.segment_bytes.add(packed.segment_bytes)
+        if len(batch) <= LONE_MAX and len(self._pending) == 1 and self._spin.seconds:
+            self._look_until = now + self._spin.seconds
+            if not self._looking:
+                self._looking = True
+                self._soon(self._look)
+
+    def _look(self) -> None:
+        """Keep the event loop turning for a reply that may come any moment: while it turns, nobody has to wake it."""
+        self._looking = self._outstanding > 0 and self._clock() < self._look_until
+        if self._looking:
+            self._soon(self._look)
 
     def resolve(self, outstanding: Outstanding, header: ReplyHeader, inline: memoryview) -> None:
         """A batch came back: its slot goes to the next one first, then its requests are answered."""
         del self._pending[outstanding.name]
         self._outstanding -= 1
         self.replied = self._clock()
+        self._spin.waited(self.replied - outstanding.put)
         if self.batcher.count:
             self.dispatch()
         requests, failures = outstanding.requests, header.failures

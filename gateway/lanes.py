@@ -26,6 +26,7 @@ from services.profile import Profile
 from services.records import State
 from services.segments.pool import SegmentPool
 from services.settings import Settings
+from services.spin import Spin
 
 log = logging.getLogger("millrace.lanes")
 
@@ -103,6 +104,7 @@ class Lanes:
                 self._admission,
                 LaneTallies(self._tally, manifest),
                 self._settings.queue_rows_max,
+                Spin(self._settings.spin_us_max / 1e6),
                 asyncio.get_running_loop().call_soon,
                 time.monotonic,
             )

@@ -48,7 +48,10 @@ class Settings(BaseSettings):
     drain_s: float = Field(30, gt=0, description="How long a process may finish what it has when told to stop.")
     lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")
     spin_us_max: int = Field(
-        400, ge=0, le=10_000, description="Microseconds a busy worker looks for more work before it sleeps; 0: none."
+        400,
+        ge=0,
+        le=10_000,
+        description="Microseconds that a process looks for work or a reply before it sleeps; 0: none.",
     )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")

@@ -19,6 +19,7 @@ from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
 from services.segments.segment import Segments, host_token
 from services.settings import Settings
+from services.spin import Spin
 from services.worker_id import worker_id
 from workers.backends import get_backend
 from workers.exchange import Exchange
@@ -26,7 +27,6 @@ from workers.heart import Heart
 from workers.held import Held
 from workers.keeper import Keeper
 from workers.lease import ReplyWriter
-from workers.spin import Spin
 from workers.tallies import WorkerTallies
 from workers.worker import Worker
 
@@ -63,7 +63,7 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     # Without its pid: a worker that is started again goes on with its series.
     tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
 
-    spin = Spin(settings.spin_us_max / 1e6 if len(os.sched_getaffinity(0)) > 1 else 0)
+    spin = Spin(settings.spin_us_max / 1e6)
 
     def connect() -> Exchange:
         return Exchange(address, pool, worker)

@@ -14,8 +14,8 @@ from services.queue.keys import CHANGES, POOLS, PoolKeys
 from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
+from services.spin import Spin
 from workers.lease import Lease
-from workers.spin import Spin
 
 log = logging.getLogger("millrace.exchange")
 

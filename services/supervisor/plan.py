@@ -110,6 +110,8 @@ def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus:
             "instance": instance_of(settings),
             "metrics_dir": metrics_dir_of(settings),
             "threads": threads_of(settings, cpus),
+            # On a single core whoever looks keeps the one from running that is looked for.
+            "spin_us_max": settings.spin_us_max if cpus > 1 else 0,
             # A child that reaches its limit still has time to end by itself, and to say so.
             "drain_s": settings.drain_s * 0.9,
         }

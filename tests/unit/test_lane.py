@@ -16,12 +16,14 @@ from services.batch import ReplyHeader, ReplyOutput, decode_batch
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.profile import Profile
+from services.spin import Spin
 from tests.kit.loopback import Loopback
 from tests.kit.responders import NOBODY
 from tests.kit.versions import publish
 
 pytestmark = pytest.mark.anyio
 ROW = bytes(16)
+SPIN_S = 0.0004
 
 
 class Bench:
@@ -44,6 +46,7 @@ class Bench:
             Admission(1000, 1 << 20, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused),
             LaneTallies(tally, manifest),
             1000,
+            Spin(SPIN_S),
             self._soon.append,
             lambda: self._now,
         )
@@ -57,8 +60,19 @@ class Bench:
         self._turn()
 
     def _turn(self) -> None:
-        while self._soon:
-            self._soon.pop()()
+        soon = self._soon.copy()
+        self._soon.clear()
+        for call in soon:
+            call()
+
+    def pass_time(self, seconds: float) -> int:
+        """How often the event loop had to turn in that time: ten times, as long as there is something to call."""
+        turned = 0
+        for _ in range(10):
+            self._now += seconds / 10
+            turned += bool(self._soon)
+            self._turn()
+        return turned
 
     @property
     def put(self) -> list[int]:
@@ -125,3 +139,30 @@ async def test_a_request_larger_than_a_batch_holds_back_no_full_batch(tmp_path):
     assert bench.put == [100]
     bench.come(1)
     assert bench.put == [100, 16]
+
+
+async def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came_soon(tmp_path):
+    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=1)
+    bench.come(1)
+    assert bench.pass_time(SPIN_S / 2) == 0  # nothing is known yet
+    bench.answer()
+    for _ in range(3):
+        bench.come(1)
+        assert bench.pass_time(SPIN_S / 2) == 10
+        bench.answer()
+        bench.pass_time(SPIN_S)
+        assert bench.pass_time(SPIN_S) == 0
+    bench.come(1)
+    assert 0 < bench.pass_time(SPIN_S * 10) < 10  # not for ever
+    bench.answer()
+    bench.come(1)
+    assert bench.pass_time(SPIN_S / 2) == 0  # the last one took long
+    bench.answer()
+
+
+async def test_the_loop_does_not_turn_for_a_batch_of_many(tmp_path):
+    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=1)
+    for _ in range(2):
+        bench.come(10)
+        assert bench.pass_time(SPIN_S / 2) == 0
+        bench.answer()

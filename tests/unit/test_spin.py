@@ -1,6 +1,6 @@
-"""How long a worker looks for work before it sleeps."""
+"""How long one looks for what one waits for before one sleeps."""
 
-from workers.spin import Spin
+from services.spin import Spin
 
 
 def test_only_who_just_had_work_looks_for_more():

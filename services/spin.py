@@ -1,7 +1,7 @@
-"""How long a worker looks for work before it sleeps. Pure.
+"""How long a process looks for what it waits for before it sleeps. Pure.
 
-Whoever sleeps must be woken, and on an idle core that takes longer than a small model runs. So a worker whose last wait
-was short looks for a moment before it sleeps again; one whose work is rare sleeps at once and costs nothing.
+Who sleeps must be woken, and on an idle core that takes longer than a small model runs. So where the last wait was short
+one looks for a moment before one sleeps; where it was long one sleeps at once, which costs nothing.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ class Spin:
         return self._limit_s if self._last_s <= self._limit_s else 0.0
 
     def waited(self, seconds: float) -> None:
-        """So long the last wait took, whether it brought work or not."""
+        """So long the last wait took."""
         self._last_s = seconds
