@@ -30,7 +30,6 @@ SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have co
 #: a run against which the way through the queue counts. A worker asks for more when it starts a run, with the reply that
 #: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
 LONG_RUN_S = 0.02
-LONE_MAX = 2  # requests in the only batch that is out: the gateway has nothing else to do than to look for its reply
 ATTEMPTS_MAX = 2
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
@@ -220,7 +219,7 @@ class Lane:
         link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt)
         if packed.segment_bytes:
             self._tallies.segment_bytes.add(packed.segment_bytes)
-        if len(batch) <= LONE_MAX and len(self._pending) == 1 and self._spin.seconds:
+        if len(self._pending) == 1 and self._spin.seconds:
             self._look_until = now + self._spin.seconds
             if not self._looking:
                 self._looking = True
@@ -237,7 +236,7 @@ class Lane:
         del self._pending[outstanding.name]
         self._outstanding -= 1
         self.replied = self._clock()
-        self._spin.waited(self.replied - outstanding.put)
+        self._spin.waited(self.replied - outstanding.put, len(outstanding.requests))
         if self.batcher.count:
             self.dispatch()
         requests, failures = outstanding.requests, header.failures

@@ -6,6 +6,8 @@ one looks for a moment before one sleeps; where it was long one sleeps at once, 
 
 from __future__ import annotations
 
+LONE_MAX = 2
+
 
 class Spin:
     """`limit_s`: at most so long; 0: never."""
@@ -21,6 +23,6 @@ class Spin:
         """How long to look now."""
         return self._limit_s if self._last_s <= self._limit_s else 0.0
 
-    def waited(self, seconds: float) -> None:
-        """So long the last wait took."""
-        self._last_s = seconds
+    def waited(self, seconds: float, requests: int) -> None:
+        """So long the last wait took, and so many requests came of it. Behind a full batch nobody feels a wake-up."""
+        self._last_s = seconds if requests <= LONE_MAX else float("inf")

@@ -82,8 +82,9 @@ class Exchange:
         spin, began = self._spin, time.perf_counter()
         waited = int(self._link.receive()) > 0
         got = self._link.receive(spin.seconds)
-        spin.waited(time.perf_counter() - began)
-        return self._leases(got[1]) if got else [], waited
+        leases = self._leases(got[1]) if got else []
+        spin.waited(time.perf_counter() - began, sum(len(lease.header.rows) for lease in leases))
+        return leases, waited
 
     def leftovers(self) -> list[Lease]:
         """What lies in the inbox now."""

@@ -12,6 +12,7 @@ Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -37,6 +38,7 @@ from services.tensor import Signature
 __all__ = ["Decoder", "InferCall", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
+VIEW_BYTES_MIN = 16384
 _FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 
@@ -47,6 +49,7 @@ _loads = orjson.loads
 _new = tuple.__new__
 
 
+@lru_cache(maxsize=1024)
 def parse_header_length(value: bytes | None) -> int | None:
     """Return the number in an Inference-Header-Content-Length header, None if there is none. Raises Failure(INVALID).
 
@@ -85,7 +88,7 @@ class Decoder:
         self._last_parts: BinaryEnvelope | None = None
 
     def decode(self, body: bytes | bytearray | memoryview, header_bytes: int | None) -> InferCall:
-        """Return the request in `body`; binary tensors are views on it.
+        """Return the request in `body`; large binary tensors are views on it.
 
         `header_bytes`: length of its JSON part; None: all of it is JSON. Raises Failure(INVALID) on what is wrong
         with it, Failure(TOO_LARGE), and Failure(UNSUPPORTED) for shared memory, classification and sequences.
@@ -123,7 +126,8 @@ class Decoder:
             if parts is None or len(body) != parts[1] or len(head) != header_bytes:
                 return self._decode_parts(memoryview(body), header_bytes)
             self._last_parts = parts
-        view = memoryview(body)
+        # A small piece is copied sooner than a view of it is made, and joined faster.
+        view = body if len(body) < VIEW_BYTES_MIN else memoryview(body)
         inputs: list[InputTensor] = []
         for shape, at, end in parts[2]:
             inputs.append(_new(InputTensor, (shape, view[at:end], end - at)))

@@ -63,8 +63,12 @@ class Encoder:
         if head is None:
             return None
         if binary:
-            view, size = array.reshape(-1).view(np.uint8).data, array.nbytes // count
-            return [b"".join((head, view[at : at + size])) for at in range(0, array.nbytes, size)], len(head)
+            size = array.nbytes // count
+            if size < _VIEW_BYTES_MIN:
+                raw = array.tobytes()
+                return [head + raw[at : at + size] for at in range(0, len(raw), size)], len(head)
+            view = array.reshape(-1).view(np.uint8).data
+            return [b"".join((head, view[at : at + size])) for at in range(0, len(view), size)], len(head)
         text = _dumps(array.reshape(count, array.size // count), None, _NUMPY)
         if b"null" in text:
             return None

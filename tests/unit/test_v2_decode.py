@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.v2.decode import Decoder, InferCall, parse_header_length
+from gateway.v2.decode import VIEW_BYTES_MIN, Decoder, InferCall, parse_header_length
 from services.tensor import Signature, TensorSpec
 
 MLP = Signature(
@@ -87,10 +87,10 @@ def test_rows_are_the_first_dimension_when_the_version_batches() -> None:
     assert one("FP32", (3, 4)).decode(body(rows, [3, 4]), None).options.rows == 1
 
 
-def test_a_binary_tensor_is_a_view_on_the_body() -> None:
-    blob = floats(1, 2, 3, 4)
-    text, header_bytes = binary(blob, [1, 4])
-    decoder = mlp()
+def test_a_large_binary_tensor_is_a_view_on_the_body() -> None:
+    blob = floats(*range(VIEW_BYTES_MIN // 4))
+    text, header_bytes = binary(blob, [VIEW_BYTES_MIN // 4])
+    decoder = one("FP32", (-1,))
     for _ in range(2):
         call = decoder.decode(text, header_bytes)
         data = call.inputs[0].data
