@@ -67,7 +67,7 @@ class Infer:
         route = self._lanes.routes.get((model, version))
         try:
             if route is None:
-                raise self._lanes.unknown(model, version)
+                route = self._lanes.find(model, version)
             lane = route.lane
             inputs, options = route.decoder.decode(body, None if length is None else parse_header_length(length))
             rows, _, _, _, timeout_s, priority = options
@@ -124,6 +124,9 @@ class Infer:
         if deferred.cancelled:
             return
         if failure is not None:
+            route = self._lanes.routes.get((model, version))
+            if route is not None:
+                route.lane.turned_away(failure.code)
             done(error_reply(failure))
         else:
             deferred.ticket = self.submit(model, version, headers._replace(content_encoding=None), plain, done)

@@ -125,10 +125,14 @@ class Lanes:
         rows = ready[0].instance.rows_efficient if ready else 1
         lane.place(len(ready), profile, rows, shared=shared, failed=failed)
 
-    def unknown(self, model: str, version: str | None) -> Failure:
-        """Why no route is there, in the reference's words."""
-        try:
-            self._snapshot.model(model).version(None if version is None else version_number(model, version))
-        except Failure as failure:
-            return failure
-        return not_found(f"Request for unknown model: '{shown(model)}' is not found")
+    def find(self, model: str, version: str | None) -> Route:
+        """The route of a path that is not in `routes` as it is written: a version may have leading zeros.
+
+        Raises Failure, in the reference's words, where there is none.
+        """
+        number = None if version is None else version_number(model, version)
+        self._snapshot.model(model).version(number)
+        route = self.routes.get((model, None if number is None else str(number)))
+        if route is None:
+            raise not_found(f"Request for unknown model: '{shown(model)}' is not found")
+        return route

@@ -104,6 +104,7 @@ CASES = {
         404,
         post("/v2/models/nope/infer", gzipped(json_body()), "Content-Encoding: gzip"),
     ),
+    "version with zeros": (200, post("/v2/models/m/versions/0001/infer", json_body())),
     "unknown version": (404, post("/v2/models/m/versions/2/infer", json_body())),
     "bad version": (404, post("/v2/models/m/versions/one/infer", json_body())),
     "no active version": (404, post("/v2/models/idle/infer", json_body())),
@@ -247,3 +248,15 @@ async def until(true: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not true():
             await asyncio.sleep(0)
+
+
+async def test_a_body_that_cannot_be_unpacked_counts_for_its_version(loopback: Loopback) -> None:
+    def counted() -> float:
+        totals = {(key.name, tuple(key.labels)): values for key, values in loopback.tally.totals().items()}
+        return sum(totals.get(("millrace_requests_total", ("m", "1", "invalid")), [0]))
+
+    before = counted()
+    replies: list[HttpReply] = []
+    loopback.infer.submit("m", None, InferHeaders(b"gzip", None, None), b"no gzip", replies.append)
+    await until(lambda: bool(replies))
+    assert (replies[0].status, counted() - before) == (400, 1)

@@ -75,7 +75,7 @@ class Loopback:
     def __init__(self, home: Path, **settings: Any) -> None:
         self.settings = Settings.model_validate({"home": home, **settings})
         self.repository = FolderRepository(self.settings.models_dir)
-        tally = Tally(None, "gateway")
+        tally = self.tally = Tally(None, "gateway")
         self.admission = Admission(
             self.settings.inflight_max,
             self.settings.inflight_bytes_max,
