@@ -176,6 +176,7 @@ def main() -> int:
         loop="uvloop",
         log_level="warning",
         access_log=False,
+        ws="none",
         server_header=False,
         backlog=4096,
         timeout_keep_alive=round(settings.keep_alive_s),

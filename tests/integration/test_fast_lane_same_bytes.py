@@ -180,9 +180,18 @@ async def test_trailers_are_no_headers(ports: Ports) -> None:
         assert (await wire.reply()).body.startswith(b'["m",null,[null,null,null],1,')
 
 
-async def test_an_offer_of_another_protocol_costs_no_body(ports: Ports) -> None:
+H2C = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"
+WEBSOCKET = (
+    "Connection: keep-alive, Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+)
+
+
+@pytest.mark.parametrize("offer", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
+async def test_an_offer_of_another_protocol_costs_no_body(ports: Ports, offer: tuple[str, ...]) -> None:
     """Plain uvicorn takes what follows such a head for that protocol: the application would see an empty body."""
-    offer = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"
     offered = [post(PATH, b"hello", *offer), chunked(PATH, [b"hel", b"lo"], *offer), request("GET", "/v2", *offer)]
     asked = [post(PATH, b"hello"), chunked(PATH, [b"hel", b"lo"]), request("GET", "/v2")]
     expected = await transcript(ports[0], *asked)
