@@ -49,7 +49,7 @@ class PoolLink:
         on_put: Callable[[str, Any], None],
     ) -> None:
         self.keys = PoolKeys(pool)
-        self.replies_key = self.keys.replies(gateway)
+        self.replies_key = self.keys.replies(gateway)  # of this connection
         self.sent_bytes = 0
         self.received_bytes = 0
         self.reconnects = 0
@@ -59,9 +59,9 @@ class PoolLink:
         self._on_reply = on_reply
         self._on_restored = on_restored
         self._on_put = on_put
+        self._connected = 0
         self._put_sha = script("put").sha
-        ask = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
-        self._asking: bytes = hiredis.pack_command(cast("Any", ask))
+        self._asking = b""
         self._asked = 0  # requests for replies that Redis has not answered
         self._out: Pipeline | None = None
         self._replies: Pipeline | None = None
@@ -129,7 +129,7 @@ class PoolLink:
         self._out, self._replies = out, replies
         await self.load_scripts()
         lost = await self._forgotten()
-        self._asked = 0
+        self._ask_anew()
         self._listen()
         self._on_restored(lost)
 
@@ -169,6 +169,14 @@ class PoolLink:
                 self.reconnects += 1
                 backoff_s = BACKOFF_S_MIN
                 log.warning("Redis at %s is back", self._address)
+
+    def _ask_anew(self) -> None:
+        """Begin a list of replies of its own: Redis may not know yet that the last connection is gone, and serve it."""
+        self._connected += 1
+        self.replies_key = self.keys.replies(f"{self._gateway}-{self._connected}")
+        ask = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
+        self._asking = hiredis.pack_command(cast("Any", ask))
+        self._asked = 0
 
     def _listen(self) -> None:
         """Ask for replies, many times in one go: a request for each reply would be a write for each."""

@@ -44,6 +44,8 @@ class Exchange:
         try:
             for name in ("next", "hold", "release", "recover", "beat", "reclaim"):
                 self._link.call("SCRIPT", "LOAD", script(name).text)
+            self._link.call("CLIENT", "SETNAME", worker)
+            self.client_id = int(self._link.call("CLIENT", "ID"))
         except Failure:
             self._link.close()
             raise
@@ -89,6 +91,15 @@ class Exchange:
     def leftovers(self) -> list[Lease]:
         """What lies in the inbox now."""
         return self._leases(self._link.call("LPOP", self._keys.inbox(self._worker), 64) or ())
+
+    def end(self, client_id: int) -> None:
+        """End an earlier connection of ours that Redis may not know to be gone: it would be served what comes next."""
+        try:
+            # By its name, too: a Redis that was started again numbers its connections anew.
+            if f"name={self._worker} ".encode() in self._link.call("CLIENT", "LIST", "ID", client_id):
+                self._link.call("CLIENT", "KILL", "ID", client_id)
+        except Failure as failure:  # not allowed to: then the time of its wait is the bound
+            log.debug("connection %s could not be ended: %s", client_id, failure.message)
 
     def recover(self, known: Iterable[Lease]) -> list[Lease]:
         """After a lost connection: what this worker leases beside the `known`, since the answer that brought it was lost.

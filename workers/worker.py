@@ -47,6 +47,7 @@ class Worker:
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
         self._ran: list[tuple[Holding, float, int]] = []
+        self._client_id = 0  # of the last connection
 
     def stop(self) -> None:
         """Finish what is in hand, reply, take no more; `serve` then returns."""
@@ -65,6 +66,9 @@ class Worker:
                 continue
             backoff_s = 0.05
             try:
+                if self._client_id:
+                    exchange.end(self._client_id)
+                self._client_id = exchange.client_id
                 # What was leased to this worker when its last connection went, but never reached it.
                 known = [*self._in_hand, *(finished.lease for finished in self._done)]
                 self._in_hand += exchange.recover(known)

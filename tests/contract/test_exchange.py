@@ -14,6 +14,7 @@ from services.errors import Code, Failure
 from services.queue.server import Binary
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.redis_server import binaries, redis_server
+from tests.kit.wait import wait_until
 from workers.exchange import Exchange, Finished
 
 
@@ -75,6 +76,24 @@ def test_what_waited_comes_through_the_inbox_of_a_worker_that_would_block(pool):
     assert pool.check().waiting() == ["b3"]
     assert names(pool.wait("w", *leases)) == ["b3"]
     assert pool.replies() == [b"b1 1 w", b"b2 1 w"]
+
+
+def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
+    """As when a cable was pulled: the old connection still blocks on the inbox."""
+    old = pool.join("w", "m")
+    old.send_wait([], 4, 30)
+    wait_until(lambda: blocked(pool))
+    new = Exchange(pool.address, pool.name, "w")
+    new.end(pool.redis.client_id())  # of somebody else: left alone
+    new.end(old.client_id)
+    wait_until(lambda: not blocked(pool))
+    new.recover([])
+    new.send_wait([], 4, 30)
+    wait_until(lambda: blocked(pool))
+    pool.put("m", "b1")
+    assert names(new.receive_wait()[0]) == ["b1"]
+    new.close()
+    pool.lose_connection("w")
 
 
 def test_an_idle_worker_that_nobody_wants_comes_back_after_its_time(pool):
