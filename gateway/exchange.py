@@ -19,7 +19,7 @@ from services.queue.url import RedisAddress
 
 log = logging.getLogger("millrace.exchange")
 
-ATTEMPTS_MAX = 3
+ATTEMPTS_MAX = 6  # leases of silent workers; a worker that died is told at once
 TICK_S = 0.02
 
 
@@ -189,7 +189,7 @@ class Exchange:
         try:
             reply: Any = await link.call(
                 "EVALSHA", script("reclaim").sha, 1, link.keys.workers, link.keys.prefix, self._lease_ms, ATTEMPTS_MAX,
-                worker,
+                worker, int(bool(worker)),
             )  # fmt: skip
         except Failure:
             return
@@ -199,6 +199,10 @@ class Exchange:
         workers, again, dead = reply
         if workers:
             log.warning(
-                "pool %s: %d silent workers removed, %d batches put again, %d given up", pool, workers, again, dead
+                "pool %s: %d workers are gone; %d batches put again, %d to be tried alone or given up",
+                pool,
+                workers,
+                again,
+                dead,
             )
-            self._tally.counter(catalogue.RECLAIMED, pool).add(again)
+            self._tally.counter(catalogue.RECLAIMED, pool).add(again + dead)

@@ -16,6 +16,7 @@ from gateway.lane_tallies import LaneTallies
 from gateway.outputs import Outputs
 from gateway.packing import Packer
 from gateway.pool_link import PoolLink
+from gateway.quarantine import Quarantine
 from gateway.request import Request
 from services.batch import Place, ReplyHeader
 from services.errors import Code, Failure
@@ -30,7 +31,7 @@ SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have co
 #: a run against which the way through the queue counts. A worker asks for more when it starts a run, with the reply that
 #: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
 LONG_RUN_S = 0.02
-ATTEMPTS_MAX = 2
+SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
 
@@ -66,6 +67,7 @@ class Lane:
         admission: Admission,
         tallies: LaneTallies,
         rows_waiting_max: int,
+        quarantine: Quarantine,
         spin: Spin,
         soon: Callable[[Callable[[], None]], object],
         clock: Callable[[], float] = time.monotonic,
@@ -83,6 +85,7 @@ class Lane:
         self._rows_waiting_max = rows_waiting_max
         self._clock = clock
         self._soon = soon
+        self._quarantine = quarantine
         self._spin = spin
         self._looking = False
         self._look_until = 0.0
@@ -140,6 +143,8 @@ class Lane:
             self._refuse(waiting, waiting + request.rows > self._rows_waiting_max)
         if self.failed is not None:
             raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
+        if self._quarantine:
+            self._quarantine.check(self.release, request)
         self._admission.admit(request, size_bytes)
         batcher.add(request, None if self._uniform else self._shape(request))
         if not self._scheduled and self._outstanding < self._credits:
@@ -338,24 +343,27 @@ class Lane:
         self.dispatch()
 
     def put_again(self, outstanding: Outstanding) -> None:
-        """Redis lost a batch, or a worker died with it too often: what still waits in it is put as a new batch."""
+        """Redis lost a batch: what still waits in it is put as a new one."""
         self._forget(outstanding)
         left = [request for request in outstanding.requests if not request.done]
         if left and self.link.writable:
-            self._put(left, self._clock(), outstanding.attempt + 1)
+            self._put(left, self._clock(), outstanding.attempt)
         else:
             self._fail(left, Failure(Code.UNAVAILABLE, "the queue lost the request", retry_after_s=1))
 
     def give_up(self, outstanding: Outstanding) -> None:
-        """The queue gave a batch up: its workers died. Its requests are tried alone once, so that one is at fault alone."""
+        """A worker died with a batch: each of its requests is tried alone. One that a worker dies of again is at fault."""
         left = [request for request in outstanding.requests if not request.done]
-        if len(outstanding.requests) > 1 and outstanding.attempt < ATTEMPTS_MAX and self.link.writable:
-            self._forget(outstanding)
+        self._forget(outstanding)
+        if outstanding.attempt >= SUSPECT:
             for request in left:
-                self._put([request], self._clock(), outstanding.attempt + 1)
-        else:
+                self._quarantine.add(self.release, request)
             self._fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
-            self._forget(outstanding)
+        elif self.link.writable:
+            for request in left:
+                self._put([request], self._clock(), SUSPECT)
+        else:
+            self._fail(left, Failure(Code.UNAVAILABLE, "the queue lost the request", retry_after_s=1))
 
     def refuse(self, outstanding: Outstanding, reason: str) -> None:
         """Redis would not take the batch."""

@@ -16,11 +16,13 @@ from gateway.exchange import Exchange
 from gateway.lane import Lane
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
+from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from gateway.views import Snapshot, VersionView, shown, version_number
 from services.errors import Failure, not_found
+from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.profile import Profile
 from services.records import State
@@ -61,6 +63,9 @@ class Lanes:
         self._segments = segments
         self._tally = tally
         self._host = host
+        self._quarantine = Quarantine(
+            tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined")
+        )
         self._by_release: dict[str, Route] = {}
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
@@ -104,6 +109,7 @@ class Lanes:
                 self._admission,
                 LaneTallies(self._tally, manifest),
                 self._settings.queue_rows_max,
+                self._quarantine,
                 Spin(self._settings.spin_us_max / 1e6),
                 asyncio.get_running_loop().call_soon,
                 time.monotonic,

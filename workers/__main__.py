@@ -30,7 +30,7 @@ from workers.lease import ReplyWriter
 from workers.tallies import WorkerTallies
 from workers.worker import Worker
 
-ATTEMPTS_MAX = 3
+ATTEMPTS_MAX = 6
 INLINE_BYTES_MAX = 256 * 1024
 
 

@@ -20,6 +20,7 @@ from workers.lease import Lease
 log = logging.getLogger("millrace.exchange")
 
 BLOB_LIFE_MS = 60_000
+ALONE_MS = 3_600_000
 
 
 class Finished(NamedTuple):
@@ -127,6 +128,14 @@ class Exchange:
             leases.append(lease)
         return leases
 
+    def run_alone(self, lease: Lease) -> None:
+        """Say that this lease runs now, and nothing beside it: should the worker die, it is known what killed it."""
+        self._link.call("SET", self._keys.running(self._worker), lease.header.name, "PX", ALONE_MS)
+
+    def ran_alone(self) -> None:
+        """What `run_alone` said holds no more."""
+        self._link.call("DEL", self._keys.running(self._worker))
+
     def hold(self, lanes: Sequence[str]) -> None:
         """From now on the worker can run these lanes."""
         if lanes:
@@ -160,7 +169,7 @@ class Exchange:
 
     def leave(self, attempts_max: int) -> None:
         """Take this worker out; whatever it still leases is put again for others."""
-        self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker))
+        self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker, 0))
 
     def _script(
         self, name: str, keys: Sequence[bytes], args: Sequence[bytes | str | int], *, prefix: bool = True

@@ -38,6 +38,11 @@ class Lease:
         self.alive: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
 
     @property
+    def suspect(self) -> bool:
+        """Whether a worker died or fell silent with it."""
+        return self.attempt > 1
+
+    @property
     def rows(self) -> int:
         """Rows that are to run."""
         if len(self.alive) == len(self.header.rows):

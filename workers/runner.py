@@ -28,13 +28,20 @@ class Run(NamedTuple):
 
 
 def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
-    """Take from the front of `in_hand` the leases that can run as one: same lane, equal shapes, rows within the limit."""
+    """Take from the front of `in_hand` the leases that can run as one: same lane, equal shapes, rows within the limit.
+
+    A suspect runs alone, and after the others.
+    """
+    if len(in_hand) > 1:
+        in_hand.sort(key=lambda lease: lease.suspect)
     first = in_hand.pop(0)
     group, rows = [first], first.rows
+    if first.suspect:
+        return group
     shapes = [tensor.inner for tensor in first.header.inputs]
     while in_hand and in_hand[0].lane == first.lane:
         other = in_hand[0]
-        if rows + other.rows > rows_max or [tensor.inner for tensor in other.header.inputs] != shapes:
+        if other.suspect or rows + other.rows > rows_max or [tensor.inner for tensor in other.header.inputs] != shapes:
             break
         group.append(in_hand.pop(0))
         rows += other.rows

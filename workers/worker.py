@@ -93,10 +93,25 @@ class Worker:
                     continue
                 in_hand += leases
             group = self._take()
-            if ahead:
+            if group[0].suspect:
+                self._run_alone(exchange, group)
+            elif ahead:
                 self._run_ahead(exchange, group)
             else:
                 self._done += self._execute(group)
+
+    def _run_alone(self, exchange: Exchange, group: list[Lease]) -> None:
+        """A batch that a worker died with: all else is done before it runs, so that nothing else dies with this one."""
+        try:
+            exchange.send_next(self._done, 0, 0)
+            exchange.receive_next()
+            self._done = []
+            exchange.run_alone(group[0])
+        except Failure:
+            self._in_hand += group
+            raise
+        self._done = self._execute(group)
+        exchange.ran_alone()
 
     def _run_ahead(self, exchange: Exchange, group: list[Lease]) -> None:
         """The replies of the last batch leave, and the next lease is asked for, before this one runs."""

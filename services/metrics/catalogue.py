@@ -86,7 +86,10 @@ SEGMENT_BYTES = Metric(
 BATCHES = Metric(
     "millrace_batches_total", Kind.COUNTER, "Batches that a worker finished, by outcome.", (*_LANE, "outcome")
 )
-RECLAIMED = Metric("millrace_reclaimed_total", Kind.COUNTER, "Batches taken over from a silent worker.", ("pool",))
+RECLAIMED = Metric(
+    "millrace_reclaimed_total", Kind.COUNTER, "Batches taken back from workers that died or fell silent.", ("pool",)
+)
+QUARANTINED = Metric("millrace_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
 REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
 DUPLICATE_REPLIES = Metric(
     "millrace_duplicate_replies_total", Kind.COUNTER, "Replies to requests that had been answered already."
@@ -117,6 +120,7 @@ CATALOGUE: tuple[Metric, ...] = (
     SEGMENT_BYTES,
     BATCHES,
     RECLAIMED,
+    QUARANTINED,
     REDIS_RECONNECTS,
     DUPLICATE_REPLIES,
     BUILD_INFO,

@@ -6,6 +6,7 @@ mr:{cpu}:idle              sorted set: workers waiting for work, by batches in h
 mr:{cpu}:held:<worker>     set: lanes that the worker can run
 mr:{cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
 mr:{cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
+mr:{cpu}:running:<worker>  string: the suspected batch that the worker runs alone (expires)
 mr:{cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
 mr:{cpu}:record:<worker>   string: the worker's record (JSON, expires)
 mr:{cpu}:replies:<gateway> list: replies on their way to a gateway (expires)
@@ -48,6 +49,9 @@ class PoolKeys:
 
     def inbox(self, worker: str) -> bytes:
         return self.prefix + b"inbox:" + worker.encode()
+
+    def running(self, worker: str) -> bytes:
+        return self.prefix + b"running:" + worker.encode()
 
     def record(self, worker: str) -> bytes:
         return self.prefix + b"record:" + worker.encode()

@@ -61,7 +61,7 @@ def test_only_silent_workers_are_reclaimed(pool):
     assert (picture.workers, picture.leased("a"), picture.held) == ({"a"}, ["b1"], {"a": {"m"}})
 
 
-def test_what_a_dead_worker_had_goes_to_an_idle_one_at_once(pool):
+def test_what_a_silent_worker_had_goes_to_an_idle_one_at_once(pool):
     pool.join("dead", "m")
     pool.put("m", "in hand")
     pool.next("dead")
@@ -69,7 +69,8 @@ def test_what_a_dead_worker_had_goes_to_an_idle_one_at_once(pool):
     pool.put("m", "in its inbox")
     pool.join("idle", "m")
     pool.next("idle")
-    assert pool.reclaim("dead") == (1, 2, 0)
+    pool.silence("dead")
+    assert pool.reclaim() == (1, 2, 0)
     picture = pool.check()
     assert picture.leased("idle") == ["in hand"]
     assert picture.waiting() == ["in its inbox"]
@@ -89,16 +90,39 @@ def test_workers_that_die_together_use_up_one_attempt(pool):
     assert [(entry.name, entry.attempt, entry.worker) for entry in pool.check().entries] == [("b1", 2, None)]
 
 
-def test_a_batch_that_kills_its_workers_is_given_up(pool):
-    pool.put("m", "poison")
+def test_a_batch_that_workers_fall_silent_with_is_given_up_in_the_end(pool):
+    pool.put("m", "b1")
     for attempt in range(1, ATTEMPTS_MAX + 1):
         pool.join(f"w{attempt}", "m")
         [lease] = pool.next(f"w{attempt}")
         assert lease.attempt == attempt
+        pool.silence(f"w{attempt}")
         last = attempt == ATTEMPTS_MAX
-        assert pool.reclaim(f"w{attempt}") == (1, 0 if last else 1, 1 if last else 0)
-    assert [decode_reply(data) for data in pool.replies()] == ["poison"]
+        assert pool.reclaim() == (1, 0 if last else 1, 1 if last else 0)
+    assert [decode_reply(data) for data in pool.replies()] == ["b1"]
     assert pool.check().streams == set()
+
+
+def test_what_a_worker_died_with_for_the_first_time_is_for_its_gateway_to_judge(pool):
+    pool.put("m", "b1")
+    pool.put("m", "b2", gateway="g1")
+    pool.join("w", "m")
+    assert len(pool.next("w")) == 2
+    assert pool.reclaim("w") == (1, 0, 2)
+    assert [[decode_reply(data) for data in pool.replies(gateway)] for gateway in ("g0", "g1")] == [["b1"], ["b2"]]
+
+
+def test_of_suspects_the_one_that_ran_alone_is_at_fault(pool):
+    for name in ("b1", "b2"):
+        pool.put("m", name, attempt=2)
+    worker = pool.join("w", "m")
+    leases = pool.next("w")
+    assert [lease.suspect for lease in leases] == [True, True]
+    worker.run_alone(leases[1])
+    assert pool.reclaim("w") == (1, 1, 1)
+    assert [decode_reply(data) for data in pool.replies()] == ["b2"]
+    assert [(entry.name, entry.attempt) for entry in pool.check().entries] == [("b1", 2)]
+    assert not pool.redis.keys("*running*")
 
 
 def test_a_worker_with_very_many_leases_loses_all_of_them(pool):
@@ -106,7 +130,8 @@ def test_a_worker_with_very_many_leases_loses_all_of_them(pool):
     for number in range(250):
         pool.put("m", f"b{number:03}")
     assert len(pool.next("w", wanted=250)) == 250
-    assert pool.reclaim("w") == (1, 250, 0)
+    pool.silence("w")
+    assert pool.reclaim() == (1, 250, 0)
     assert pool.check().waiting() == [f"b{number:03}" for number in range(250)]
 
 
@@ -116,7 +141,8 @@ def test_leases_of_lanes_that_a_worker_released_are_reclaimed_too(pool):
     pool.next("w")
     worker.release("m")
     pool.join("v", "m")
-    assert pool.reclaim("w") == (1, 1, 0)
+    pool.silence("w")
+    assert pool.reclaim() == (1, 1, 0)
     assert names(pool.next("v")) == ["b1"]
 
 

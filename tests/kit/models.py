@@ -128,6 +128,14 @@ def scale(factor: float = 2.0) -> onnx.ModelProto:
 
 
 @_builder
+def fragile() -> onnx.ModelProto:
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the process."""
+    node = helper.make_node("Div", ["least", "x"], ["y"])
+    weights = [_integer("least", -(2**63))]
+    return _model([node], [_value("x", "INT64", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
+
+
+@_builder
 def add_sub() -> onnx.ModelProto:
     """Two inputs, two outputs: "a", "b" FP32 [N, 4] -> "sum", "difference" FP32 [N, 4]."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]

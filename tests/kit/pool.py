@@ -158,8 +158,9 @@ class Pool:
     def reclaim(self, worker: str = "", attempts_max: int = ATTEMPTS_MAX) -> tuple[int, int, int]:
         """(workers removed, batches put again, batches given up): of silent workers, or of one known to be dead."""
         got = self._link.call(
-            "EVALSHA", script("reclaim").sha, 1, self.keys.workers, self.keys.prefix, LEASE_MS, attempts_max, worker
-        )
+            "EVALSHA", script("reclaim").sha, 1, self.keys.workers, self.keys.prefix, LEASE_MS, attempts_max, worker,
+            int(bool(worker)),
+        )  # fmt: skip
         return cast("tuple[int, int, int]", tuple(got))
 
     def replies(self, gateway: str = "g0") -> list[bytes]:

@@ -57,7 +57,7 @@ class Batch:
 class Worker:
     """What a worker believes. `lanes`: that it can run; Redis knows them while the worker is `known`.
 
-    `hand`: leases that it has received. `awake`: neither dead nor frozen; a dead one never wakes again.
+    `hand`: leases that it has received. `alone`: the batch that it said it runs alone. `awake`: neither dead nor frozen; a dead one never wakes again.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Worker:
     awake: bool = True
     dead: bool = False
     known: bool = True
+    alone: str = ""
 
 
 class ExchangeMachine(RuleBasedStateMachine):
@@ -121,23 +122,24 @@ class ExchangeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def hear_of_a_death(self, data: st.DataObject) -> None:
         dead = data.draw(st.sampled_from(sorted(name for name, worker in self.workers.items() if worker.dead)))
-        self._reclaimed({dead}, self.pool.reclaim(dead))
+        self._reclaimed({dead}, self.pool.reclaim(dead), died=True)
 
-    def _reclaimed(self, workers: set[str], result: tuple[int, int, int]) -> None:
+    def _reclaimed(self, workers: set[str], result: tuple[int, int, int], *, died: bool = False) -> None:
         again = given_up = 0
         for entry in self.picture.entries:
             if entry.worker in workers:
                 batch = self.batches[entry.name]
-                if batch.attempt == ATTEMPTS_MAX:
+                alone = self.workers[entry.worker].alone == entry.name
+                if (died and (batch.attempt == 1 or alone)) or batch.attempt >= ATTEMPTS_MAX:
                     given_up += 1
                     self._end(entry.name, b"\1" + entry.name.encode())
                 else:
                     again += 1
-                    batch.attempt += 1
+                    batch.attempt += not died
         assert result == (len(workers), again, given_up)
         for name in workers:
             worker = self.workers[name]
-            worker.known = False
+            worker.known, worker.alone = False, ""
             if worker.dead:
                 del self.workers[name]
         self._in_any_order(workers)
@@ -273,6 +275,15 @@ class ExchangeMachine(RuleBasedStateMachine):
         assert keys(got) == self.picture.inbox[worker.name][:4]
         worker.hand += got
 
+    @precondition(lambda self: any(worker.awake and worker.hand for worker in self.workers.values()))
+    @rule(data=st.data())
+    def run_alone(self, data: st.DataObject) -> None:
+        able = sorted(worker.name for worker in self.workers.values() if worker.awake and worker.hand)
+        worker = self.workers[data.draw(st.sampled_from(able))]
+        lease = data.draw(st.sampled_from(worker.hand))
+        self.pool.worker(worker.name).run_alone(lease)
+        worker.alone = lease.header.name
+
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
@@ -301,7 +312,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         at_work = sorted(worker.name for worker in self.workers.values() if worker.awake and worker.hand)
         name = data.draw(st.sampled_from(at_work))
         self.workers[name].awake, self.workers[name].dead = False, True
-        self._reclaimed({name}, self.pool.reclaim(name))
+        self._reclaimed({name}, self.pool.reclaim(name), died=True)
 
     @precondition(lambda self: any(not worker.awake and not worker.dead for worker in self.workers.values()))
     @rule(data=st.data())
@@ -316,7 +327,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.pool.next_millisecond()  # a restart takes longer than that, so entries get other ids than before
         self.picture = Picture()
         for worker in list(self.workers.values()):
-            worker.known = False
+            worker.known, worker.alone = False, ""
             if worker.dead:
                 del self.workers[worker.name]
         for expected in self.replies.values():

@@ -11,6 +11,7 @@ from gateway.admission import Admission
 from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, Lane
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
+from gateway.quarantine import Quarantine
 from gateway.request import InputTensor, Request
 from services.batch import ReplyHeader, ReplyOutput, decode_batch
 from services.metrics import catalogue
@@ -46,6 +47,7 @@ class Bench:
             Admission(1000, 1 << 20, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused),
             LaneTallies(tally, manifest),
             1000,
+            Quarantine(tally.gauge(catalogue.QUARANTINED), refused),
             Spin(SPIN_S),
             self._soon.append,
             lambda: self._now,

@@ -1,25 +1,31 @@
--- reclaim (gateway): take back the leases of workers that are dead or silent, and put their batches again.
+-- reclaim (gateway; worker, of itself when it leaves): take back the leases of workers that are gone or silent.
 -- KEYS: workers
--- ARGV: key prefix, lease (ms), most attempts, a worker known to be dead or ''
+-- ARGV: key prefix, lease (ms), most attempts, a worker that is gone or '', 1: it died
 -- returns {workers removed, batches put again, batches given up}
--- A batch that was tried too often is answered with byte 1 and its name: the gateway decides what then.
-local prefix, most = ARGV[1], tonumber(ARGV[3])
+-- Batches are put again. But one that a worker died with for the first time, or while it ran that one alone, and one that
+-- was tried too often, is given up: byte 1 and its name are the reply, and the gateway decides what then.
+local prefix, most, died = ARGV[1], tonumber(ARGV[3]), ARGV[5] == '1'
 local silent = ARGV[4] ~= '' and {ARGV[4]}
   or redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (clock() - ARGV[2]))
-local lanes = {}
+local lanes, alone = {}, {}
 -- All of them leave before anything is put again: what one had must not be offered to another that is silent too.
 for i, worker in ipairs(silent) do
   local held, drained = prefix .. 'held:' .. worker, prefix .. 'draining:' .. worker
   lanes[i] = redis.call('SUNION', held, drained)
+  alone[i] = redis.call('GET', prefix .. 'running:' .. worker)
   redis.call('ZREM', prefix .. 'idle', worker)
   redis.call('ZREM', KEYS[1], worker)
-  redis.call('DEL', held, drained, prefix .. 'inbox:' .. worker, prefix .. 'record:' .. worker)
+  redis.call('DEL', held, drained, prefix .. 'inbox:' .. worker, prefix .. 'record:' .. worker,
+    prefix .. 'running:' .. worker)
 end
 
 local again, dead = 0, 0
-local function put_again(lane, fields)
-  if tonumber(fields[4]) < most then
-    append(prefix, lane, fields[2], fields[4] + 1, fields[6], fields[8], fields[10])
+local function take_back(lane, fields, running)
+  local attempt = tonumber(fields[4])
+  local suspect = died and (attempt == 1 or running == fields[10])
+  if not suspect and attempt < most then
+    -- Of a worker that died, but not of this one: no attempt is used up.
+    append(prefix, lane, fields[2], died and attempt or attempt + 1, fields[6], fields[8], fields[10])
     again = again + 1
   else
     redis.call('RPUSH', fields[8], '\1' .. fields[10])
@@ -37,7 +43,7 @@ for i, worker in ipairs(silent) do
         local entry = redis.call('XRANGE', stream, leased[1], leased[1])[1]
         redis.call('XACK', stream, 'w', leased[1])
         redis.call('XDEL', stream, leased[1])
-        if entry then put_again(lane, entry[2]) end
+        if entry then take_back(lane, entry[2], alone[i]) end
       end
     until #leases == 0
     redis.pcall('XGROUP', 'DELCONSUMER', stream, 'w', worker)

@@ -1,0 +1,91 @@
+"""A request that kills the process that runs it: it alone gets an error, and its neighbours their answers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.kit import models, v2
+from tests.kit.load import constant_load
+from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.wait import wait_until
+
+LEAST = -(2**63)
+DEADLY = -1
+PATH = "/v2/models/fragile/infer"
+ENDED = "was ended by SIGFPE"
+
+
+def send(stack: Stack, x: int) -> http.client.HTTPConnection:
+    body, headers = v2.request({"x": np.array([[x]], np.int64)})
+    return stack.send(PATH, body, headers)
+
+
+def answer(connection: http.client.HTTPConnection) -> tuple[int, object]:
+    """Status, and the quotient or the error."""
+    reply = connection.getresponse()
+    body, headers = reply.read(), dict(reply.getheaders())
+    connection.close()
+    if reply.status != 200:
+        return reply.status, json.loads(body)["error"]
+    return 200, int(v2.outputs(body, headers)["y"][0, 0])
+
+
+def workers(stack: Stack) -> list[int]:
+    return [pid for name, pid in stack.pids().items() if name.startswith("cpu-")]
+
+
+def deaths(stack: Stack) -> int:
+    return sum(ENDED in line for line in stack.lines)
+
+
+def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> None:
+    fragile, steady = models.fragile(tmp_path / "fragile.onnx"), models.scale(tmp_path / "steady.onnx")
+    row = np.ones((1, 2), np.float32)
+    with running_stack(tmp_path, pools="cpu=2", models={"fragile": fragile, "steady": steady}) as stack:
+        with constant_load(stack.port, "/v2/models/steady/infer", [v2.request({"x": row})], callers=2) as load:
+            with asleep(*workers(stack)):
+                numbers = [2, 3, 4, DEADLY, 5, 6, 7]
+                sent = [send(stack, x) for x in numbers]
+                wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= len(sent))
+            answers = [answer(connection) for connection in sent]
+            for x, (status, said) in zip(numbers, answers, strict=True):
+                if x == DEADLY:
+                    assert (status, said) == (500, "the worker died every time it ran this request")
+                else:
+                    assert (status, said) == (200, -(-LEAST // x))
+            load.more(20)
+            wait_until(lambda: deaths(stack) == 2)
+
+            # Whoever sends it again is refused before it can do harm.
+            status, said = answer(send(stack, DEADLY))
+            assert status == 500
+            assert "refused for some minutes" in str(said)
+            assert answer(send(stack, 9)) == (200, -(-LEAST // 9))
+            load.more(20)
+        assert {reply.status for reply in load.answers} == {200}
+        page = stack.metrics()
+        assert page.value("millrace_quarantined") == 1
+        assert page.value("millrace_refused_total", reason="quarantined") == 1
+        assert deaths(stack) == 2
+        print(
+            f"{len(load.answers)} answers beside, {len(sent) + 2} requests of the fragile model, {deaths(stack)} deaths"
+        )
+
+
+def test_many_that_kill_workers_are_found_one_by_one(tmp_path: Path) -> None:
+    fragile = models.fragile(tmp_path / "fragile.onnx")
+    with running_stack(tmp_path, pools="cpu=2", models={"fragile": fragile}) as stack:
+        with asleep(*workers(stack)):
+            # Three rows each, so that no two of them are alike.
+            bodies = [v2.request({"x": np.array([[x], [DEADLY], [x]], np.int64)}) for x in (2, 3)]
+            deadly = [stack.send(PATH, *body) for body in bodies]
+            harmless = [send(stack, x) for x in range(2, 12)]
+            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 12)
+        assert [answer(connection)[0] for connection in deadly] == [500, 500]
+        assert [answer(connection)[0] for connection in harmless] == [200] * 10
+        wait_until(lambda: stack.metrics().value("millrace_quarantined") == 2)
+        print(f"2 of 12 requests kill workers: {deaths(stack)} deaths")

@@ -1,0 +1,76 @@
+"""Requests that killed workers are refused for a while, and only they."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gateway.quarantine import DIGESTS_MAX, REST_S, Quarantine
+from gateway.request import InputTensor, Request
+from services.errors import Code, Failure
+from services.metrics import catalogue
+from services.metrics.tally import Tally
+from tests.kit.responders import NOBODY
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def quarantine(clock: Clock) -> Quarantine:
+    tally = Tally(None, "gateway")
+    return Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"), clock)
+
+
+def request(data: object, shape: tuple[int, ...] = (2, 2)) -> Request:
+    tensor = InputTensor(shape, data, 16)  # type: ignore[arg-type]
+    return Request([tensor], 2, 0, 0.0, 1.0, NOBODY)
+
+
+def refused(quarantine: Quarantine, release: str, one: Request) -> bool:
+    try:
+        quarantine.check(release, one)
+    except Failure as failure:
+        assert failure.code is Code.MODEL
+        return True
+    return False
+
+
+def test_the_same_data_of_the_same_release_is_refused_in_whatever_form_it_comes(quarantine):
+    array = np.arange(4, dtype=np.float32).reshape(2, 2)
+    quarantine.add("m:1", request(array))
+    assert refused(quarantine, "m:1", request(array.tobytes()))
+    assert refused(quarantine, "m:1", request(memoryview(array.tobytes())))
+    assert not refused(quarantine, "m:2", request(array))
+    assert not refused(quarantine, "m:1", request(array, (4, 1)))
+    assert not refused(quarantine, "m:1", request(array + 1))
+
+
+def test_it_ends_after_a_while(quarantine, clock):
+    quarantine.add("m:1", request(b"1234"))
+    clock.now = REST_S - 1
+    quarantine.add("m:1", request(b"5678"))
+    assert refused(quarantine, "m:1", request(b"1234"))
+    clock.now = REST_S
+    assert not refused(quarantine, "m:1", request(b"1234"))
+    assert refused(quarantine, "m:1", request(b"5678"))
+    clock.now = 3 * REST_S
+    assert not refused(quarantine, "m:1", request(b"5678"))
+    assert len(quarantine) == 0
+
+
+def test_it_is_bounded(quarantine):
+    for number in range(DIGESTS_MAX + 5):
+        quarantine.add("m:1", request(b"%d" % number))
+    assert len(quarantine) == DIGESTS_MAX
+    assert not refused(quarantine, "m:1", request(b"0"))
+    assert refused(quarantine, "m:1", request(b"%d" % DIGESTS_MAX))
