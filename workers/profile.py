@@ -14,7 +14,7 @@ from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
 from services.profile import Profile
 from services.tensor import Signature, TensorSpec
-from workers.backends.base import Array, Instance
+from workers.backends.base import Array, Instance, OutOfMemory
 
 Clock = Callable[[], float]
 
@@ -123,6 +123,10 @@ def measure(
             break
         try:
             seconds[rows] = _timed(instance, inputs, clock, budget_s * SIZE_SHARE)
+        except OutOfMemory:
+            if not seconds:
+                raise
+            break  # fewer rows do
         except Failure as failure:
             largest = max(seconds, default=1)
             message = f"the model runs {largest} rows but not {rows}: {failure.message}; set rows_max to {largest}"

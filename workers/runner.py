@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from services.errors import Code, Failure
 from services.segments.segment import Segments
-from workers.backends.base import Array
+from workers.backends.base import Array, OutOfMemory
 from workers.held import Holding
 from workers.lease import Lease, check_outputs, input_arrays
 
@@ -48,8 +48,13 @@ def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
     return group
 
 
-def run(group: Sequence[Lease], holding: Holding, segments: Segments) -> list[Run]:
-    """Run leases of one lane together; never raises for what a model or a caller did."""
+def run(
+    group: Sequence[Lease], holding: Holding, segments: Segments, on_no_memory: Callable[[int], None] = lambda _: None
+) -> list[Run]:
+    """Run leases of one lane together; never raises for what a model or a caller did.
+
+    `on_no_memory`: called with the rows of a run that found no memory, before its halves are tried.
+    """
     began = time.perf_counter()
     now_ms = time.time() * 1000
     live: list[Lease] = []
@@ -70,7 +75,7 @@ def run(group: Sequence[Lease], holding: Holding, segments: Segments) -> list[Ru
     rows = sum(lease.rows for lease in live)
     if live:
         merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
-        results = _outputs(live, holding, merged)
+        results = _outputs(live, _Runner(holding, on_no_memory), merged)
     execution_s = time.perf_counter() - began if live else 0.0
     return [
         Run(lease, results.get(i) if (i := _index(live, lease)) >= 0 else None, execution_s, rows) for lease in group
@@ -81,30 +86,52 @@ def _index(live: Sequence[Lease], lease: Lease) -> int:
     return next((i for i, other in enumerate(live) if other is lease), -1)
 
 
-def _outputs(live: Sequence[Lease], holding: Holding, inputs: Sequence[Array]) -> dict[int, list[Array] | None]:
+class _Runner:
+    """Runs rows of one instance, in as many pieces as its memory asks for."""
+
+    def __init__(self, holding: Holding, on_no_memory: Callable[[int], None]) -> None:
+        self._holding = holding
+        self._on_no_memory = on_no_memory
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Outputs for all rows of `inputs`. Raises Failure."""
+        try:
+            return self._run_once(inputs)
+        except OutOfMemory:
+            rows = inputs[0].shape[0] if self._holding.manifest.signature.batching else 1
+            if rows < 2:
+                raise
+        self._on_no_memory(rows)
+        halves = [self.run([array[part] for array in inputs]) for part in (slice(rows // 2), slice(rows // 2, None))]
+        return [np.concatenate(column) for column in zip(*halves, strict=True)]
+
+    def _run_once(self, inputs: Sequence[Array]) -> list[Array]:
+        holding = self._holding
+        signature = holding.manifest.signature
+        if holding.instance is None:
+            raise Failure(
+                Code.UNAVAILABLE, f"version {holding.manifest.version} of {holding.manifest.model} is not loaded"
+            )
+        names = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
+        outputs = list(holding.instance.run(names))
+        check_outputs(outputs, signature, inputs[0].shape[0] if inputs and inputs[0].ndim else 0)
+        return outputs
+
+
+def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Sequence[Array]) -> dict[int, list[Array] | None]:
     """Outputs by position in `live`; requests at fault are failed in their lease."""
     try:
-        outputs = _run_once(holding, inputs)
+        outputs = runner.run(inputs)
     except Failure as failure:
-        return _bisect(live, holding, inputs, failure)
+        return _bisect(live, runner, inputs, failure)
     if len(live) == 1:
         return {0: outputs}
     bounds = np.cumsum([0, *(lease.rows for lease in live)])
     return {i: [array[bounds[i] : bounds[i + 1]] for array in outputs] for i in range(len(live))}
 
 
-def _run_once(holding: Holding, inputs: Sequence[Array]) -> list[Array]:
-    signature = holding.manifest.signature
-    if holding.instance is None:
-        raise Failure(Code.UNAVAILABLE, f"version {holding.manifest.version} of {holding.manifest.model} is not loaded")
-    names = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
-    outputs = list(holding.instance.run(names))
-    check_outputs(outputs, signature, inputs[0].shape[0] if inputs and inputs[0].ndim else 0)
-    return outputs
-
-
 def _bisect(
-    live: Sequence[Lease], holding: Holding, inputs: Sequence[Array], failure: Failure
+    live: Sequence[Lease], runner: _Runner, inputs: Sequence[Array], failure: Failure
 ) -> dict[int, list[Array] | None]:
     """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit."""
     requests = [(i, position) for i, lease in enumerate(live) for position in lease.alive]
@@ -116,7 +143,7 @@ def _bisect(
         error = known
         if error is None:
             try:
-                outputs = _run_once(holding, [array[rows[low] : rows[high]] for array in inputs])
+                outputs = runner.run([array[rows[low] : rows[high]] for array in inputs])
             except Failure as again:
                 error = again
             else:

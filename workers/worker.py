@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 from services.errors import Code, Failure
 from services.segments.segment import Segments
@@ -141,11 +143,29 @@ class Worker:
         holding = self._held.get(group[0].lane)
         if holding is None:
             return [self._refuse(lease) for lease in group]
-        runs = run(group, holding, self._segments)
+        runs = run(group, holding, self._segments, partial(self._out_of_memory, group[0].lane))
         if runs[0].execution_s:
             self._ran.append((holding, runs[0].execution_s, runs[0].run_rows))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
+
+    def _out_of_memory(self, lane: str, rows: int) -> None:
+        """From now on this instance runs fewer rows, without what earlier runs left in its memory.
+
+        Raises RuntimeError if it cannot be built again: then this process has to be.
+        """
+        holding = self._held.get(lane)
+        if holding is None or holding.instance is None:
+            return
+        log.warning("no memory for %d rows of %s: at most %d from now on", rows, lane, rows // 2)
+        self._held.set(replace(holding, rows_efficient=min(holding.rows_efficient, rows // 2)))
+        self._tallies.out_of_memory(holding)
+        if holding.rows_efficient <= rows // 2:
+            return  # built again already, for a larger run
+        try:
+            holding.instance.rebuild()
+        except Failure as failure:
+            raise RuntimeError(f"{lane} cannot be built again: {failure.message}") from failure
 
     def _finish(self, result: Run, signature: Signature) -> Finished:
         lease, outputs, execution_s, rows = result

@@ -181,18 +181,21 @@ PLUMBING = (
     Chart(
         "Mishaps survived",
         "In a minute: batches taken back from workers that died or fell silent, replies that came twice, connections "
-        "to Redis made again, metric series refused. And how many requests are refused because they killed workers.",
+        "to Redis made again, metric series refused, runs halved for want of memory. And how many requests are refused because they killed workers.",
         "short",
-        tuple(
-            (f"60 * {rate(metric)}", name)
-            for metric, name in (
-                ("millrace_reclaimed_total", "batches taken back"),
-                ("millrace_duplicate_replies_total", "duplicate replies"),
-                ("millrace_redis_reconnects_total", "reconnects"),
-                ("millrace_metrics_series_refused_total", "series refused"),
-            )
-        )
-        + (("sum(millrace_quarantined)", "quarantined requests"),),
+        (
+            *(
+                (f"60 * {rate(metric)}", name)
+                for metric, name in (
+                    ("millrace_reclaimed_total", "batches taken back"),
+                    ("millrace_duplicate_replies_total", "duplicate replies"),
+                    ("millrace_redis_reconnects_total", "reconnects"),
+                    ("millrace_metrics_series_refused_total", "series refused"),
+                    ("millrace_out_of_memory_total", "runs without memory"),
+                )
+            ),
+            ("sum(millrace_quarantined)", "quarantined requests"),
+        ),
     ),
 )
 

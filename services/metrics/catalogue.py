@@ -89,6 +89,9 @@ BATCHES = Metric(
 RECLAIMED = Metric(
     "millrace_reclaimed_total", Kind.COUNTER, "Batches taken back from workers that died or fell silent.", ("pool",)
 )
+OUT_OF_MEMORY = Metric(
+    "millrace_out_of_memory_total", Kind.COUNTER, "Runs that found no memory and were halved.", _LANE
+)
 QUARANTINED = Metric("millrace_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
 REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
 DUPLICATE_REPLIES = Metric(
@@ -121,6 +124,7 @@ CATALOGUE: tuple[Metric, ...] = (
     BATCHES,
     RECLAIMED,
     QUARANTINED,
+    OUT_OF_MEMORY,
     REDIS_RECONNECTS,
     DUPLICATE_REPLIES,
     BUILD_INFO,

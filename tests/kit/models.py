@@ -128,6 +128,14 @@ def scale(factor: float = 2.0) -> onnx.ModelProto:
 
 
 @_builder
+def wide(columns: int = 1 << 21) -> onnx.ModelProto:
+    """ "x" FP32 [N, 1] -> "y" FP32 [N, 1] = x * columns, by way of a tensor of 4 * columns bytes a row."""
+    nodes = [helper.make_node("Mul", ["x", "ones"], ["wide"]), helper.make_node("ReduceSum", ["wide", "axes"], ["y"])]
+    weights = [_float("ones", np.ones((1, columns))), _integer("axes", [1])]
+    return _model(nodes, [_value("x", "FP32", ["N", 1])], [_value("y", "FP32", ["N", 1])], weights)
+
+
+@_builder
 def fragile() -> onnx.ModelProto:
     """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the process."""
     node = helper.make_node("Div", ["least", "x"], ["y"])

@@ -9,7 +9,7 @@ import pytest
 
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
-from workers.backends.base import Array
+from workers.backends.base import Array, OutOfMemory
 from workers.profile import INPUT_BYTES_MAX, measure
 
 Shapes = list[tuple[int, ...]]
@@ -35,6 +35,9 @@ class Machine:
         self.now += self._cost(array.shape[0] if array.ndim else 1)
         return [array]
 
+    def rebuild(self) -> None:
+        return
+
     def close(self) -> None: ...
 
     def clock(self) -> float:
@@ -53,7 +56,7 @@ def test_measures_powers_of_two_up_to_the_limit() -> None:
     assert profile.seconds == pytest.approx({rows: 0.001 + 0.0001 * rows for rows in (1, 2, 4, 8, 16, 24)})
 
 
-def test_an_outlier_does_not_move_the_median() -> None:
+def test_an_outlier_does_not_count() -> None:
     calls = iter(range(1000))
     machine = Machine(lambda rows: 5.0 if next(calls) == 3 else 0.001)
     assert measure(machine, signature((-1, 4)), 1, 1.0, machine.clock).seconds == pytest.approx({1: 0.001})
@@ -126,3 +129,12 @@ def test_a_model_that_runs_one_row_but_not_four_is_refused() -> None:
     machine = Machine(lambda rows: 0.001, lambda inputs: inputs["x0"].shape[0] < 4)
     with pytest.raises(Failure, match=r"runs 2 rows but not 4: .*set rows_max to 2"):
         measure(machine, signature((-1, 4)), 8, 1.0, machine.clock)
+
+
+def test_a_size_without_memory_ends_the_measuring():
+    def cost(rows: int) -> float:
+        if rows > 8:
+            raise OutOfMemory("no memory")
+        return rows
+
+    assert list(measure(Machine(cost), signature((-1, 4)), 64, 1e9).seconds) == [1, 2, 4, 8]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from services.segments.segment import Segments
 from services.tensor import Signature, TensorSpec
 from tests.kit import models
 from workers.backends import get_backend
-from workers.backends.base import Array, Instance
+from workers.backends.base import Array, Instance, OutOfMemory
 from workers.held import Holding
 from workers.lease import Lease
 from workers.runner import Run, merge, run
@@ -42,6 +43,9 @@ class Counted:
     def run(self, inputs: Any) -> Sequence[Array]:
         self.runs.append(next(iter(inputs.values())).shape[0])
         return self._instance.run(inputs)
+
+    def rebuild(self) -> None:
+        self._instance.rebuild()
 
     def close(self) -> None:
         self._instance.close()
@@ -273,6 +277,9 @@ def test_a_model_that_mixes_rows_is_found_out():
         def run(self, inputs: Any) -> Sequence[Array]:
             return [next(iter(inputs.values())).sum(axis=0, keepdims=True)]
 
+        def rebuild(self) -> None:
+            return
+
         def close(self) -> None:
             return
 
@@ -311,3 +318,35 @@ def test_requests_leave_a_lease_once():
         one.fail(1, Code.MODEL, "again")
     with pytest.raises(ValueError):
         Lease("m", b"1-0", b"nonsense", 1)
+
+
+class Narrow(Counted):
+    """Has memory for a few rows."""
+
+    def __init__(self, instance: Instance, rows_max: int) -> None:
+        super().__init__(instance)
+        self.rows_max = rows_max
+
+    def run(self, inputs: Any) -> Sequence[Array]:
+        outputs = super().run(inputs)
+        if self.runs[-1] > self.rows_max:
+            raise OutOfMemory("no memory")
+        return outputs
+
+
+def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
+    held = echo()
+    held = replace(held, instance=Narrow(held.instance, 3))
+    without: list[int] = []
+    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, without.append)
+    assert (values(one), values(two)) == ([1, 2, 3, 4, 5, 6], [7, 8])
+    assert runs(held) == [8, 4, 2, 2, 4, 2, 2]
+    assert without == [8, 4, 4]
+
+
+def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
+    held = echo()
+    held = replace(held, instance=Narrow(held.instance, 0))
+    [result] = run([lease([1], [2])], held, SEGMENTS)
+    assert result.outputs is None
+    assert result.lease.failures == {0: [Code.MODEL, "no memory"], 1: [Code.MODEL, "no memory"]}

@@ -11,9 +11,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from services.errors import Code, Failure
 from services.tensor import Signature
 
 Array = np.ndarray[Any, Any]
+
+
+class OutOfMemory(Failure):
+    """A run found no memory. With fewer rows it may."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.MODEL, message)
 
 
 class Instance(Protocol):
@@ -23,8 +31,11 @@ class Instance(Protocol):
         """Run once. `inputs`: by name; BF16 as uint16, BYTES as object arrays of `bytes`.
 
         Returns all outputs in the signature's order, same conventions. Raises Failure(MODEL) with the library's
-        own message when the model fails on these inputs.
+        own message when the model fails on these inputs, OutOfMemory when there is no memory for them.
         """
+
+    def rebuild(self) -> None:
+        """Begin anew, with no memory of earlier runs. Raises Failure when that cannot be done."""
 
     @property
     def size_bytes(self) -> int:

@@ -59,6 +59,9 @@ class EchoInstance:
             raise Failure(Code.MODEL, f"echo: required inputs {missing} are missing")
         return [inputs[name].copy() for name in self._names]
 
+    def rebuild(self) -> None:
+        """There is nothing that could be in its way."""
+
     def close(self) -> None:
         self._names = ()
 

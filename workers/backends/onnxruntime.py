@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ import numpy as np
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature
-from workers.backends.base import Array
+from workers.backends.base import Array, OutOfMemory
 
 MESSAGE_CHARACTERS_MAX = 1000
 
 _DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
+#: how ONNX Runtime and its providers say that an allocation failed
+_NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 #: TensorProto.BFLOAT16; spelled out because the onnx package is not needed to serve
 _BFLOAT16 = 16
@@ -150,15 +152,16 @@ def _bits(value: Any) -> Array:
 class OnnxRuntimeInstance:
     """A session with what its signature needs around it."""
 
-    def __init__(self, runtime: Any, session: Any, signature: Signature, size_bytes: int) -> None:
+    def __init__(self, runtime: Any, open_session: Callable[[], Any], signature: Signature) -> None:
         self._value = runtime.OrtValue
-        self._session = session
+        self._open = open_session
+        self._session = open_session()
+        self.size_bytes = 0
         self._datatypes = {spec.name: spec.datatype for spec in signature.inputs}
         self._outputs = [spec.name for spec in signature.outputs]
         self._output_datatypes = [spec.datatype for spec in signature.outputs]
         converted = {BYTES, "BF16"}
         self._plain = converted.isdisjoint([*self._datatypes.values(), *self._output_datatypes])
-        self.size_bytes = size_bytes
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         session = self._session
@@ -171,8 +174,13 @@ class OnnxRuntimeInstance:
             return self._run_converted(session, inputs)
         except Failure:
             raise
+        except MemoryError as error:
+            raise OutOfMemory("ONNX Runtime: out of memory") from error
         except Exception as error:
-            raise Failure(Code.MODEL, f"ONNX Runtime: {_reason(error)}") from error
+            reason = _reason(error)
+            if _NO_MEMORY.search(reason):
+                raise OutOfMemory(f"ONNX Runtime: out of memory: {reason}") from error
+            raise Failure(Code.MODEL, f"ONNX Runtime: {reason}") from error
 
     def _run_converted(self, session: Any, inputs: Mapping[str, Array]) -> Sequence[Array]:
         feed = {name: self._fed(name, array) for name, array in inputs.items()}
@@ -197,6 +205,10 @@ class OnnxRuntimeInstance:
         if datatype == "BF16":
             return self._value.ortvalue_from_numpy_with_onnx_type(ordered, _BFLOAT16)
         return ordered
+
+    def rebuild(self) -> None:
+        self.close()
+        self._session = self._open()
 
     def close(self) -> None:
         self._session = None
@@ -229,7 +241,10 @@ class OnnxRuntime:
         if providers[0][0] == "TensorrtExecutionProvider":
             engines.mkdir(parents=True, exist_ok=True)
         resident = _resident_bytes()
-        session = _open(onnxruntime, path, _options(onnxruntime, signature, threads), device, providers)
+        options = _options(onnxruntime, signature, threads)
+        instance = OnnxRuntimeInstance(
+            onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
+        )
         # Memory freed by an unloaded model may be used again and hide the growth; the weights are there all the same.
-        size_bytes = max(_resident_bytes() - resident, path.stat().st_size)
-        return OnnxRuntimeInstance(onnxruntime, session, signature, size_bytes)
+        instance.size_bytes = max(_resident_bytes() - resident, path.stat().st_size)
+        return instance
