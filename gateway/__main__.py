@@ -193,7 +193,7 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol] | 
     if not settings.fast_lane:
         return "httptools"
     inbound = Inbound(settings.inflight_bytes_max)
-    return fast_lane(gateway.infer, settings.body_bytes_max, settings.connections_max, inbound)
+    return fast_lane(gateway.infer, settings.body_bytes_max, settings.connections_max, inbound, settings.slow_s_max)
 
 
 if __name__ == "__main__":

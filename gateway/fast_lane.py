@@ -43,6 +43,7 @@ class FastLane(HttpToolsProtocol):
     body_bytes_max: ClassVar[int]
     connections_max: ClassVar[int]
     inbound: ClassVar[Inbound]
+    slow_s_max: ClassVar[float]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, KnownHead | None]]
     ok_prefix: ClassVar[list[Any]]  # [default headers it was made of, bytes]: the head of a 200 up to its length
@@ -58,6 +59,8 @@ class FastLane(HttpToolsProtocol):
     _set_aside: Any = GONE  # `cycle`, while a request that asked for another protocol is read for the first time
     _head_bytes = -1  # of the head (or the trailers) that is being read, but for its first piece; -1: none is
     _receiving = False  # a request has begun and is not whole
+    _began = 0.0  # when it did
+    _write_timer: asyncio.TimerHandle | None = None  # while the client does not read what was written
     _advancing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -147,8 +150,14 @@ class FastLane(HttpToolsProtocol):
             self.handle_websocket_upgrade()
 
     def _await_rest(self) -> None:
-        """Who begins a request goes on with it: one that is stuck half-way holds a connection, and bytes of `inbound`."""
-        self._timer.set(self.timeout_keep_alive)
+        """Who begins a request goes on with it: one that is stuck half-way holds a connection, and bytes of `inbound`.
+
+        And ends it, if it is an infer post or not known yet what it is: uploads of models may take their time.
+        """
+        seconds: float = self.timeout_keep_alive
+        if self._receiving and (self.cycle is None or type(self.cycle) is Cycle):
+            seconds = min(seconds, max(0.0, self._began + self.slow_s_max - self.loop.time()))
+        self._timer.set(seconds)
 
     def _unset_keepalive_if_required(self) -> None:
         self._timer.unset()
@@ -157,12 +166,24 @@ class FastLane(HttpToolsProtocol):
         active = self._active
         owing = active is not None and not active.response_complete and is_whole(active)
         if owing or self.flow.read_paused:
+            self._began = self.loop.time()
             self._await_rest()  # it is the client who waits
         else:
             self.timeout_keep_alive_handler()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self.slow_s_max, self.transport.abort)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._stop_write_timer()
         blocked, self._blocked = self._blocked, None
         if blocked is not None and not self.transport.is_closing():
             self._finish(blocked)
@@ -180,6 +201,7 @@ class FastLane(HttpToolsProtocol):
             active.disconnected = True  # uvicorn tells the last request that was read, which may be another one
             active.message_event.set()
         self._timer.close()
+        self._stop_write_timer()
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -194,6 +216,7 @@ class FastLane(HttpToolsProtocol):
         self._upgrade = False
         self._head_bytes = 0
         self._receiving = True
+        self._began = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -430,8 +453,13 @@ class FastLane(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
-def fast_lane(infer: InferHandler, body_bytes_max: int, connections_max: int, inbound: Inbound) -> type[FastLane]:
-    """The protocol class of a server whose infer posts `infer` answers."""
+def fast_lane(
+    infer: InferHandler, body_bytes_max: int, connections_max: int, inbound: Inbound, slow_s_max: float = 60.0
+) -> type[FastLane]:
+    """The protocol class of a server whose infer posts `infer` answers.
+
+    `slow_s_max`: how long a client may take to send an infer post, or to make room for a reply.
+    """
     return type(
         "FastLane",
         (FastLane,),
@@ -440,6 +468,7 @@ def fast_lane(infer: InferHandler, body_bytes_max: int, connections_max: int, in
             "body_bytes_max": body_bytes_max,
             "connections_max": connections_max,
             "inbound": inbound,
+            "slow_s_max": slow_s_max,
             "paths": {},
             "heads": {},
             "ok_prefix": [None, b""],

@@ -144,6 +144,47 @@ async def test_an_idle_connection_is_closed(either: Front) -> None:
             assert await wire.rest() == b""
 
 
+async def trickle(wire: Wire) -> None:
+    """A byte now and then, before the connection could be taken for an idle one."""
+    for _ in range(10_000):
+        await wire.send(b"x")
+        await asyncio.sleep(SOON_S / 5)
+
+
+@pytest.mark.parametrize("part", [b"P", post(PATH, b"x" * 1000)[:-900]], ids=["head", "body"])
+async def test_a_client_that_trickles_is_let_go_in_the_end(tmp_path: Path, part: bytes) -> None:
+    """Each byte would begin the time of an idle connection anew."""
+    async with fronting(tmp_path, slow_s_max=SOON_S * 4) as front:
+        async with await Wire.connect(front.port) as wire:
+            await wire.send(part)
+            with pytest.raises(OSError):
+                await trickle(wire)
+        await front.served.settled(0)
+        assert front.inbound.bytes == 0
+        assert front.held.empty
+
+
+async def test_a_client_that_never_reads_its_reply_is_let_go(tmp_path: Path) -> None:
+    async with (
+        fronting(tmp_path, slow_s_max=SOON_S) as front,
+        await Wire.connect(front.port, receive_bytes=65536) as wire,
+    ):
+        await wire.send(post(PATH))
+        (await front.held.next()).answer(b"x" * (8 << 20))
+        assert front.protocol.flow.write_paused
+        await front.served.settled(0)
+
+
+async def test_a_client_that_reads_slowly_gets_all_of_its_reply(tmp_path: Path) -> None:
+    async with fronting(tmp_path, slow_s_max=60) as front, await Wire.connect(front.port, receive_bytes=65536) as wire:
+        for _ in range(2):
+            await wire.send(post(PATH))
+            (await front.held.next()).answer(b"x" * (8 << 20))
+            await asyncio.sleep(SOON_S)
+            assert len((await wire.reply()).body) == 8 << 20
+        assert front.protocol._write_timer is None
+
+
 async def test_a_client_that_says_nothing_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front.served.server.config, "timeout_keep_alive", SOON_S)
     async with await Wire.connect(front.port) as wire:

@@ -41,6 +41,7 @@ async def fronting(
     fast: bool = True,
     body_bytes_max: int = 1 << 24,
     connections_max: int = 100,
+    slow_s_max: float = 60.0,
     inbound_bytes_max: int = 1 << 26,
     **config: Any,
 ) -> AsyncIterator[Front]:
@@ -48,7 +49,7 @@ async def fronting(
     held, inbound = Held(), Inbound(inbound_bytes_max)
     application = Application(home, body_bytes_max=body_bytes_max)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
-    lane = fast_lane(held, body_bytes_max, connections_max, inbound) if fast else "httptools"
+    lane = fast_lane(held, body_bytes_max, connections_max, inbound, slow_s_max) if fast else "httptools"
     async with serving(app, lane, **config) as served:
         yield Front(served, held, inbound)
         await served.settled(0)
