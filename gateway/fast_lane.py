@@ -24,6 +24,7 @@ from gateway.infer_path import InferPath, learn
 from gateway.infer_types import HttpReply, InferHandler
 from gateway.known_head import KNOWN_BYTES_MAX, KnownHead, learn_head
 from gateway.movable_timer import MovableTimer
+from gateway.reader_watch import ReaderWatch
 from gateway.refusals import error_reply, too_large, unexpected
 from gateway.reply_head import head, ok_prefix
 from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, without_offer
@@ -32,6 +33,7 @@ from services.errors import Code, Failure
 __all__ = ["FastLane", "Inbound", "fast_lane"]
 
 PIPELINE_MAX = 16  # requests that wait for their turn on one connection before no more is read from it
+SENT_BYTES_MIN = 64 * 1024  # a client that sends so many a second is not slow
 LINGER_S = 5.0  # how long a refused client may take to notice
 _NO_BODY: list[bytes] = []  # of cycles whose body went on at once
 
@@ -60,12 +62,13 @@ class FastLane(HttpToolsProtocol):
     _head_bytes = -1  # of the head (or the trailers) that is being read, but for its first piece; -1: none is
     _receiving = False  # a request has begun and is not whole
     _began = 0.0  # when it did
-    _write_timer: asyncio.TimerHandle | None = None  # while the client does not read what was written
+    _watch: ReaderWatch
     _advancing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._timer = MovableTimer(self.loop, self._stalled)
+        self._watch = ReaderWatch(self.loop, transport, self.slow_s_max)
         open_now = len(self.connections)
         if open_now > 2 * self.connections_max:
             transport.abort()  # so many that the refused ones, which are given a moment, would be too many
@@ -155,8 +158,10 @@ class FastLane(HttpToolsProtocol):
         And ends it, if it is an infer post or not known yet what it is: uploads of models may take their time.
         """
         seconds: float = self.timeout_keep_alive
-        if self._receiving and (self.cycle is None or type(self.cycle) is Cycle):
-            seconds = min(seconds, max(0.0, self._began + self.slow_s_max - self.loop.time()))
+        cycle = self.cycle
+        if self._receiving and (cycle is None or type(cycle) is Cycle):
+            earned_s = 0.0 if cycle is None else cycle.size_bytes / SENT_BYTES_MIN
+            seconds = min(seconds, max(0.0, self._began + self.slow_s_max + earned_s - self.loop.time()))
         self._timer.set(seconds)
 
     def _unset_keepalive_if_required(self) -> None:
@@ -173,17 +178,11 @@ class FastLane(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:
-            self._write_timer = self.loop.call_later(self.slow_s_max, self.transport.abort)
-
-    def _stop_write_timer(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
+        self._watch.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._stop_write_timer()
+        self._watch.end()
         blocked, self._blocked = self._blocked, None
         if blocked is not None and not self.transport.is_closing():
             self._finish(blocked)
@@ -201,7 +200,7 @@ class FastLane(HttpToolsProtocol):
             active.disconnected = True  # uvicorn tells the last request that was read, which may be another one
             active.message_event.set()
         self._timer.close()
-        self._stop_write_timer()
+        self._watch.end()
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -458,7 +457,7 @@ def fast_lane(
 ) -> type[FastLane]:
     """The protocol class of a server whose infer posts `infer` answers.
 
-    `slow_s_max`: how long a client may take to send an infer post, or to make room for a reply.
+    `slow_s_max`: how long a client may be slow with an infer post, or with reading a reply.
     """
     return type(
         "FastLane",

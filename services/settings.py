@@ -45,7 +45,11 @@ class Settings(BaseSettings):
     segment_tensor_bytes_min: int = Field(32 * 1024, ge=1, description="Tensors of this size and more travel there.")
     connections_max: int = Field(4096, ge=1, description="Open connections of one gateway.")
     keep_alive_s: float = Field(75, gt=0, description="How long an idle connection is kept.")
-    slow_s_max: float = Field(60, gt=0, description="How long a client may take to send a request, or to read a reply.")
+    slow_s_max: float = Field(
+        60,
+        gt=0,
+        description="How long a client may be slower than 64 KiB a second with a request, or read nothing of a reply.",
+    )
     drain_s: float = Field(30, gt=0, description="How long a process may finish what it has when told to stop.")
     lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")
     spin_us_max: int = Field(

@@ -182,7 +182,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_reply(tmp_path: Path) 
             (await front.held.next()).answer(b"x" * (8 << 20))
             await asyncio.sleep(SOON_S)
             assert len((await wire.reply()).body) == 8 << 20
-        assert front.protocol._write_timer is None
+        assert not front.protocol._watch.active
 
 
 async def test_a_client_that_says_nothing_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
