@@ -9,6 +9,8 @@ import asyncio
 import itertools
 import logging
 import os
+import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -26,6 +28,8 @@ log = logging.getLogger("millrace.queue")
 
 REPLIES_AT_ONCE = 16
 REQUESTS_AHEAD = 16  # for replies; Redis blocks on one, and takes the next by itself when that is served
+OLD_S = 60.0
+OLD_MAX = 100
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 BLOB_LIFE_MS = 60_000
@@ -60,6 +64,7 @@ class PoolLink:
         self._on_restored = on_restored
         self._on_put = on_put
         self._connected = 0
+        self._old: deque[tuple[bytes, float]] = deque(maxlen=OLD_MAX)  # lists of replies of earlier connections, until
         self._put_sha = script("put").sha
         self._asking = b""
         self._asked = 0  # requests for replies that Redis has not answered
@@ -134,7 +139,14 @@ class PoolLink:
         self._on_restored(lost)
 
     async def look(self) -> None:
-        """Notice a Redis that lost its data while the connection held: it was flushed. Raises as `call` does."""
+        """Notice a Redis that lost its data while the connection held: it was flushed. Raises as `call` does.
+
+        And forget replies to batches that were put again: workers may have been at them.
+        """
+        if self._old:
+            await self.call("DEL", *(key for key, _ in self._old))
+            while self._old and self._old[0][1] <= time.monotonic():
+                self._old.popleft()
         if await self._forgotten():
             log.warning("Redis at %s lost its data", self._address)
             self._on_restored(True)
@@ -172,6 +184,8 @@ class PoolLink:
 
     def _ask_anew(self) -> None:
         """Begin a list of replies of its own: Redis may not know yet that the last connection is gone, and serve it."""
+        if self._connected:
+            self._old.append((self.replies_key, time.monotonic() + OLD_S))
         self._connected += 1
         self.replies_key = self.keys.replies(f"{self._gateway}-{self._connected}")
         ask = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
