@@ -9,9 +9,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 UV := build/uv/bin/uv
 COMPILE := $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 ARGS ?=
+MINUTES ?= 10
 
 .DEFAULT_GOAL := help
-.PHONY: run test install check bench demo lock clean help
+.PHONY: run test install check bench demo soak lock clean help
 .DELETE_ON_ERROR:
 
 run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -31,6 +32,9 @@ check: install ## lint, format, types, rules between folders
 
 bench: install ## measure throughput and latency as ratios to a bare server
 	@$(BIN)/python -m tests.bench $(ARGS)
+
+soak: install ## load with faults of all kinds (MINUTES=10)
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 install: $(VENV)/.project ## make the environment, nothing else
 

@@ -37,6 +37,8 @@ from services.settings import Settings
 from services.version import VERSION
 from services.worker_id import pool_of
 
+DEPTHS_S_MAX = 1.0  # for the streams' depths on the metrics page: all else is shown without Redis
+
 
 class Gateway:
     """The parts of one gateway process, and the order in which they start and stop."""
@@ -108,8 +110,9 @@ class Gateway:
         """The metrics page; the depths of the streams are read for it."""
         async with self._scrape:
             try:
-                with contextlib.suppress(Failure):
-                    await self._stream_depths()
+                with contextlib.suppress(Failure, TimeoutError):
+                    async with asyncio.timeout(DEPTHS_S_MAX):
+                        await self._stream_depths()
                 return await asyncio.to_thread(render, self.tally, accept)
             finally:
                 # Of the moment of this page: what stayed would be the largest of all gateways for ever.
@@ -135,6 +138,7 @@ class Gateway:
             catalog=self.catalog,
             infer=self.infer,
             ready=self.canary.ready,
+            answering=self.canary.answering,
             metrics=self.metrics,
             start=self.start,
             stop=self.stop,

@@ -1,6 +1,7 @@
-"""canary: readiness that is a fact. Every so often a small inference goes through the real queue to a worker and back.
+"""canary: readiness that is a fact. Every so often a small inference of each model goes through the real queue to a
+worker and back.
 
-Ready means: a reply of any kind came within FRESH_S; traffic itself is the best canary, so an idle system sends its own.
+Ready means: a reply of any kind came lately; traffic itself is the best canary, so only idle models get one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from gateway.lane import Lane
 from gateway.outputs import Outputs, Reply
@@ -21,8 +23,10 @@ from services.tensor import Signature
 log = logging.getLogger("millrace.canary")
 
 EVERY_S = 0.5
-FRESH_S = 3.0
+FRESH_S = 2.5
 TIMEOUT_S = 2.0
+AT_ONCE_MAX = 32  # of a thousand models each has its turn
+REST = 20  # times as long as its run a canary rests: a large model is not kept busy with them
 
 
 class Canary:
@@ -35,7 +39,6 @@ class Canary:
         self._connected = connected
         self._workers = workers
         self._task: asyncio.Task[None] | None = None
-        self._turn = 0
         self.draining = False
 
     def ready(self) -> bool:
@@ -43,7 +46,21 @@ class Canary:
         if self.draining or not self._connected() or not self._workers():
             return False
         lanes = [lane for lane in self._lanes() if lane.failed is None]
-        return not lanes or max(lane.replied for lane in lanes) > time.monotonic() - FRESH_S
+        return not lanes or any(self._fresh(lane, len(lanes)) for lane in lanes)
+
+    def answering(self, release: str) -> bool:
+        """Whether a serving version answers now; others, and those that came just now, are as ready as the server."""
+        if not self.ready():
+            return False
+        lanes = self._lanes()
+        lane = next((lane for lane in lanes if lane.release == release), None)
+        return lane is None or not lane.replied or self._fresh(lane, len(lanes))
+
+    @staticmethod
+    def _fresh(lane: Lane, lanes: int) -> bool:
+        turns = 1 + (lanes - 1) // AT_ONCE_MAX
+        longest_s = FRESH_S + max(EVERY_S * (turns - 1), REST * lane.run_s - EVERY_S)
+        return lane.replied > time.monotonic() - longest_s
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -57,25 +74,19 @@ class Canary:
         while True:
             try:
                 self._send()
-            except Failure:
-                pass  # refused for overload: then replies are coming
             except Exception:
                 log.exception("a canary could not be sent")
             await asyncio.sleep(EVERY_S)
 
     def _send(self) -> None:
-        lanes = [lane for lane in self._lanes() if lane.ready]
-        if not lanes:
-            return
         now = time.monotonic()
-        if max(lane.replied for lane in lanes) > now - EVERY_S:
-            return
-        self._turn += 1
-        lane = lanes[self._turn % len(lanes)]
-        inputs = zero_inputs(lane.manifest.signature)
-        request = Request(inputs, 1, 0, now, now + TIMEOUT_S, _IGNORED)
-        request.counted = False
-        lane.add(request, 0)
+        idle = [lane for lane in self._lanes() if lane.ready and lane.replied <= now - max(EVERY_S, REST * lane.run_s)]
+        idle.sort(key=lambda lane: lane.replied)  # who waited longest comes first
+        for lane in idle[:AT_ONCE_MAX]:
+            request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)
+            request.counted = False
+            with suppress(Failure):  # refused for overload: then replies are coming
+                lane.add(request, 0)
 
 
 class _Ignored:

@@ -42,7 +42,9 @@ class Catalog(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """`version`: of the product. `ready`: a recent canary inference came back. `metrics`: Accept header -> page, content type.
+    """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this release did.
+
+    `metrics`: Accept header -> page, content type.
 
     `start` and `stop` are awaited when the application starts and stops.
     """
@@ -52,6 +54,7 @@ class Deps:
     catalog: Catalog
     infer: InferHandler
     ready: Callable[[], bool]
+    answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
     start: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]

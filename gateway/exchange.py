@@ -101,6 +101,8 @@ class Exchange:
         link = outstanding.lane.link
         try:
             blob = await link.call("GETDEL", link.keys.blob(header.blob))
+        except Failure:
+            return  # away: when Redis is back, `_restored` puts the batch again
         except Exception as error:
             blob = None
             log.warning("outputs of batch %s could not be fetched: %s", header.name, error)

@@ -126,6 +126,11 @@ class Lane:
         return self._instances > 0
 
     @property
+    def run_s(self) -> float:
+        """How long one row runs, as measured; 0 while that is not known."""
+        return self._profile.predict(1)
+
+    @property
     def idle(self) -> bool:
         return not self.batcher.count and not self._outstanding
 
@@ -344,26 +349,26 @@ class Lane:
 
     def put_again(self, outstanding: Outstanding) -> None:
         """Redis lost a batch: what still waits in it is put as a new one."""
+        if not self.link.connected:
+            return  # it stays outstanding: when Redis is back, all that is are put again
         self._forget(outstanding)
         left = [request for request in outstanding.requests if not request.done]
-        if left and self.link.writable:
+        if left:
             self._put(left, self._clock(), outstanding.attempt)
-        else:
-            self._fail(left, Failure(Code.UNAVAILABLE, "the queue lost the request", retry_after_s=1))
 
     def give_up(self, outstanding: Outstanding) -> None:
         """A worker died with a batch: each of its requests is tried alone. One that a worker dies of again is at fault."""
+        if not self.link.connected:
+            return
         left = [request for request in outstanding.requests if not request.done]
         self._forget(outstanding)
         if outstanding.attempt >= SUSPECT:
             for request in left:
                 self._quarantine.add(self.release, request)
             self._fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
-        elif self.link.writable:
+        else:
             for request in left:
                 self._put([request], self._clock(), SUSPECT)
-        else:
-            self._fail(left, Failure(Code.UNAVAILABLE, "the queue lost the request", retry_after_s=1))
 
     def refuse(self, outstanding: Outstanding, reason: str) -> None:
         """Redis would not take the batch."""

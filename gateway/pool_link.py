@@ -75,6 +75,10 @@ class PoolLink:
         self._lost = asyncio.Event()
 
     @property
+    def connected(self) -> bool:
+        return self._out is not None and self._out.connected
+
+    @property
     def writable(self) -> bool:
         """Whether a batch may be put now: connected, and Redis keeps up with what was sent."""
         out = self._out

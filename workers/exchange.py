@@ -42,6 +42,7 @@ class Exchange:
         self._spin = spin or Spin(0)
         keys = self._keys
         self._link = Link(address)
+        self._asked = 0.0  # when what comes next was asked for: it was leased after that
         try:
             for name in ("next", "hold", "release", "recover", "beat", "reclaim"):
                 self._link.call("SCRIPT", "LOAD", script(name).text)
@@ -58,6 +59,7 @@ class Exchange:
 
     def send_next(self, finished: Sequence[Finished], in_hand: int, wanted: int) -> None:
         """Send replies, acknowledge, ask for `wanted` entries; read what comes with `receive_next`."""
+        self._asked = time.monotonic()
         self._link.send(self._next(finished, in_hand, wanted, leave=False))
 
     def _next(
@@ -77,6 +79,7 @@ class Exchange:
 
     def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float) -> None:
         """`send_next` for a worker with empty hands, which then blocks on its inbox: both leave in one write."""
+        self._asked = time.monotonic()
         wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
         self._link.send_both(self._next(finished, 0, wanted, leave=True), wait)
 
@@ -117,7 +120,7 @@ class Exchange:
         for item in items:
             lane, entry, data, attempt = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
             try:
-                lease = Lease(lane.decode(), entry, data, int(attempt))
+                lease = Lease(lane.decode(), entry, data, int(attempt), self._asked)
             except ValueError as error:
                 # It stays leased, so another release's worker gets it when this one leaves.
                 log.error("batch %s of %s cannot be read: %s", entry.decode(), lane.decode(), error)  # noqa: TRY400

@@ -16,6 +16,7 @@ from services.records import WorkerRecord
 from workers.exchange import Exchange
 
 log = logging.getLogger("millrace.heart")
+BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 
 
@@ -36,6 +37,7 @@ class Heart:
         self._wake = threading.Event()
         self._stopping = False
         self._beaten = 0.0
+        self._since = 0.0  # from when on no lease of this worker can have been reclaimed
         self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
 
     def start(self) -> None:
@@ -50,12 +52,12 @@ class Heart:
         self._wake.set()
         self._thread.join()
 
-    def lease_valid(self) -> bool:
-        """Whether a beat reached Redis so lately that nobody can have reclaimed this worker's leases."""
-        return time.monotonic() - self._beaten < self._lease_s
+    def lease_valid(self, leased: float) -> bool:
+        """Whether beats reached Redis so closely since `leased` (monotonic) that nobody can have reclaimed that lease."""
+        return leased >= self._since and time.monotonic() - self._beaten < self._lease_s
 
     def _run(self) -> None:
-        backoff_s = 0.05
+        backoff_s = BACKOFF_S_MIN
         while not self._stopping:
             try:
                 exchange = self._connect()
@@ -64,16 +66,20 @@ class Heart:
                 self._sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
                 continue
-            backoff_s = 0.05
+            began = time.monotonic()
             try:
                 self._beat(exchange)
             except Failure as failure:
                 log.warning("%s", failure.message)
             except Exception:
                 log.exception("a heartbeat failed")
-                self._sleep(backoff_s)
             finally:
                 exchange.close()
+            if time.monotonic() - began > BACKOFF_S_MAX:
+                backoff_s = BACKOFF_S_MIN
+            else:  # connected, and then refused: out of memory, still loading, …
+                self._sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
 
     def _beat(self, exchange: Exchange) -> None:
         published: WorkerRecord | None = None
@@ -81,6 +87,8 @@ class Heart:
             record = self._record()
             began = time.monotonic()
             known = exchange.beat(record.model_dump_json().encode(), round(self._lease_s * 2000))
+            if not known or began - self._beaten >= self._lease_s:
+                self._since = time.monotonic()  # before the beat counts: what was leased until now may be another's
             self._beaten = began
             if not known:
                 exchange.hold(self._lanes())

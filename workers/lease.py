@@ -26,13 +26,14 @@ Array = np.ndarray[Any, Any]
 class Lease:
     """One entry of a stream while this worker has it. `fetch_blob` is called at most once, for entries with a blob."""
 
-    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased_ms", "started")
+    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased", "leased_ms", "started")
 
-    def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int) -> None:
+    def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int, leased: float = 0.0) -> None:
         self.lane = lane
         self.entry = entry
         self.attempt = attempt
         self.header, self.inline = decode_batch(data)
+        self.leased = leased
         self.leased_ms = time.time() * 1000
         self.failures: dict[int, list[str]] = {}
         self.alive: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
@@ -97,7 +98,9 @@ class ReplyWriter:
     shared memory, which may be somebody else's by now; its reply is dropped by the queue anyway.
     """
 
-    def __init__(self, worker: str, segments: Segments, inline_bytes_max: int, lease_valid: Callable[[], bool]) -> None:
+    def __init__(
+        self, worker: str, segments: Segments, inline_bytes_max: int, lease_valid: Callable[[float], bool]
+    ) -> None:
         self._worker = worker
         self._lease_valid = lease_valid
         self._segments = segments
@@ -154,7 +157,7 @@ class ReplyWriter:
             contiguous = np.ascontiguousarray(array, dtype=NUMPY[datatype])
             size_bytes = contiguous.nbytes
             data = contiguous.reshape(-1).view(np.uint8).data if size_bytes else b""
-        if place is not None and 0 < size_bytes <= place.size_bytes and self._lease_valid():
+        if place is not None and 0 < size_bytes <= place.size_bytes and self._lease_valid(lease.leased):
             self._segments.view(place)[:size_bytes] = data
             self.segment_bytes += size_bytes
             return ReplyOutput(inner, size_bytes, sizes, Place(place.segment, place.offset, size_bytes)), b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -25,6 +26,7 @@ log = logging.getLogger("millrace.worker")
 
 ENTRIES_WANTED = 4  # entries that one request for work may bring: merged as far as they fit
 INBOX_WAIT_S = 0.5  # how often an idle worker looks whether it should stop
+BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
 
@@ -57,7 +59,7 @@ class Worker:
 
     def serve(self) -> None:
         """Run until `stop`. Redis may come and go meanwhile."""
-        backoff_s = 0.05
+        backoff_s = BACKOFF_S_MIN
         while not self._stopping.is_set():
             try:
                 exchange = self._connect()
@@ -66,7 +68,7 @@ class Worker:
                 self._stopping.wait(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
                 continue
-            backoff_s = 0.05
+            began = time.monotonic()
             try:
                 if self._client_id:
                     exchange.end(self._client_id)
@@ -78,6 +80,11 @@ class Worker:
                 self._drain(exchange)
             except Failure as failure:
                 log.warning("%s; connecting again", failure.message)
+                if time.monotonic() - began > BACKOFF_S_MAX:
+                    backoff_s = BACKOFF_S_MIN
+                else:  # connected, and then refused: out of memory, still loading, …
+                    self._stopping.wait(backoff_s)
+                    backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
             finally:
                 exchange.close()
 

@@ -62,12 +62,12 @@ async def metadata_version(model: str, version: str, deps: DepsOf) -> dict[str, 
 
 @router.get("/v2/models/{model}/ready", summary="Whether the model answers requests", responses=_READY)
 async def ready(model: str, deps: DepsOf, response: Response) -> dict[str, Any]:
-    return _ready(_find(deps, model, None)[1], response)
+    return _ready(_find(deps, model, None)[1], response, deps)
 
 
 @router.get("/v2/models/{model}/versions/{version}/ready", summary="Whether the version is ready", responses=_READY)
 async def ready_version(model: str, version: str, deps: DepsOf, response: Response) -> dict[str, Any]:
-    return _ready(_find(deps, model, version)[1], response)
+    return _ready(_find(deps, model, version)[1], response, deps)
 
 
 def _find(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
@@ -81,12 +81,18 @@ def _metadata(model: ModelView, version: VersionView) -> dict[str, Any]:
     return model_metadata(version.manifest, serving)
 
 
-def _ready(view: VersionView, response: Response) -> dict[str, Any]:
+def _ready(view: VersionView, response: Response, deps: Deps) -> dict[str, Any]:
     name = view.manifest.model
-    if view.ready:
+    if view.ready and deps.answering(view.manifest.release):
         return {"name": name, "ready": True}
     response.status_code = 503
-    why = f"{view.state}: {view.reason}" if view.reason else str(view.state)
+    why = (
+        "no recent inference came back"
+        if view.ready
+        else f"{view.state}: {view.reason}"
+        if view.reason
+        else str(view.state)
+    )
     return {
         "name": name,
         "ready": False,

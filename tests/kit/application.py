@@ -112,6 +112,7 @@ class Application:
                 catalog=self.catalog,
                 infer=self.inbox,
                 ready=self._ready,
+                answering=lambda _: self._ready(),
                 metrics=self._metrics,
                 start=self._start,
                 stop=self._stop,

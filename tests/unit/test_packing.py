@@ -80,7 +80,7 @@ class Ends:
 
 
 def ends(
-    signature: Signature, pool: SegmentPool, folder: Path, way: str, valid: Callable[[], bool] = lambda: True
+    signature: Signature, pool: SegmentPool, folder: Path, way: str, valid: Callable[[float], bool] = lambda _: True
 ) -> Ends:
     packer = Packer(signature, pool, 1)
     packer.shared = way == "shared"
@@ -282,7 +282,7 @@ def test_room_for_outputs_whose_size_the_signature_does_not_say_is_learnt(segmen
 
 
 def test_a_worker_whose_lease_is_over_does_not_touch_shared_memory(segments, folder):
-    end = ends(same(["FP32"], [1], batching=True), segments, folder, "shared", valid=lambda: False)
+    end = ends(same(["FP32"], [1], batching=True), segments, folder, "shared", valid=lambda _: False)
     one = request([floats(1, 2)], 2)
     packed, lease = end.lease([one])
     segments.view(packed.places[1])[:] = b"untouche"

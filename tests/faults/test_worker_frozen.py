@@ -1,0 +1,189 @@
+"""Workers that freeze under load for longer than their leases and thaw again: nobody's request is lost or spoilt by it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit import models, v2
+from tests.kit.load import Load, constant_load
+from tests.kit.metrics import Page
+from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.wait import wait_until
+
+LEASE_MS = 500
+CALLERS = 6
+TIMEOUT_US = 50_000_000  # whoever gets a 200 got it within this
+FREEZES_MAX = 20
+Expected = Sequence[v2.Array]
+
+
+def bodies_of(inputs: Expected) -> list[tuple[bytes, dict[str, str]]]:
+    return [v2.request({"x": x}, parameters={"timeout": TIMEOUT_US}) for x in inputs]
+
+
+def check_answers(load: Load, expected: Expected) -> None:
+    """Every answer is a 200 with the caller's own values."""
+    for answer in load.answers:
+        assert answer.status == 200, answer.body
+        np.testing.assert_array_equal(v2.outputs(answer.body, answer.headers)["y"], expected[answer.sent])
+
+
+def processes(stack: Stack) -> dict[str, int]:
+    return {name: pid for name, pid in stack.pids().items() if name.startswith("cpu-")}
+
+
+def workers(stack: Stack) -> dict[int, str]:
+    """Ids of the workers that the gateway believes to live, by process."""
+    listed: list[dict[str, Any]] = stack.http.get("/admin/v1/workers").json()["workers"]
+    return {worker["pid"]: worker["id"] for worker in listed}
+
+
+def leased(stack: Stack, worker: str) -> int:
+    """Batches that a worker has and has not answered."""
+    return sum(
+        len(stack.redis.xpending_range(key, "w", "-", "+", 100, consumername=worker))
+        for key in stack.redis.scan_iter("mr:{cpu}:stream:*")
+    )
+
+
+@contextmanager
+def frozen_with_work(stack: Stack, pid: int) -> Iterator[None]:
+    """Freeze a worker that has leases, and see the gateway strike it off its list."""
+    worker = workers(stack)[pid]
+    for _ in range(FREEZES_MAX):
+        reclaimed = stack.metrics().value("millrace_reclaimed_total")
+        with asleep(pid):
+            wait_until(lambda: pid not in workers(stack), what="taken for dead")
+            # between two batches it had nothing to lose
+            if stack.metrics().value("millrace_reclaimed_total") > reclaimed:
+                assert leased(stack, worker) == 0
+                yield
+                return
+        wait_until(lambda: pid in workers(stack))
+    raise AssertionError(f"{worker} had no work when it was frozen, {FREEZES_MAX} times")
+
+
+def busy(stack: Stack, names: Iterable[str]) -> list[float]:
+    """How long each worker has run batches."""
+    page = stack.metrics()
+    return [page.value("millrace_worker_busy_seconds_total", worker=name) for name in names]
+
+
+def all_grew(before: Sequence[float], now: Sequence[float]) -> bool:
+    return all(a < b for a, b in zip(before, now, strict=True))
+
+
+def say_counts(load: Load, before: Page, page: Page) -> None:
+    """Print them, and check that the product counts as the callers do: each request is answered once."""
+    statuses = [answer.status for answer in load.answers]
+    names = ("reclaimed_total", "duplicate_replies_total", "refused_total")
+    counts = {name: int(page.value(f"millrace_{name}")) for name in names}
+    print(
+        {"requests": len(statuses), "200": statuses.count(200), "failed": len(statuses) - statuses.count(200), **counts}
+    )
+    for outcome in ({"outcome": "ok"}, {}):
+        name = "millrace_requests_total"
+        assert page.value(name, **outcome) - before.value(name, **outcome) == len(statuses)
+    assert counts["refused_total"] == 0
+
+
+@pytest.mark.parametrize("columns", [2, 16384], ids=["inline", "shared memory"])
+def test_a_worker_that_freezes_under_load_costs_no_request(tmp_path: Path, columns: int) -> None:
+    path = models.identity(tmp_path / "m.onnx", shape=("N", columns))
+    expected = [np.full((1, columns), i, np.float32) for i in range(8)]
+    with running_stack(tmp_path, pools="cpu=2", settings={"lease_ms": LEASE_MS}, models={"steady": path}) as stack:
+        pids = processes(stack)
+        begun = stack.metrics()
+        with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(expected), CALLERS) as load:
+            load.more(50)
+            for pid in pids.values():
+                with frozen_with_work(stack, pid):
+                    load.more(50)  # every caller got on: what it had in hand was taken over
+                assert stack.settled("steady", 1)
+                assert set(workers(stack)) == set(pids.values())  # the same processes: none was started anew
+                before = busy(stack, pids)
+                load.until(lambda: all_grew(before, busy(stack, pids)))  # noqa: B023
+            load.more(50)
+        check_answers(load, expected)
+        page = stack.metrics()
+        assert page.value("millrace_reclaimed_total") >= len(pids)
+        assert not any("was ended" in line for line in stack.lines)
+        say_counts(load, begun, page)
+
+
+def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    inputs = [np.full((1, 2), i, np.float32) for i in range(8)]
+    expected = [x * np.float32(2.0) for x in inputs]
+    with running_stack(tmp_path, pools="cpu=2", settings={"lease_ms": LEASE_MS}, models={"steady": path}) as stack:
+        pids = processes(stack)
+        begun = stack.metrics()
+        with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(inputs), CALLERS) as load:
+            load.more(50)
+            with asleep(*pids.values()):  # shorter than the lease
+                wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= CALLERS)
+            load.more(50)
+            for _ in range(2):
+                with asleep(*pids.values()):  # longer: there is nobody left who could take anything over
+                    wait_until(lambda: not workers(stack))
+                    seen = len(load.answers)
+                    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= CALLERS)
+                    assert len(load.answers) == seen
+                load.more(50)
+                stack.settled("steady", 1)
+                before = busy(stack, pids)
+                load.until(lambda: all_grew(before, busy(stack, pids)))  # noqa: B023
+        check_answers(load, expected)
+        assert set(workers(stack)) == set(pids.values())
+        say_counts(load, begun, stack.metrics())
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["in a run", "before it runs"])
+def test_a_thawed_worker_writes_into_nobody_elses_memory(tmp_path: Path, running: bool) -> None:
+    """It runs what another has answered meanwhile, and whose place in shared memory has other tensors by then."""
+    settings = {"lease_ms": LEASE_MS, "segment_tensor_bytes_min": 1}
+    with running_stack(tmp_path, pools="cpu=2", settings=settings) as stack:
+        path = models.slow(tmp_path / "m.onnx", rounds=60_000)
+        stack.push("long", path, config='{"rows_max": 2}')
+        rng = np.random.default_rng(1)
+        # Two rows lie where the input and the output of one row lay.
+        bodies = [v2.request({"x": rng.standard_normal((rows, 128), np.float32)}) for rows in (2, 1)]
+        expected = [_answer(stack.send("/v2/models/long/infer", *body)) for body in bodies]
+
+        listed = workers(stack)
+        with asleep(*(() if running else listed)):
+            connection = stack.send("/v2/models/long/infer", *bodies[1])
+            frozen = wait_until(lambda: next((pid for pid in listed if leased(stack, listed[pid])), None))
+            (other,) = listed.keys() - {frozen}
+            thawed = [name for name, pid in processes(stack).items() if pid == frozen]
+            with asleep(frozen):
+                os.kill(other, signal.SIGCONT)
+                one_row = _answer(connection)
+                os.kill(other, signal.SIGSTOP)
+                connection = stack.send("/v2/models/long/infer", *bodies[0])
+                wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 1)
+                before = busy(stack, thawed)
+            wait_until(lambda: all_grew(before, busy(stack, thawed)), what="the thawed worker has run it, too")
+            os.kill(other, signal.SIGCONT)
+            two_rows = _answer(connection)
+        page = stack.metrics()
+        print({name: page.value(f"millrace_{name}") for name in ("reclaimed_total", "duplicate_replies_total")})
+        for got, right in zip((two_rows, one_row), expected, strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4)
+
+
+def _answer(connection: http.client.HTTPConnection) -> v2.Array:
+    reply = connection.getresponse()
+    body = reply.read()
+    connection.close()
+    assert reply.status == 200, body
+    return v2.outputs(body, dict(reply.getheaders()))["y"]

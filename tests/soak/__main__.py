@@ -1,0 +1,132 @@
+"""Load with faults of all kinds, for a while: what was accepted is answered right, and nothing grows.
+
+python -m tests.soak [--minutes 10] [--seed N]        exit status 1 when a request failed or something grew
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.kit import models
+from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.soak.callers import Callers
+from tests.soak.faults import Faults
+
+CALLERS = 8
+BETWEEN_S = 2.0  # of a fault's end and the next one's beginning
+MIB = 1 << 20
+#: what may be there more at the end than at the start, which is short after the first load
+GROWTH_MAX = {"memory (MiB)": 150.0, "file descriptors": 30.0, "shared memory files": 2.0, "Redis keys": 6.0}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a stack takes up."""
+
+    by_kind: dict[str, float]
+
+    @classmethod
+    def of(cls, stack: Stack) -> Taken:
+        assert_quiet(stack)
+        pids = stack.pids().values()
+        files = list(stack.segments_dir.glob(f"{stack.instance}-*"))
+        return cls(
+            {
+                "memory (MiB)": sum(_resident(pid) for pid in pids) / MIB,
+                "file descriptors": float(sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)),
+                "shared memory files": float(len(files)),
+                "Redis keys": float(len(stack.redis.keys("mr:*"))),
+            }
+        )
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
+    """Whether all was well."""
+    releases = [models.scale(folder / "two.onnx", 2.0), models.scale(folder / "three.onnx", 3.0)]
+    served = {
+        "steady": releases[0],
+        "rolled": releases[0],
+        "large": models.identity(folder / "large.onnx", shape=("N", 16384)),
+        "fragile": models.fragile(folder / "fragile.onnx"),
+    }
+    happened: Counter[str] = Counter()
+    with running_stack(folder, gateways=2, pools="cpu=2", models=served) as stack:
+        callers = Callers(stack.port, CALLERS, seed)
+        faults = Faults(stack, callers, releases, seed)
+        callers.start()
+        try:
+            time.sleep(BETWEEN_S)
+            until = time.monotonic() + 60 * minutes
+            callers_before = callers.counts.total()
+            with console.status("") as status:
+                while time.monotonic() < until:
+                    happened[faults.next()] += 1
+                    left = max(0.0, until - time.monotonic())
+                    said = ", ".join(f"{number:,} {kind}" for kind, number in sorted(callers.counts.items()))
+                    status.update(f"{left:.0f} s left; {said}; faults: {happened.total()}")
+                    time.sleep(BETWEEN_S)
+        finally:
+            callers.stop()
+        assert callers.counts.total() > callers_before
+        end = Taken.of(stack)
+        # The same processes again, after a load without faults: whatever is more was kept.
+        rest = Callers(stack.port, CALLERS, seed)
+        rest.start()
+        time.sleep(BETWEEN_S * 2)
+        rest.stop()
+        later = Taken.of(stack)
+    return _report(console, callers, rest, happened, end, later)
+
+
+def _report(
+    console: Console, callers: Callers, rest: Callers, happened: Counter[str], start: Taken, end: Taken
+) -> bool:
+    counts = callers.counts + rest.counts
+    table = Table("requests", "")
+    for kind in ("right", "refused", "cut", "failed"):
+        table.add_row(kind, f"{counts[kind]:,}")
+    table.add_row("slowest answer", f"{max(callers.slowest_s, rest.slowest_s):.1f} s")
+    console.print(table)
+    table = Table("faults", "")
+    for name, number in sorted(happened.items()):
+        table.add_row(name, str(number))
+    console.print(table)
+    grown = {kind: end.by_kind[kind] - start.by_kind[kind] for kind in start.by_kind}
+    table = Table("taken up", "before", "at the end", "allowed to grow by")
+    for kind, before in start.by_kind.items():
+        table.add_row(kind, f"{before:,.0f}", f"{end.by_kind[kind]:,.0f}", f"{GROWTH_MAX[kind]:,.0f}")
+    console.print(table)
+    for failure in (*callers.failures, *rest.failures):
+        console.print(failure, style="red", markup=False, soft_wrap=True)
+    return not counts["failed"] and all(grown[kind] <= GROWTH_MAX[kind] for kind in grown)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description="Load with faults of all kinds.")
+    parser.add_argument("--minutes", type=float, default=10, help="how long (default: 10)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="what happens when (default: the time)")
+    arguments = parser.parse_args()
+    console = Console()
+    console.print(f"seed {arguments.seed}, {arguments.minutes:g} minutes")
+    with tempfile.TemporaryDirectory(prefix="millrace-soak-") as name:
+        well = soak(Path(name), arguments.minutes, arguments.seed, console)
+    console.print("[green]all was well" if well else "[red]something was not")
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

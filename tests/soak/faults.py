@@ -1,0 +1,89 @@
+"""What befalls a stack during a soak. Each fault ends before the next one begins."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tests.kit import v2
+from tests.kit.stack import Stack, asleep
+from tests.kit.wait import wait_until
+from tests.soak.callers import Callers
+
+FROZEN_S = 3.0  # past the lease of 2 s
+PAUSED_S = 1.5
+
+
+class Faults:
+    """`releases`: model files of one signature, which the model "rolled" changes between."""
+
+    def __init__(self, stack: Stack, callers: Callers, releases: list[Path], seed: int) -> None:
+        self._stack = stack
+        self._callers = callers
+        self._releases = releases
+        self._random = random.Random(seed)
+        self._kinds: list[tuple[str, Callable[[], None]]] = [
+            ("worker killed", lambda: self._kill("cpu-")),
+            ("worker frozen", lambda: self._freeze("cpu-", FROZEN_S)),
+            ("gateway killed", lambda: self._kill("gateway-")),
+            ("redis killed", lambda: self._kill("redis")),
+            ("redis paused", lambda: self._freeze("redis", PAUSED_S)),
+            ("redis emptied", self._empty),
+            ("connections to redis cut", self._cut),
+            ("a request that kills workers", self._poison),
+            ("a new version", self._roll),
+        ]
+
+    def next(self) -> str:
+        """Let one happen, and wait until it is over; its name."""
+        name, happen = self._random.choice(self._kinds)
+        happen()
+        return name
+
+    def _one(self, prefix: str) -> tuple[str, int]:
+        """One that runs: others may be down, since a fault before this one, and on their way back."""
+        pids = wait_until(
+            lambda: {name: pid for name, pid in self._stack.pids().items() if name.startswith(prefix)},
+            what=f"a {prefix} process",
+        )
+        name = self._random.choice(sorted(pids))
+        return name, pids[name]
+
+    def _kill(self, prefix: str) -> None:
+        name, pid = self._one(prefix)
+        if prefix == "gateway-":
+            self._callers.gateway_died = time.monotonic() + 1
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self._stack.pids().get(name, pid) != pid, what=f"{name} is back")
+
+    def _freeze(self, prefix: str, seconds: float) -> None:
+        with asleep(self._one(prefix)[1]):
+            time.sleep(seconds)
+
+    def _empty(self) -> None:
+        self._stack.redis.flushall()
+
+    def _cut(self) -> None:
+        self._stack.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    def _poison(self) -> None:
+        """Its answer is an error, or, if a fault came together with another, a refusal; nobody else is to notice."""
+        body, headers = v2.request({"x": np.array([[-1], [self._random.getrandbits(40)]], np.int64)})
+        reply = self._stack.http.post("/v2/models/fragile/infer", content=body, headers=headers)
+        assert reply.status_code in (500, 503), reply.text
+
+    def _roll(self) -> None:
+        """Upload the next version, which becomes the active one, and delete what is older."""
+        admin = "/admin/v1/models/rolled"
+        path = self._random.choice(self._releases)
+        pushed = self._stack.http.post(f"{admin}/versions", params={"wait": 60}, content=path.read_bytes())
+        assert pushed.status_code == 201, pushed.text
+        for version in self._stack.http.get(admin).json()["versions"]:
+            if version["version"] < pushed.json()["version"] - 1:
+                self._stack.http.delete(f"{admin}/versions/{version['version']}")
