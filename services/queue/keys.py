@@ -9,7 +9,7 @@ mr:{cpu}:inbox:<worker>    list: entries delivered to the worker while it was id
 mr:{cpu}:running:<worker>  string: the suspected batch that the worker runs alone (expires)
 mr:{cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
 mr:{cpu}:record:<worker>   string: the worker's record (JSON, expires)
-mr:{cpu}:replies:<gateway> list: replies on their way to a gateway (expires)
+mr:{cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
 mr:{cpu}:blob:<id>         string: tensors too large for a script (expires)
 mr:pools                   set: pools that ever had a worker
 mr:epoch                   string: changes when Redis lost its data

@@ -101,7 +101,11 @@ class Stack:
 
     def pids(self) -> dict[str, int]:
         """Processes that run now, by name: gateway-0, cpu-0, redis."""
-        return {_name(pid): pid for pid in children(self.process.pid)}
+        found: dict[str, int] = {}
+        for pid in children(self.process.pid):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended in between
+                found[_name(pid)] = pid
+        return found
 
     def push(
         self,
@@ -235,9 +239,9 @@ def running_stack(
         raise
 
 
-def assert_quiet(stack: Stack) -> None:
+def assert_quiet(stack: Stack, timeout_s: float = 30) -> None:
     """Nobody asks for anything: wait for the moment in which nothing is on its way, waits, or is held for anybody."""
-    wait_for_none(lambda: _unquiet(stack))
+    wait_for_none(lambda: _unquiet(stack), timeout_s)
 
 
 def assert_nothing_left(stack: Stack) -> None:
