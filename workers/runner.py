@@ -77,13 +77,8 @@ def run(
         merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
         results = _outputs(live, _Runner(holding, on_no_memory), merged)
     execution_s = time.perf_counter() - began if live else 0.0
-    return [
-        Run(lease, results.get(i) if (i := _index(live, lease)) >= 0 else None, execution_s, rows) for lease in group
-    ]
-
-
-def _index(live: Sequence[Lease], lease: Lease) -> int:
-    return next((i for i, other in enumerate(live) if other is lease), -1)
+    places = {id(lease): i for i, lease in enumerate(live)}
+    return [Run(lease, results.get(places.get(id(lease), -1)), execution_s, rows) for lease in group]
 
 
 class _Runner:
