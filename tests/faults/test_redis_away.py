@@ -79,7 +79,7 @@ def check(what: str, answers: Iterable[Got], *, refused_max: float = 0, factor: 
         if answer.status == 200:
             got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
             np.testing.assert_array_equal(got, x * np.float32((answer.sent + 1) * factor))
-    assert statuses[200] > 0
+    assert statuses[200] > 0 or refused_max >= len(answers)
     return len(refused)
 
 
