@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from services.backoff import Backoff
 from services.errors import Failure
 from services.records import WorkerRecord
 from workers.exchange import Exchange
@@ -57,14 +58,13 @@ class Heart:
         return leased >= self._since and time.monotonic() - self._beaten < self._lease_s
 
     def _run(self) -> None:
-        backoff_s = BACKOFF_S_MIN
+        backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping:
             try:
                 exchange = self._connect()
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
-                self._sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+                self._sleep(backoff.after_death())
                 continue
             began = time.monotonic()
             try:
@@ -75,11 +75,9 @@ class Heart:
                 log.exception("a heartbeat failed")
             finally:
                 exchange.close()
-            if time.monotonic() - began > BACKOFF_S_MAX:
-                backoff_s = BACKOFF_S_MIN
-            else:  # connected, and then refused: out of memory, still loading, …
-                self._sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+            # Also after it was connected: Redis may be out of memory, still loading, …
+            if not self._stopping:
+                self._sleep(backoff.after_death(time.monotonic() - began))
 
     def _beat(self, exchange: Exchange) -> None:
         published: WorkerRecord | None = None

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from services.backoff import Backoff
 from services.errors import Code, Failure
 from services.segments.segment import Segments
 from services.tensor import Signature
@@ -59,14 +60,13 @@ class Worker:
 
     def serve(self) -> None:
         """Run until `stop`. Redis may come and go meanwhile."""
-        backoff_s = BACKOFF_S_MIN
+        backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping.is_set():
             try:
                 exchange = self._connect()
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
-                self._stopping.wait(backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+                self._stopping.wait(backoff.after_death())
                 continue
             began = time.monotonic()
             try:
@@ -80,11 +80,8 @@ class Worker:
                 self._drain(exchange)
             except Failure as failure:
                 log.warning("%s; connecting again", failure.message)
-                if time.monotonic() - began > BACKOFF_S_MAX:
-                    backoff_s = BACKOFF_S_MIN
-                else:  # connected, and then refused: out of memory, still loading, …
-                    self._stopping.wait(backoff_s)
-                    backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
+                # Also after it was connected: Redis may be out of memory, still loading, …
+                self._stopping.wait(backoff.after_death(time.monotonic() - began))
             finally:
                 exchange.close()
 

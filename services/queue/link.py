@@ -61,14 +61,13 @@ class Link:
 
     def send(self, words: tuple[bytes | str | int, ...]) -> None:
         """Send a command; its reply is read by a later `receive`."""
-        try:
-            self._socket.sendall(hiredis.pack_command(cast("Any", words)))
-        except OSError as error:
-            raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
+        self._write(hiredis.pack_command(cast("Any", words)))
 
     def send_both(self, first: tuple[bytes | str | int, ...], second: tuple[bytes | str | int, ...]) -> None:
         """Send two commands in one write."""
-        packed = hiredis.pack_command(cast("Any", first)) + hiredis.pack_command(cast("Any", second))
+        self._write(hiredis.pack_command(cast("Any", first)) + hiredis.pack_command(cast("Any", second)))
+
+    def _write(self, packed: bytes) -> None:
         try:
             self._socket.sendall(packed)
         except OSError as error:

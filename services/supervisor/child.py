@@ -13,8 +13,8 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
 from pathlib import Path
 
+from services.backoff import Backoff
 from services.settings import child_environment
-from services.supervisor.backoff import Backoff
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
 from services.supervisor.parent import tied_to_this_process
 from services.supervisor.plan import Program

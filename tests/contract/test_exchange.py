@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from gateway.pool_link import PoolLink
 from services.batch import BatchHeader, BatchInput, encode_batch
 from services.errors import Code, Failure
-from services.queue.server import Binary
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
-from tests.kit.redis_server import binaries, redis_server
 from tests.kit.wait import wait_until
 from workers.exchange import Exchange, Finished
-
-
-@pytest.fixture(scope="module", params=binaries(), ids=str)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    binary: Binary = request.param
-    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
-        pool = Pool(address)
-        yield pool
-        pool.close()
-
-
-@pytest.fixture
-def pool(server: Pool) -> Iterator[Pool]:
-    """A pool with nothing in it; whatever the test did, its state is sound afterwards."""
-    server.clear()
-    yield server
-    server.check()
 
 
 def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from services.batch import decode_reply
-from services.queue.server import Binary
-from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Pool, names
-from tests.kit.redis_server import binaries, redis_server
-
-
-@pytest.fixture(scope="module", params=binaries(), ids=str)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    binary: Binary = request.param
-    with redis_server(binary, tmp_path_factory.mktemp("redis")) as address:
-        pool = Pool(address)
-        yield pool
-        pool.close()
-
-
-@pytest.fixture
-def pool(server: Pool) -> Iterator[Pool]:
-    """A pool with nothing in it; whatever the test did, its state is sound afterwards."""
-    server.clear()
-    yield server
-    server.check()
+from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, names
 
 
 def test_a_reply_to_a_lost_lease_is_dropped(pool):

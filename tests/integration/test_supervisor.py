@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from services.backoff import Backoff
 from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import child_environment
-from services.supervisor.backoff import Backoff
 from services.worker_id import worker_id
 
 ROOT = Path(__file__).parents[2]
