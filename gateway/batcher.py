@@ -17,6 +17,7 @@ RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highes
 RANK_MAX = 32
 AGING_S = 1.0
 COMPACT_MIN = 256
+COUNTED_MAX = 256
 
 _Entry = tuple[float, int, Request]
 
@@ -58,6 +59,19 @@ class _Line:
         else:
             self.queue.popleft()
 
+    def rows_until(self, deadline: float) -> int | None:
+        """Rows that wait with this deadline or an earlier one; None if these are all, or too many to count."""
+        queue, heap = self.queue, self.heap
+        if not heap and (not queue or queue[-1][0] <= deadline):
+            return None
+        counted = [entry for entry in itertools.islice(queue, COUNTED_MAX) if entry[0] <= deadline]
+        at = [0] if heap else []
+        for i in at:  # a heap's entries are no earlier than the one above them
+            if heap[i][0] <= deadline and len(counted) < COUNTED_MAX:
+                counted.append(heap[i])
+                at += [child for child in (2 * i + 1, 2 * i + 2) if child < len(heap)]
+        return None if len(counted) >= COUNTED_MAX else sum([entry[2].rows for entry in counted if not _left(entry)])
+
     def compact(self) -> None:
         """Forget all that left."""
         self.queue = deque(entry for entry in self.queue if not _left(entry))
@@ -80,12 +94,17 @@ def _left(entry: _Entry) -> bool:
     return request.taken or request.done
 
 
+def _rank(priority: int) -> int:
+    return min(priority, RANK_MAX) if priority else RANK_DEFAULT
+
+
 class _Shelf:
     """The waiting requests of one priority: by deadline, and by deadline within each shape."""
 
-    __slots__ = ("by_shape", "order")
+    __slots__ = ("by_shape", "order", "rows")
 
     def __init__(self) -> None:
+        self.rows = 0
         self.order = _Line()
         self.by_shape: dict[Hashable, _Line] = {}
 
@@ -128,7 +147,7 @@ class Batcher:
 
     def add(self, request: Request, shape: Hashable) -> None:
         """`shape`: equal for requests that may share a batch; None where all requests of the version have one shape."""
-        rank = min(request.priority, RANK_MAX) if request.priority else RANK_DEFAULT
+        rank = _rank(request.priority)
         shelf = self._shelves.get(rank)
         if shelf is None:
             shelf = self._shelves[rank] = _Shelf()
@@ -139,6 +158,7 @@ class Batcher:
             self._left = 0
         if shape is not None:
             self._shapes[id(request)] = shape
+        shelf.rows += request.rows
         self.rows += request.rows
         self.count += 1
 
@@ -148,7 +168,14 @@ class Batcher:
         request.inputs = ()
 
     def _leave(self, requests: Sequence[Request]) -> None:
-        self.rows -= sum([request.rows for request in requests])
+        rows = sum([request.rows for request in requests])
+        self.rows -= rows
+        if len(self._shelves) == 1:
+            for shelf in self._shelves.values():
+                shelf.rows -= rows
+        else:
+            for request in requests:
+                self._shelves[_rank(request.priority)].rows -= request.rows
         self.count -= len(requests)
         self._left += len(requests)
         if self._shapes:
@@ -159,14 +186,25 @@ class Batcher:
                 shelf.clear()
             self._left = 0
 
-    def earliest_deadline(self) -> float:
-        """Of all waiting requests; infinity when nothing waits."""
-        earliest = float("inf")
-        for shelf in self._shelves.values():
-            head = shelf.order.head()
-            if head is not None and head.deadline < earliest:
-                earliest = head.deadline
-        return earliest
+    def earliest(self) -> Request:
+        """The request that waits with the earliest deadline. Raises ValueError when none waits."""
+        heads = [head for shelf in self._shelves.values() if (head := shelf.order.head()) is not None]
+        return heads[0] if len(heads) == 1 else min(heads, key=lambda head: head.deadline)
+
+    def rows_ahead(self, priority: int, deadline: float) -> int:
+        """Rows that would come before a request: of higher priority, and of its own those with no later deadline.
+
+        Aging is not looked at. More than COUNTED_MAX requests are not counted: then it is all rows of its priority.
+        """
+        rank = _rank(priority)
+        ahead = 0
+        for other, shelf in self._shelves.items():
+            if other < rank:
+                ahead += shelf.rows
+            elif other == rank:
+                counted = shelf.order.rows_until(deadline)
+                ahead += shelf.rows if counted is None else counted
+        return ahead
 
     def take(self, now: float, rows_max: int) -> list[Request]:
         """The next batch: at most `rows_max` rows, but at least one request if any waits. Expired ones are not in it.

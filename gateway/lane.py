@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from gateway.admission import Admission
 from gateway.batcher import Batcher
+from gateway.forecast import Forecast
 from gateway.lane_tallies import LaneTallies
 from gateway.outputs import Outputs
 from gateway.packing import Packer
@@ -31,6 +32,7 @@ SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have co
 #: a run against which the way through the queue counts. A worker asks for more when it starts a run, with the reply that
 #: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
 LONG_RUN_S = 0.02
+COST_MS_MIN = 0.05  # of a batch, in its share of the workers: what there is beside the run
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
@@ -39,13 +41,21 @@ ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no 
 class Outstanding:
     """A batch that was put and has no reply yet."""
 
-    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "put", "requests")
+    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "put", "requests", "run_s")
 
     def __init__(
-        self, name: str, lane: Lane, requests: list[Request], places: list[Place], attempt: int, put: float
+        self,
+        name: str,
+        lane: Lane,
+        requests: list[Request],
+        places: list[Place],
+        attempt: int,
+        put: float,
+        run_s: float,
     ) -> None:
         self.name = name
         self.put = put
+        self.run_s = run_s
         self.lane = lane
         self.requests = requests
         self.places = places
@@ -97,8 +107,7 @@ class Lane:
         self._profile = Profile({})
         self._rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         self._batch_rows = self._rows_max
-        self._batch_s = 0.0
-        self._wait_row_s = 0.0
+        self._forecast = Forecast()
         self._delay_s = manifest.config.queue_delay_ms_max / 1000
         self._uniform = all(
             min(spec.shape[1 if manifest.signature.batching else 0 :], default=0) >= 0
@@ -113,11 +122,9 @@ class Lane:
         self.failed = failed
         self._profile = profile
         self._batch_rows = min(self._rows_max, rows)
-        self._batch_s = profile.predict(self._batch_rows)
-        gap = SHORT_RUN_S <= self._batch_s < LONG_RUN_S
+        gap = SHORT_RUN_S <= profile.predict(self._batch_rows) < LONG_RUN_S
         self._credits = instances * (DEPTH + 1 if gap else DEPTH)
-        # How long a row that waits keeps the next one waiting: what admission predicts from.
-        self._wait_row_s = self._batch_s / self._batch_rows / instances if instances else 0.0
+        self._forecast.place(instances, profile, self._batch_rows)
         self._tallies.instances.set(instances)
         self.dispatch()
 
@@ -137,15 +144,16 @@ class Lane:
     def add(self, request: Request, size_bytes: int) -> None:
         """Admit a request and send it on, or let it wait for a slot.
 
-        Raises Failure: OVERLOADED (the lane is full, or the wait would outlast the deadline), UNAVAILABLE.
+        Raises Failure: OVERLOADED (the lane is full, or it would be answered too late), UNAVAILABLE.
         """
-        batcher = self.batcher
+        batcher, forecast = self.batcher, self._forecast
         waiting = batcher.rows
-        if waiting and (
-            waiting + request.rows > self._rows_waiting_max
-            or waiting * self._wait_row_s > request.deadline - request.arrival
-        ):
-            self._refuse(waiting, waiting + request.rows > self._rows_waiting_max)
+        if waiting and waiting + request.rows > self._rows_waiting_max:
+            self._refuse_full(waiting)
+        # As if it had to wait for a full batch behind all that wait: this is not true of few, who are looked at closely.
+        behind_s = waiting // self._batch_rows * forecast.step_s + forecast.full_s + forecast.margin_s
+        if max(forecast.free_at, request.arrival) + behind_s > request.deadline:
+            self._check_time(request)
         if self.failed is not None:
             raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
         if self._quarantine:
@@ -165,20 +173,28 @@ class Lane:
         """A request for this version was refused, or could not be read, before it was admitted."""
         self._tallies.turned_away(code)
 
-    def _refuse(self, waiting: int, full: bool) -> None:
-        model, wait_s = self.manifest.model, waiting * self._wait_row_s
-        if full:
-            self._tallies.refused_full.add()
-            raise Failure(
-                Code.OVERLOADED,
-                f"the queue of model '{model}' is full: {waiting} rows wait; try again later",
-                retry_after_s=max(wait_s, 0.1),
-            )
-        self._tallies.refused_late.add()
+    def _refuse_full(self, waiting: int) -> None:
+        self._tallies.refused_full.add()
         raise Failure(
             Code.OVERLOADED,
-            f"model '{model}' is behind by about {wait_s:.3f} s, longer than the request may wait",
-            retry_after_s=wait_s,
+            f"the queue of model '{self.manifest.model}' is full: {waiting} rows wait; try again later",
+            retry_after_s=max(waiting / self._batch_rows * self._forecast.step_s, 0.1),
+        )
+
+    def _check_time(self, request: Request) -> None:
+        """Refuse what could not be answered in time. An idle lane tries all the same: so it learns how long runs take."""
+        if self.idle:
+            return
+        ahead = self.batcher.rows_ahead(request.priority, request.deadline)
+        late_s = self._forecast.answer_at(ahead, request) - request.deadline
+        if late_s <= 0:
+            return
+        self._tallies.refused_late.add()
+        behind_s = request.deadline + late_s - request.arrival
+        raise Failure(
+            Code.OVERLOADED,
+            f"model '{self.manifest.model}' would answer in about {behind_s:.3f} s, later than the request may wait",
+            retry_after_s=late_s,
         )
 
     def _shape(self, request: Request) -> Hashable:
@@ -191,42 +207,49 @@ class Lane:
         batcher = self.batcher
         while batcher.count and self._outstanding < self._credits and self.link.writable:
             now = self._clock()
-            left_s = batcher.earliest_deadline() - now
-            if left_s <= 0:
-                self.expire(now)
+            start = max(self._forecast.free_at, now)
+            first = batcher.earliest()
+            left_s = first.deadline - start
+            if first.deadline <= now or (self._outstanding and left_s < self._least_s(first)):
+                self.expire(first.deadline)
                 continue
             if self._outstanding >= self._instances and batcher.rows < self._rows_ahead:
                 return
             if self._delay_s and self._delayed(now):
                 return
-            rows = self._batch_rows if self._batch_s < left_s else self._rows_within(left_s)
-            self._put(batcher.take(now, rows), now)
+            fits = self._forecast.full_s <= left_s
+            self._put(batcher.take(now, self._batch_rows if fits else self._forecast.rows_within(left_s)), now)
 
     def _delayed(self, now: float) -> bool:
         """Whether the version asks to wait for a fuller batch on an idle system; the expirer looks again."""
         return self.batcher.rows < self._batch_rows and now - self.batcher.oldest_arrival() < self._delay_s
 
-    def _rows_within(self, left_s: float) -> int:
-        """The largest batch that still meets the earliest deadline."""
-        rows = self._batch_rows
-        while rows > 1 and self._profile.predict(rows) > left_s:
-            rows //= 2
-        return rows
+    def _least_s(self, first: Request) -> float:
+        """The time that the next batch must be worth to its first request.
+
+        While enough others wait to fill it, a smaller one for the sake of a request that is late would make them all late.
+        """
+        if self.batcher.rows - first.rows >= self._batch_rows:
+            return self._forecast.planned_s(first)
+        return self._forecast.run_s(first.rows)
 
     def _put(self, batch: list[Request], now: float, attempt: int = 1) -> None:
         link = self.link
         rows = sum([request.rows for request in batch])
         # A batch sent ahead hides the way through the queue behind the run before it. Where runs are shorter than the
         # way there is nothing to hide behind: a batch less full than the last only costs more for each request.
-        self._rows_ahead = min(rows, self._batch_rows) if self._profile.predict(rows) < SHORT_RUN_S else 0
+        run_s = self._profile.predict(rows)
+        self._rows_ahead = min(rows, self._batch_rows) if run_s < SHORT_RUN_S else 0
         name = link.new_name()
         wall_ms = time.time() * 1000
         packed = self._packer.pack(name, link.replies_key, batch, now, wall_ms)
-        outstanding = Outstanding(name, self, batch, packed.places, attempt, now)
+        outstanding = Outstanding(name, self, batch, packed.places, attempt, now, run_s)
         self._pending[name] = outstanding
         self._outstanding += 1
         deadline_ms = wall_ms + (outstanding.earliest - now) * 1000
-        link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt)
+        self._forecast.put(run_s, now)
+        cost_ms = max(run_s * 1000, COST_MS_MIN)
+        link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt, cost_ms, rows / self._batch_rows)
         if packed.segment_bytes:
             self._tallies.segment_bytes.add(packed.segment_bytes)
         if len(self._pending) == 1 and self._spin.seconds:
@@ -246,6 +269,7 @@ class Lane:
         del self._pending[outstanding.name]
         self._outstanding -= 1
         self.replied = self._clock()
+        self._forecast.replied(outstanding.run_s, self.replied)
         self._spin.waited(self.replied - outstanding.put, len(outstanding.requests))
         if self.batcher.count:
             self.dispatch()
@@ -327,10 +351,10 @@ class Lane:
             self.batcher.discard(request)
 
     def expire(self, now: float) -> None:
-        """Answer waiting requests whose deadline has passed."""
+        """Answer waiting requests whose deadline has passed, or will have by the instant `now`."""
         expired = self.batcher.expire(now)
         if expired:
-            self._fail(expired, Failure(Code.EXPIRED, "the deadline passed while the request waited in the queue"))
+            self._fail(expired, Failure(Code.EXPIRED, "the request waited too long in the queue to meet its deadline"))
 
     def expire_outstanding(self, outstanding: Outstanding, now: float) -> None:
         """Answer requests of a batch whose deadline passed; give up a batch that nobody will answer any more."""
@@ -343,6 +367,7 @@ class Lane:
     def _forget(self, outstanding: Outstanding) -> None:
         del self._pending[outstanding.name]
         self._outstanding -= 1
+        self._forecast.gone(outstanding.run_s)
         if outstanding.places:
             self._parked.append((self._clock() + PARKED_S, outstanding.places))
         self.dispatch()

@@ -100,8 +100,21 @@ class PoolLink:
                 await self._task
         self._disconnect()
 
-    def put(self, lane: str, name: str, entry: bytes, blob: bytes, deadline_ms: float, attempt: int) -> None:
-        """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) while there is no connection."""
+    def put(
+        self,
+        lane: str,
+        name: str,
+        entry: bytes,
+        blob: bytes,
+        deadline_ms: float,
+        attempt: int,
+        cost_ms: float,
+        fill: float,
+    ) -> None:
+        """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) while there is no connection.
+
+        `cost_ms`: how long it runs. `fill`: its rows as a part of those that run together.
+        """
         out, keys = self._out, self.keys
         if out is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
@@ -111,7 +124,7 @@ class PoolLink:
         self.sent_bytes += out.send(
             (
                 b"EVALSHA", self._put_sha, 1, keys.stream(lane), keys.prefix, lane,
-                entry, attempt, b"%d" % deadline_ms, self.replies_key, name,
+                entry, attempt, b"%d" % deadline_ms, self.replies_key, name, b"%.3f" % cost_ms, b"%.3f" % fill,
             ),
             partial(self._on_put, name),
         )  # fmt: skip

@@ -52,8 +52,8 @@ class Exchange:
             self._link.close()
             raise
         self._next_head = (
-            "EVALSHA", script("next").sha, 5,
-            keys.ready, keys.idle, keys.inbox(worker), keys.held(worker), keys.workers,
+            "EVALSHA", script("next").sha, 6,
+            keys.ready, keys.idle, keys.inbox(worker), keys.held(worker), keys.workers, keys.shares,
             keys.prefix, worker,
         )  # fmt: skip
 

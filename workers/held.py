@@ -33,6 +33,11 @@ class Holding:
         """Rows up to which batches are run together."""
         return min(self.rows_max, self.rows_efficient)
 
+    def run_s(self, rows: int) -> float:
+        """Seconds that a run takes, as measured with this number of rows or the next larger one; 0 if nothing was."""
+        larger = [seconds for measured, seconds in self.measured.items() if measured >= rows]
+        return min(larger) if larger else max(self.measured.values(), default=0.0)
+
     def record(self) -> InstanceRecord:
         return InstanceRecord(
             release=self.manifest.release,

@@ -27,6 +27,11 @@ log = logging.getLogger("millrace.worker")
 
 ENTRIES_WANTED = 4  # entries that one request for work may bring: merged as far as they fit
 INBOX_WAIT_S = 0.5  # how often an idle worker looks whether it should stop
+#: The next lease is taken before a run only if the run is over soon: until then no other worker can have that batch, and
+#: nothing more urgent can come before it. While several lanes are served, also a run of more than LONG_RUN_S is too long.
+AHEAD_RUN_S_MAX = 0.1
+LONG_RUN_S = 0.001
+SHARED_S = 0.2  # for so long after a run of another lane several are served
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
@@ -53,6 +58,8 @@ class Worker:
         self._done: list[Finished] = []
         self._ran: list[tuple[Holding, float, int]] = []
         self._client_id = 0  # of the last connection
+        self._lane = ""  # that ran last
+        self._changed = float("-inf")  # when it was another one before
 
     def stop(self) -> None:
         """Finish what is in hand, reply, take no more; `serve` then returns."""
@@ -101,17 +108,25 @@ class Worker:
             group = self._take()
             if group[0].suspect:
                 self._run_alone(exchange, group)
-            elif ahead:
+            elif ahead and self._over_soon(group):
                 self._run_ahead(exchange, group)
             else:
                 self._done += self._execute(group)
+                if in_hand:  # nobody waits for a run that is not his
+                    self._reply(exchange)
+
+    def _over_soon(self, group: list[Lease]) -> bool:
+        lane, now = group[0].lane, time.monotonic()
+        if lane != self._lane:
+            self._lane, self._changed = lane, now
+        holding = self._held.get(lane)
+        run_s = holding.run_s(sum([lease.rows for lease in group])) if holding is not None else 0.0
+        return run_s < (LONG_RUN_S if now < self._changed + SHARED_S else AHEAD_RUN_S_MAX)
 
     def _run_alone(self, exchange: Exchange, group: list[Lease]) -> None:
         """A batch that a worker died with: all else is done before it runs, so that nothing else dies with this one."""
         try:
-            exchange.send_next(self._done, 0, 0)
-            exchange.receive_next()
-            self._done = []
+            self._reply(exchange)
             exchange.run_alone(group[0])
         except Failure:
             self._in_hand += group
@@ -131,6 +146,12 @@ class Worker:
             self._done = on_their_way + finished
         self._in_hand += exchange.receive_next()
         self._done = finished
+
+    def _reply(self, exchange: Exchange) -> None:
+        """Send what is done and ask for nothing."""
+        exchange.send_next(self._done, 0, 0)
+        exchange.receive_next()
+        self._done = []
 
     def _count(self) -> None:
         """Count what ran: after the replies are on their way, while Redis works."""
@@ -183,9 +204,7 @@ class Worker:
 
     def _drain(self, exchange: Exchange) -> None:
         """Leave the idle ones first, so that no entry comes any more; then run what is here."""
-        exchange.send_next(self._done, 0, 0)
-        exchange.receive_next()
-        self._done = []
+        self._reply(exchange)
         self._in_hand += exchange.leftovers()
         while self._in_hand:
             exchange.send_next(self._execute(self._take()), 0, 0)

@@ -2,6 +2,7 @@
 
 mr:{cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
 mr:{cpu}:ready             sorted set: lanes with undelivered entries, by deadline (ms)
+mr:{cpu}:shares            sorted set: lanes ahead of others by what they ran (ms), and "": what the others count as
 mr:{cpu}:idle              sorted set: workers waiting for work, by batches in hand
 mr:{cpu}:held:<worker>     set: lanes that the worker can run
 mr:{cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
@@ -29,12 +30,13 @@ CHANGES = b"mr:changes"
 class PoolKeys:
     """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
 
-    __slots__ = ("idle", "pool", "prefix", "ready", "workers")
+    __slots__ = ("idle", "pool", "prefix", "ready", "shares", "workers")
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
         self.prefix = b"mr:{%s}:" % pool.encode()
         self.ready = self.prefix + b"ready"
+        self.shares = self.prefix + b"shares"
         self.idle = self.prefix + b"idle"
         self.workers = self.prefix + b"workers"
 

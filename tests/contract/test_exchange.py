@@ -124,7 +124,7 @@ def test_a_worker_is_found_behind_many_idle_ones_that_do_not_hold_the_lane(pool)
     assert pool.put("m", "b1") == 1
 
 
-def test_the_lane_with_the_earliest_deadline_comes_first(pool):
+def test_of_lanes_that_had_no_more_than_their_share_the_earliest_deadline_comes_first(pool):
     for lane, deadline in (("late", 9000), ("early", 1000), ("soon", 2000), ("not held", 10)):
         pool.put(lane, f"{lane} 1", deadline_ms=deadline)
         pool.put(lane, f"{lane} 2", deadline_ms=deadline + 4000)
@@ -134,8 +134,69 @@ def test_the_lane_with_the_earliest_deadline_comes_first(pool):
         pool.redis.zadd(pool.keys.ready, {lane: deadline})
     pool.redis.sadd(pool.keys.held("w"), "late", "early", "soon")
     order = [names(pool.next("w", wanted=1)) for _ in range(6)]
-    assert order == [["early 1"], ["early 2"], ["soon 1"], ["soon 2"], ["late 1"], ["late 2"]]
+    assert order == [["early 1"], ["soon 1"], ["late 1"], ["early 2"], ["soon 2"], ["late 2"]]
     assert pool.check().ready == {"not held": 10}
+
+
+def take_turns(pool: Pool, number: int) -> list[str]:
+    """The lanes that get the next so many runs."""
+    return [lease.lane for _ in range(number) for lease in pool.next("w", wanted=1)]
+
+
+def test_lanes_share_a_worker_by_the_time_that_they_run(pool):
+    pool.join("w", "long", "short")
+    for number in range(40):
+        pool.put("long", f"long {number}", deadline_ms=1, cost_ms=9)
+        pool.put("short", f"short {number}", deadline_ms=2, cost_ms=3)
+    turns = take_turns(pool, 40)
+    assert (turns.count("long"), turns.count("short")) == (10, 30)
+    assert all("short" in turns[i : i + 2] for i in range(39))
+    pool.check()
+
+
+def test_a_lane_that_rarely_asks_does_not_wait_for_one_that_always_does(pool):
+    pool.join("w", "flood", "rare")
+    for number in range(100):
+        pool.put("flood", f"flood {number}", deadline_ms=1, cost_ms=15)
+    assert take_turns(pool, 20) == ["flood"] * 20
+    for number in range(5):  # however late its deadline is
+        pool.put("rare", f"rare {number}", deadline_ms=1e9, cost_ms=2)
+        assert take_turns(pool, 3) == ["rare", "flood", "flood"]
+
+
+def test_who_did_not_ask_for_long_saved_nothing(pool):
+    pool.join("w", "a", "b")
+    for number in range(100):
+        pool.put("a", f"a {number}", cost_ms=10)
+    take_turns(pool, 50)
+    for number in range(100):
+        pool.put("b", f"b {number}", cost_ms=10)
+    turns = take_turns(pool, 20)
+    assert (turns.count("a"), turns.count("b")) == (10, 10)
+
+
+def test_only_lanes_that_are_ahead_are_remembered_and_none_when_the_last_worker_is_gone(pool):
+    lanes = [f"l{number}" for number in range(200)]
+    pool.join("w", *lanes)
+    for number in range(3):
+        for lane in lanes:
+            pool.put(lane, f"{lane} {number}", cost_ms=5)
+    take_turns(pool, 600)
+    assert len(pool.check().shares) <= 201
+    for number in range(3):
+        pool.put("l0", f"again {number}", cost_ms=5)
+    take_turns(pool, 3)
+    assert len(pool.check().shares) == 2
+    pool.worker("w").leave(ATTEMPTS_MAX)
+    assert pool.check().shares == {}
+
+
+def test_a_lease_is_what_fits_into_one_run(pool):
+    pool.join("w", "m")
+    for number, fill in enumerate([1, 1, 0.4, 0.4, 0.4, 2, 0]):
+        pool.put("m", f"b{number}", fill=fill)
+    got = [names(pool.next("w")) for _ in range(5)]
+    assert got == [["b0"], ["b1"], ["b2", "b3"], ["b4", "b5"], ["b6"]]  # b5 is met only when it is leased: it runs next
 
 
 def test_a_held_lane_is_found_behind_many_ready_ones_that_are_not(pool):
@@ -316,7 +377,7 @@ def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
         pool.join("w", "m")
         name = link.new_name()
         header = BatchHeader(name, link.replies_key, 0.0, [1], [1e12], [BatchInput((), 3, [3], None)], [], "")
-        link.put("m", name, encode_batch(header, [b"abc"]), b"", 1e12, 1)
+        link.put("m", name, encode_batch(header, [b"abc"]), b"", 1e12, 1, 0.5, 0.25)
         await link.call("PING")
         assert puts == [(name, 0)]
         [lease] = await asyncio.to_thread(pool.next, "w")

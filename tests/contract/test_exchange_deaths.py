@@ -107,7 +107,7 @@ def test_of_suspects_the_one_that_ran_alone_is_at_fault(pool):
 def test_a_worker_with_very_many_leases_loses_all_of_them(pool):
     pool.join("w", "m")
     for number in range(250):
-        pool.put("m", f"b{number:03}")
+        pool.put("m", f"b{number:03}", fill=0)
     assert len(pool.next("w", wanted=250)) == 250
     pool.silence("w")
     assert pool.reclaim() == (1, 250, 0)

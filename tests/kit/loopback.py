@@ -49,7 +49,17 @@ class LoopbackLink(PoolLink):
     async def stop(self) -> None:
         return
 
-    def put(self, lane: str, name: str, entry: bytes, blob: bytes, deadline_ms: float, attempt: int) -> None:
+    def put(
+        self,
+        lane: str,
+        name: str,
+        entry: bytes,
+        blob: bytes,
+        deadline_ms: float,
+        attempt: int,
+        cost_ms: float,
+        fill: float,
+    ) -> None:
         self.waiting.append((entry, blob))
         if not self.held:
             asyncio.get_running_loop().call_soon(self.run_held)

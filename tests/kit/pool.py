@@ -49,6 +49,7 @@ class Picture:
     streams: set[str] = field(default_factory=set)
     expiring: set[str] = field(default_factory=set)
     ready: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
     idle: dict[str, float] = field(default_factory=dict)
     workers: set[str] = field(default_factory=set)
     held: dict[str, set[str]] = field(default_factory=dict)
@@ -72,6 +73,8 @@ class Picture:
         found = [f"in `ready` are {sorted(self.ready)}, but {sorted(undelivered)} have undelivered entries"]
         if set(self.ready) == undelivered:
             found = []
+        past = [lane for lane, tag in self.shares.items() if tag < self.shares.get("", 0)]
+        found += [f"{lane} has a tag of the past" for lane in past]
         for worker in self.idle:
             waits = held.get(worker, set()) & undelivered
             found += [f"{worker} is idle while {lane} waits" for lane in sorted(waits)]
@@ -143,6 +146,8 @@ class Pool:
         attempt: int = 1,
         blob: bytes = b"",
         entry: bytes = b"",
+        cost_ms: float = 1,
+        fill: float = 0.25,
     ) -> int:
         """Put a batch of one request without tensors; 1 when an idle worker has it at once."""
         replies = self.keys.replies(gateway)
@@ -151,7 +156,7 @@ class Pool:
             self._link.call("SET", self.keys.blob(name), blob, "PX", LEASE_MS)
         delivered = self._link.call(
             "EVALSHA", script("put").sha, 1, self.keys.stream(lane), self.keys.prefix, lane,
-            entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name,
+            entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name, str(cost_ms), str(fill),
         )  # fmt: skip
         return int(delivered)
 
@@ -216,6 +221,7 @@ class Pool:
                 pipeline.xpending_range(key, "w", "-", "+", 9999),
             ),
             "ready": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "shares": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "idle": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "workers": lambda key: pipeline.zrange(key, 0, -1),
             "held": pipeline.smembers,
@@ -272,7 +278,7 @@ def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
 
 
 def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
-    if kind in {"ready", "idle"}:
+    if kind in {"ready", "shares", "idle"}:
         return {member.decode(): score for member, score in answer}
     if kind == "workers":
         return {member.decode() for member in answer}

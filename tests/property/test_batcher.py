@@ -13,6 +13,7 @@ from gateway.request import Request
 from tests.kit.responders import NOBODY
 
 TIMES = st.integers(0, 20)
+PRIORITIES = st.sampled_from([0, 0, 1, 2, 40])
 SETTINGS = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
 
 
@@ -33,7 +34,7 @@ class BatcherMachine(RuleBasedStateMachine):
 
     @rule(
         rows=st.integers(0, 5),
-        priority=st.sampled_from([0, 0, 1, 2, 40]),
+        priority=PRIORITIES,
         timeout=TIMES,
         shape=st.sampled_from("abc"),
     )
@@ -124,10 +125,17 @@ class BatcherMachine(RuleBasedStateMachine):
     def counts_are_right(self) -> None:
         assert self.batcher.count == len(self.waiting) == self.came - len(self.gone)
         assert self.batcher.rows == sum(request.rows for request, _ in self.waiting)
-        soonest = min((request.deadline for request, _ in self.waiting), default=float("inf"))
         oldest = min((request.arrival for request, _ in self.waiting), default=float("inf"))
-        assert self.batcher.earliest_deadline() == soonest
+        if self.waiting:
+            assert self.batcher.earliest().deadline == min(request.deadline for request, _ in self.waiting)
         assert self.batcher.oldest_arrival() == oldest
+
+    @rule(priority=PRIORITIES, timeout=TIMES)
+    def ask_what_is_ahead(self, priority: int, timeout: int) -> None:
+        asker = Request((), 1, priority, self.now, self.now + timeout, NOBODY)
+        mine = (rank(asker), asker.deadline)
+        ahead = [r.rows for r, _ in self.waiting if rank(r) < mine[0] or (rank(r) == mine[0] and r.deadline <= mine[1])]
+        assert self.batcher.rows_ahead(priority, asker.deadline) == sum(ahead)
 
     def teardown(self) -> None:
         """Nothing is lost: whatever waits comes out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -50,6 +50,8 @@ class Batch:
     lane: str
     gateway: str
     deadline_ms: int
+    cost_ms: int
+    fill: float
     attempt: int = 1
 
 
@@ -88,17 +90,30 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     # Gateways.
 
-    @rule(lane=st.sampled_from(LANES), gateway=st.sampled_from(GATEWAYS), deadline_ms=st.integers(1, 99))
-    def put(self, lane: str, gateway: str, deadline_ms: int) -> None:
+    @rule(
+        lane=st.sampled_from(LANES),
+        gateway=st.sampled_from(GATEWAYS),
+        deadline_ms=st.integers(1, 99),
+        cost_ms=st.integers(0, 20),
+        fill=st.sampled_from([0, 0.25, 0.5, 1, 2]),
+    )
+    def put(self, lane: str, gateway: str, deadline_ms: int, cost_ms: int, fill: float) -> None:
         self.named += 1
         name = f"b{self.named}"
-        self.batches[name] = Batch(lane, gateway, deadline_ms)
+        self.batches[name] = Batch(lane, gateway, deadline_ms, cost_ms, fill)
         self._put(name)
 
     def _put(self, name: str) -> None:
         batch, before = self.batches[name], self.picture
         able = {worker: score for worker, score in before.idle.items() if batch.lane in before.held.get(worker, ())}
-        delivered = self.pool.put(batch.lane, name, deadline_ms=batch.deadline_ms, gateway=batch.gateway)
+        delivered = self.pool.put(
+            batch.lane,
+            name,
+            deadline_ms=batch.deadline_ms,
+            gateway=batch.gateway,
+            cost_ms=batch.cost_ms,
+            fill=batch.fill,
+        )
         assert delivered == bool(able)
         self.picture = self.pool.picture()
         if able:
@@ -256,15 +271,24 @@ class ExchangeMachine(RuleBasedStateMachine):
             self._check_leased(worker, before, got, wanted)
 
     def _check_leased(self, worker: Worker, before: Picture, got: list[Lease], wanted: int) -> None:
-        """The front of the most urgent lane that it holds, a fair part of it; nothing only if there is nothing."""
+        """The front of the lane whose turn it is, a fair part of it; nothing only if there is nothing.
+
+        Its turn has the most urgent one that had no more than its share, else the one that had least.
+        """
         able = [(score, lane) for lane, score in before.ready.items() if lane in before.held.get(worker.name, ())]
         if not able:
             assert got == []
             assert worker.name in self.pool.picture().idle
             return
-        waiting = before.waiting(min(able)[1])
-        count = max(1, min(wanted, math.ceil(len(waiting) / max(1, len(before.workers)))))
+        now = before.shares.get("", 0)
+        lane = min(able, key=lambda item: (max(0, before.shares.get(item[1], 0) - now), *item))[1]
+        waiting = before.waiting(lane)
+        first = self.batches[waiting[0]]
+        fitting = math.floor(1 / first.fill) if first.fill else wanted
+        count = max(1, min(wanted, fitting, math.ceil(len(waiting) / max(1, len(before.workers)))))
         assert names(got) == waiting[:count]
+        tag = max(now, before.shares.get(lane, 0)) + sum(self.batches[name].cost_ms for name in waiting[:count])
+        assert self.pool.picture().shares[lane] == tag
 
     @precondition(lambda self: any(w.awake and self.picture.inbox.get(w.name) for w in self.workers.values()))
     @rule(data=st.data())
@@ -335,7 +359,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         for name, batch in list(self.batches.items()):
             del self.batches[name]
             self.named += 1
-            self.batches[f"b{self.named}"] = Batch(batch.lane, batch.gateway, batch.deadline_ms)
+            self.batches[f"b{self.named}"] = replace(batch, attempt=1)
             self._put(f"b{self.named}")
 
     # What holds at any time.

@@ -35,13 +35,15 @@ def test_an_empty_batcher_has_nothing():
     batcher = Batcher()
     assert batcher.take(0, 8) == []
     assert (batcher.expire(FAR), batcher.drain()) == ([], [])
-    assert batcher.earliest_deadline() == batcher.oldest_arrival() == float("inf")
+    assert batcher.oldest_arrival() == float("inf")
+    with pytest.raises(ValueError, match="empty"):
+        batcher.earliest()
 
 
 def test_the_earliest_deadline_comes_first_whenever_it_came():
     late, early, soon = request(deadline=3), request(deadline=1), request(deadline=2)
     batcher = filled(late, early, soon)
-    assert batcher.earliest_deadline() == 1
+    assert batcher.earliest().deadline == 1
     assert batcher.take(0, 2) == [early, soon]
     assert batcher.take(0, 2) == [late]
 
@@ -125,7 +127,7 @@ def test_what_was_cancelled_never_runs_and_its_tensors_are_let_go():
     for one in requests[:2]:
         one.done = True
         batcher.discard(one)
-    assert (batcher.count, batcher.rows, batcher.earliest_deadline()) == (1, 3, 3)
+    assert (batcher.count, batcher.rows, batcher.earliest().deadline) == (1, 3, 3)
     assert requests[0].inputs == ()
     assert batcher.take(0, 100) == requests[2:]
 

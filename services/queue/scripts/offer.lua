@@ -1,6 +1,7 @@
 -- Shared by the scripts that move batches. Their caller is the only one at work: Redis runs one script at a time.
 -- A lane's stream has one group, "w"; its consumers are the workers. Fields of an entry stand in this order everywhere:
--- e(ncoded batch), a(ttempt), d(eadline ms), g(ateway's reply list), b(atch).
+-- e(ncoded batch), a(ttempt), d(eadline ms), g(ateway's reply list), b(atch), c(ost: ms that it runs), f(ill: its part of
+-- a full run, 1 and more: nothing fits beside it).
 local PAGE = 32
 local FORSAKEN_S = 3660 -- no deadline is further away than an hour
 
@@ -54,9 +55,9 @@ local function undelivered(prefix, lane)
 end
 
 -- append(…) -> 1: an idle worker has the batch; 0: it waits in the stream.
-local function append(prefix, lane, batch, attempt, deadline, replies, name)
+local function append(prefix, lane, batch, attempt, deadline, replies, name, cost, fill)
   local stream = prefix .. 'stream:' .. lane
-  local fields = {'*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name}
+  local fields = {'*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name, 'c', cost, 'f', fill}
   local id = redis.call('XADD', stream, 'NOMKSTREAM', unpack(fields))
   if not id then -- whoever holds a lane makes its stream: nobody holds this one, and perhaps nobody will
     id = redis.call('XADD', stream, unpack(fields))

@@ -25,7 +25,8 @@ local function take_back(lane, fields, running)
   local suspect = died and (attempt == 1 or running == fields[10])
   if not suspect and attempt < most then
     -- Of a worker that died, but not of this one: no attempt is used up.
-    append(prefix, lane, fields[2], died and attempt or attempt + 1, fields[6], fields[8], fields[10])
+    append(prefix, lane, fields[2], died and attempt or attempt + 1, fields[6], fields[8], fields[10],
+      fields[12] or 1, fields[14] or 1)
     again = again + 1
   else
     redis.call('RPUSH', fields[8], '\1' .. fields[10])
@@ -55,4 +56,5 @@ end
 for _, lane in ipairs(redis.call('ZRANGE', prefix .. 'ready', 0, 63)) do
   if redis.call('EXISTS', prefix .. 'stream:' .. lane) == 0 then redis.call('ZREM', prefix .. 'ready', lane) end
 end
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('DEL', prefix .. 'shares') end
 return {#silent, again, dead}
