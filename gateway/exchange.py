@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.lane import Lane, Outstanding
+from gateway.lane import Lane
+from gateway.outstanding import Outstanding
 from gateway.pool_link import PoolLink
 from services.batch import ReplyHeader, decode_reply
 from services.errors import Failure

@@ -5,13 +5,12 @@ put(run) ─> free_at, the instant at which a worker could begin the next batch 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from gateway.request import Request
 from services.profile import Profile
 
 PACE_SHARE = 1 / 16  # of the newest reply in the pace
 PACE_MIN = 0.25
+OUTLIER = 4.0  # times the pace: longer waits count as that
 SWINGS = 3.0  # mean swings of the pace that are allowed for
 PACE_MAX = 64.0  # a lane that gets less of the workers than that waits for them as if it got that
 
@@ -86,7 +85,8 @@ class Forecast:
             ratio = (now - self._since) * at_once / run_s
             # After an idle time the way through the queue is in it, which says nothing of how fast many are served.
             if self._busy or ratio < self.pace:
-                off = min(max(ratio, PACE_MIN), PACE_MAX) - self.pace
+                # One pause, of Redis or of a worker, is no pace.
+                off = min(max(ratio, PACE_MIN), PACE_MAX, self.pace * OUTLIER) - self.pace
                 self.pace += off * PACE_SHARE
                 self._swing += (abs(off) - self._swing) * PACE_SHARE
                 self._scale()
@@ -114,8 +114,7 @@ class Forecast:
 
     def rows_within(self, seconds: float) -> int:
         """The most rows that run in that time, but at least one."""
-        rows = bisect_right(range(1, self._rows_full + 1), seconds, key=self.run_s)
-        return max(1, rows)
+        return self._profile.rows_within(seconds / self.pace, self._rows_full)
 
     def planned_s(self, request: Request) -> float:
         """The longest run that a request is to be part of: half of its time, since it may come when one has just begun.

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
-from gateway.admission import Admission
 from gateway.batcher import Batcher
 from gateway.forecast import Forecast
 from gateway.lane_tallies import LaneTallies
 from gateway.outputs import Outputs
+from gateway.outstanding import Outstanding
 from gateway.packing import Packer
-from gateway.pool_link import PoolLink
-from gateway.quarantine import Quarantine
 from gateway.request import Request
+from gateway.shared import Shared
 from services.batch import Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
@@ -33,70 +32,34 @@ SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have co
 #: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
 LONG_RUN_S = 0.02
 COST_MS_MIN = 0.05  # of a batch, in its share of the workers: what there is beside the run
+TURN_S = (
+    0.01  # the longest run, if it has more than one row, while other lanes of the pool are in use: they wait for it
+)
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
 
 
-class Outstanding:
-    """A batch that was put and has no reply yet."""
-
-    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "put", "requests", "run_s")
-
-    def __init__(
-        self,
-        name: str,
-        lane: Lane,
-        requests: list[Request],
-        places: list[Place],
-        attempt: int,
-        put: float,
-        run_s: float,
-    ) -> None:
-        self.name = name
-        self.put = put
-        self.run_s = run_s
-        self.lane = lane
-        self.requests = requests
-        self.places = places
-        self.attempt = attempt
-        deadlines = [request.deadline for request in requests]
-        self.earliest = min(deadlines)
-        self.latest = max(deadlines)
-
-
 class Lane:
-    """`pending` is shared by all lanes of the gateway: outstanding batches by name. All calls in the event loop."""
+    """All calls in the event loop."""
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        link: PoolLink,
-        packer: Packer,
-        pending: dict[str, Outstanding],
-        admission: Admission,
-        tallies: LaneTallies,
-        rows_waiting_max: int,
-        quarantine: Quarantine,
-        spin: Spin,
-        soon: Callable[[Callable[[], None]], object],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, manifest: Manifest, shared: Shared, packer: Packer, tallies: LaneTallies) -> None:
         self.manifest = manifest
         self.release = manifest.release
-        self.link = link
+        self.link = shared.link
         self.batcher = Batcher()
         self.failed: str | None = None  # why no instance can serve
         self.replied = 0.0  # when the last reply came
         self._packer = packer
-        self._pending = pending
-        self._admission = admission
+        self._pending = shared.pending
+        self._admission = shared.admission
         self._tallies = tallies
-        self._rows_waiting_max = rows_waiting_max
-        self._clock = clock
-        self._soon = soon
-        self._quarantine = quarantine
-        self._spin = spin
+        self._rows_waiting_max = shared.rows_waiting_max
+        self._clock = shared.clock
+        self._soon = shared.soon
+        self._quarantine = shared.quarantine
+        self._neighbours = shared.neighbours
+        self._spin = Spin(shared.spin_s_max)
         self._looking = False
         self._look_until = 0.0
         self._scheduled = False
@@ -106,7 +69,9 @@ class Lane:
         self._rows_ahead = 0  # that must wait before a batch leaves while each instance has one
         self._profile = Profile({})
         self._rows_max = manifest.config.rows_max if manifest.signature.batching else 1
-        self._batch_rows = self._rows_max
+        self._rows_efficient = self._rows_max
+        self._batch_rows = self._rows_max  # that run together now
+        self._beside = False  # whether other lanes of the pool are in use
         self._forecast = Forecast()
         self._delay_s = manifest.config.queue_delay_ms_max / 1000
         self._uniform = all(
@@ -121,12 +86,19 @@ class Lane:
         self._packer.shared = shared
         self.failed = failed
         self._profile = profile
-        self._batch_rows = min(self._rows_max, rows)
-        gap = SHORT_RUN_S <= profile.predict(self._batch_rows) < LONG_RUN_S
-        self._credits = instances * (DEPTH + 1 if gap else DEPTH)
-        self._forecast.place(instances, profile, self._batch_rows)
+        self._rows_efficient = min(self._rows_max, rows)
+        self._size()
         self._tallies.instances.set(instances)
         self.dispatch()
+
+    def _size(self) -> None:
+        """How many rows run together, and what follows from it. A lane alone in its pool runs as many as are efficient."""
+        profile = self._profile
+        rows = profile.rows_within(TURN_S, self._rows_efficient) if self._beside else self._rows_efficient
+        self._batch_rows = rows
+        gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
+        self._credits = self._instances * (DEPTH + 1 if gap else DEPTH)
+        self._forecast.place(self._instances, profile, rows)
 
     @property
     def ready(self) -> bool:
@@ -207,6 +179,9 @@ class Lane:
         batcher = self.batcher
         while batcher.count and self._outstanding < self._credits and self.link.writable:
             now = self._clock()
+            if self._neighbours.beside(self, now) is not self._beside:
+                self._beside = not self._beside
+                self._size()
             start = max(self._forecast.free_at, now)
             first = batcher.earliest()
             left_s = first.deadline - start
@@ -248,6 +223,8 @@ class Lane:
         self._outstanding += 1
         deadline_ms = wall_ms + (outstanding.earliest - now) * 1000
         self._forecast.put(run_s, now)
+        if batch[0].counted:
+            self._neighbours.put(self, now)
         cost_ms = max(run_s * 1000, COST_MS_MIN)
         link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt, cost_ms, rows / self._batch_rows)
         if packed.segment_bytes:

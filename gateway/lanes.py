@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
 from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
+from gateway.shared import Shared
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from gateway.views import Snapshot, VersionView, shown, version_number
@@ -28,7 +28,6 @@ from services.profile import Profile
 from services.records import State
 from services.segments.pool import SegmentPool
 from services.settings import Settings
-from services.spin import Spin
 
 log = logging.getLogger("millrace.lanes")
 
@@ -66,6 +65,7 @@ class Lanes:
         self._quarantine = Quarantine(
             tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined")
         )
+        self._shared: dict[str, Shared] = {}  # by pool
         self._by_release: dict[str, Route] = {}
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
@@ -99,20 +99,13 @@ class Lanes:
         manifest = view.manifest
         route = self._by_release.get(manifest.release)
         if route is None:
-            link = await self._exchange.link(manifest.config.pool)
+            shared = await self._shared_of(manifest.config.pool)
             rows_max = manifest.config.rows_max if manifest.signature.batching else 1
             lane = Lane(
                 manifest,
-                link,
+                shared,
                 Packer(manifest.signature, self._segments, self._settings.segment_tensor_bytes_min),
-                self._exchange.pending,
-                self._admission,
                 LaneTallies(self._tally, manifest),
-                self._settings.queue_rows_max,
-                self._quarantine,
-                Spin(self._settings.spin_us_max / 1e6),
-                asyncio.get_running_loop().call_soon,
-                time.monotonic,
             )
             route = Route(
                 lane,
@@ -122,6 +115,19 @@ class Lanes:
             )
         self._place(route.lane, view)
         return route
+
+    async def _shared_of(self, pool: str) -> Shared:
+        if pool not in self._shared:
+            self._shared[pool] = Shared(
+                await self._exchange.link(pool),
+                self._exchange.pending,
+                self._admission,
+                self._quarantine,
+                self._settings.queue_rows_max,
+                self._settings.spin_us_max / 1e6,
+                asyncio.get_running_loop().call_soon,
+            )
+        return self._shared[pool]
 
     def _place(self, lane: Lane, view: VersionView) -> None:
         ready = [at for at in view.placed if at.instance.state is State.READY]

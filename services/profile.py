@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -48,6 +48,10 @@ class Profile:
         low, high = self._rows[at - 1], self._rows[at]
         share = (rows - low) / (high - low)
         return self._seconds[at - 1] * (1 - share) + self._seconds[at] * share
+
+    def rows_within(self, seconds: float, rows_max: int) -> int:
+        """The most rows, of at least one and at most `rows_max`, whose run takes no longer than `seconds`."""
+        return max(1, bisect_right(range(1, rows_max + 1), seconds, key=self.predict))
 
     def efficient_rows(self) -> int:
         """The smallest measured size that reaches 90 % of the best rows per second; 1 if nothing was measured.

@@ -28,14 +28,14 @@ from services.settings import Settings
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 
-_NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # nobody connects to it
+NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # nobody connects to it
 
 
 class LoopbackLink(PoolLink):
     """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
 
     def __init__(self, exchange: Exchange) -> None:
-        super().__init__(_NOWHERE, "cpu", "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
+        super().__init__(NOWHERE, "cpu", "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
         self.held = False
         self.waiting: list[tuple[bytes, bytes]] = []
 
@@ -92,7 +92,7 @@ class Loopback:
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             tally.counter(catalogue.REFUSED, "gateway_full"),
         )
-        self.exchange = Exchange(_NOWHERE, "loopback", tally, self.settings.lease_ms)
+        self.exchange = Exchange(NOWHERE, "loopback", tally, self.settings.lease_ms)
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
         self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here")

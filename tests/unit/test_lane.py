@@ -2,103 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.admission import Admission
-from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, Lane
-from gateway.lane_tallies import LaneTallies
-from gateway.packing import Packer
-from gateway.quarantine import Quarantine
-from gateway.request import InputTensor, Request
-from services.batch import ReplyHeader, ReplyOutput, decode_batch
-from services.metrics import catalogue
-from services.metrics.tally import Tally
-from services.profile import Profile
-from services.spin import Spin
-from tests.kit.loopback import Loopback
-from tests.kit.responders import NOBODY
-from tests.kit.versions import publish
-
-pytestmark = pytest.mark.anyio
-ROW = bytes(16)
-SPIN_S = 0.0004
+from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, TURN_S
+from gateway.neighbours import SEVERAL_S
+from services.errors import Code, Failure
+from tests.kit.lane_bench import ROW, SPIN_S, LaneBench
 
 
-class Bench:
-    """A lane whose batches the test answers. `put`: the rows of each batch that left and has no answer."""
-
-    def __init__(self, home: Path, seconds: float, instances: int) -> None:
-        loopback = Loopback(home)
-        self._link, self._now = loopback.link, 0.0
-        self._link.held = True
-        manifest = publish(loopback.repository, "m", 1)
-        tally = Tally(None, "gateway")
-        refused = tally.counter(catalogue.REFUSED, "gateway_full")
-        self._soon: list[Callable[[], None]] = []
-        self._pending = loopback.exchange.pending
-        self.lane = Lane(
-            manifest,
-            self._link,
-            Packer(manifest.signature, None, 1 << 20),
-            self._pending,
-            Admission(1000, 1 << 20, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused),
-            LaneTallies(tally, manifest),
-            1000,
-            Quarantine(tally.gauge(catalogue.QUARANTINED), refused),
-            Spin(SPIN_S),
-            self._soon.append,
-            lambda: self._now,
-        )
-        self.lane.place(instances, Profile({1: seconds, 16: seconds}), 16, shared=False, failed=None)
-
-    def come(self, requests: int) -> None:
-        """So many requests of one row, in one turn of the event loop."""
-        for _ in range(requests):
-            inputs = [InputTensor((1, 4), ROW, 16)]
-            self.lane.add(Request(inputs, 1, 0, self._now, self._now + 60, NOBODY), 16)
-        self._turn()
-
-    def _turn(self) -> None:
-        soon = self._soon.copy()
-        self._soon.clear()
-        for call in soon:
-            call()
-
-    def pass_time(self, seconds: float) -> int:
-        """How often the event loop had to turn in that time: ten times, as long as there is something to call."""
-        turned = 0
-        for _ in range(10):
-            self._now += seconds / 10
-            turned += bool(self._soon)
-            self._turn()
-        return turned
-
-    @property
-    def put(self) -> list[int]:
-        return [sum(decode_batch(entry)[0].rows) for entry, _ in self._link.waiting]
-
-    def answer(self) -> None:
-        """The batch that left first comes back."""
-        entry, _ = self._link.waiting.pop(0)
-        header, _ = decode_batch(entry)
-        rows = sum(header.rows)
-        output = ReplyOutput((2,), rows * 8, None, None)
-        outstanding = self._pending[header.name]
-        reply = ReplyHeader(header.name, "w", 0.0, 0.0, rows, {}, [output], "")
-        self.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))
-        self._turn()
+def bench_of(home: Path, seconds: float, instances: int) -> LaneBench:
+    """Runs take so long whatever their rows."""
+    return LaneBench(home, {1: seconds, 16: seconds}, instances)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-async def test_while_a_short_run_is_out_the_next_batch_waits_until_it_is_as_full(tmp_path):
-    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=1)
+def test_while_a_short_run_is_out_the_next_batch_waits_until_it_is_as_full(tmp_path):
+    bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
     bench.come(3)
     assert bench.put == [3]
     bench.come(2)
@@ -114,8 +34,8 @@ async def test_while_a_short_run_is_out_the_next_batch_waits_until_it_is_as_full
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(SHORT_RUN_S * 2, DEPTH + 1), (LONG_RUN_S, DEPTH)])
-async def test_behind_a_longer_run_a_batch_is_sent_ahead_however_small(tmp_path, seconds, most):
-    bench = Bench(tmp_path, seconds, instances=1)
+def test_behind_a_longer_run_a_batch_is_sent_ahead_however_small(tmp_path, seconds, most):
+    bench = bench_of(tmp_path, seconds, instances=1)
     for requests in (3, 1, 2, 5, 1):
         bench.come(requests)
     assert bench.put == [3, 1, 2][:most]
@@ -124,8 +44,8 @@ async def test_behind_a_longer_run_a_batch_is_sent_ahead_however_small(tmp_path,
     assert len(bench.put) == most
 
 
-async def test_every_idle_instance_gets_a_batch_at_once(tmp_path):
-    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=2)
+def test_every_idle_instance_gets_a_batch_at_once(tmp_path):
+    bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=2)
     bench.come(3)
     bench.come(1)
     assert bench.put == [3, 1]
@@ -133,18 +53,17 @@ async def test_every_idle_instance_gets_a_batch_at_once(tmp_path):
     assert bench.put == [3, 1, 1]
 
 
-async def test_a_request_larger_than_a_batch_holds_back_no_full_batch(tmp_path):
-    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=1)
-    large = Request([InputTensor((100, 4), ROW * 100, 1600)], 100, 0, 0, 60, NOBODY)
-    bench.lane.add(large, 1600)
+def test_a_request_larger_than_a_batch_holds_back_no_full_batch(tmp_path):
+    bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
+    bench.lane.add(bench.request(rows=100), 100 * len(ROW))
     bench.come(15)
     assert bench.put == [100]
     bench.come(1)
     assert bench.put == [100, 16]
 
 
-async def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came_soon(tmp_path):
-    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=1)
+def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came_soon(tmp_path):
+    bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
     bench.come(1)
     assert bench.pass_time(SPIN_S / 2) == 0  # nothing is known yet
     bench.answer()
@@ -162,9 +81,85 @@ async def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came
     bench.answer()
 
 
-async def test_the_loop_does_not_turn_for_a_batch_of_many(tmp_path):
-    bench = Bench(tmp_path, SHORT_RUN_S / 10, instances=1)
+def test_the_loop_does_not_turn_for_a_batch_of_many(tmp_path):
+    bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
     for _ in range(2):
         bench.come(10)
         assert bench.pass_time(SPIN_S / 2) == 0
         bench.answer()
+
+
+def test_an_idle_lane_tries_what_looks_hopeless(tmp_path):
+    bench = bench_of(tmp_path, 1.0, instances=1)
+    bench.lane.add(bench.request(timeout_s=0.1), 16)
+    bench.turn()
+    assert bench.put == [1]
+
+
+def test_what_would_be_answered_too_late_is_refused_with_a_time_to_come_back(tmp_path):
+    bench = LaneBench(tmp_path, {1: 0.1, 4: 0.1})
+    bench.come(4)
+    bench.lane.add(bench.request(timeout_s=0.25), 16)  # behind one run
+    with pytest.raises(Failure, match=r"would answer in about 0\.200 s") as refused:
+        bench.lane.add(bench.request(timeout_s=0.15), 16)
+    assert refused.value.code is Code.OVERLOADED
+    assert refused.value.retry_after_s == pytest.approx(0.05)
+    bench.now = 0.08  # the run before it is nearly over
+    bench.lane.add(bench.request(timeout_s=0.15), 16)
+
+
+def test_a_request_in_a_hurry_is_admitted_before_those_that_can_wait(tmp_path):
+    bench = LaneBench(tmp_path, {1: 0.1})
+    bench.come(10)
+    with pytest.raises(Failure):
+        bench.lane.add(bench.request(timeout_s=0.25), 16)  # two runs are out
+    hurried = bench.request(timeout_s=0.35)
+    bench.lane.add(hurried, 16)
+    bench.turn()
+    bench.answer()
+    assert hurried.taken
+
+
+def test_requests_that_can_be_met_no_more_do_not_run(tmp_path):
+    bench = LaneBench(tmp_path, {1: 0.1})
+    bench.come(2)
+    late = bench.request(timeout_s=0.31)
+    bench.lane.add(late, 16)
+    bench.now = 0.28  # the first run took its time
+    bench.answer()
+    assert (late.done, late.taken, bench.put) == (True, True, [1])
+
+
+def test_a_lane_learns_how_fast_replies_come(tmp_path):
+    """Others share the workers: a batch comes back in three times its run."""
+    bench = LaneBench(tmp_path, {1: 0.1})
+    for _ in range(100):
+        bench.come(1)
+        if len(bench.put) == DEPTH:
+            bench.now += 0.3
+            bench.answer()
+    with pytest.raises(Failure, match=r"would answer in about 0\.[56]"):
+        bench.lane.add(bench.request(timeout_s=0.5), 16)
+    bench.lane.add(bench.request(timeout_s=1.0), 16)
+
+
+def test_while_other_lanes_are_in_use_runs_are_short(tmp_path):
+    bench = LaneBench(tmp_path, {1: TURN_S / 2, 4: TURN_S, 16: TURN_S * 3})
+    other = bench.another("other", {1: TURN_S / 2})
+    bench.come(16)
+    bench.come(16)
+    assert bench.put[:2] == [16, 16]
+    bench.now += 1
+    other.add(bench.request(), 16)
+    bench.turn()
+    while bench.put:
+        bench.answer()
+    bench.come(16)
+    assert bench.put == [4, 4, 4]
+    bench.now += SEVERAL_S
+    bench.answer()
+    assert bench.put == [4, 4, 4]  # what was left; the next batch is a full one again
+    while bench.put:
+        bench.answer()
+    bench.come(16)
+    assert bench.put == [16]

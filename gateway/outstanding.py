@@ -1,0 +1,38 @@
+"""A batch that was put and has no reply yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.request import Request
+from services.batch import Place
+
+if TYPE_CHECKING:
+    from gateway.lane import Lane
+
+
+class Outstanding:
+    """`put`: when, in seconds of the lane's clock. `run_s`: how long it runs by its lane's profile."""
+
+    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "put", "requests", "run_s")
+
+    def __init__(
+        self,
+        name: str,
+        lane: Lane,
+        requests: list[Request],
+        places: list[Place],
+        attempt: int,
+        put: float,
+        run_s: float,
+    ) -> None:
+        self.name = name
+        self.lane = lane
+        self.requests = requests
+        self.places = places
+        self.attempt = attempt
+        self.put = put
+        self.run_s = run_s
+        deadlines = [request.deadline for request in requests]
+        self.earliest = min(deadlines)
+        self.latest = max(deadlines)

@@ -1,0 +1,34 @@
+"""What all lanes of a pool share in one gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway.admission import Admission
+from gateway.neighbours import Neighbours
+from gateway.pool_link import PoolLink
+from gateway.quarantine import Quarantine
+
+if TYPE_CHECKING:
+    from gateway.outstanding import Outstanding
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop.
+
+    `rows_waiting_max`: of each lane. `spin_s_max`: how long at most the event loop turns for a reply.
+    """
+
+    link: PoolLink
+    pending: dict[str, Outstanding]
+    admission: Admission
+    quarantine: Quarantine
+    rows_waiting_max: int
+    spin_s_max: float
+    soon: Callable[[Callable[[], None]], object]
+    clock: Callable[[], float] = time.monotonic
+    neighbours: Neighbours = field(default_factory=Neighbours)

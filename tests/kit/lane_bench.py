@@ -1,0 +1,136 @@
+"""A lane whose batches the test answers, in a time that the test lets pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gateway.admission import Admission
+from gateway.exchange import Exchange
+from gateway.lane import Lane
+from gateway.lane_tallies import LaneTallies
+from gateway.packing import Packer
+from gateway.quarantine import Quarantine
+from gateway.request import InputTensor, Request, Responder
+from gateway.shared import Shared
+from services.batch import ReplyHeader, ReplyOutput, decode_batch
+from services.metrics import catalogue
+from services.metrics.tally import Tally
+from services.profile import Profile
+from services.repository.folder import FolderRepository
+from tests.kit.loopback import NOWHERE, LoopbackLink
+from tests.kit.responders import NOBODY
+from tests.kit.versions import publish
+
+ROW = bytes(16)  # of tests.kit.versions' signature
+SPIN_S = 0.0004
+PERMITS = 1000
+BYTES_MAX = 1 << 20
+ROWS_WAITING_MAX = 1000
+
+
+class HeldLink(LoopbackLink):
+    """Keeps what is put; `up`: whether Redis can be reached."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__(exchange)
+        self.held = self.up = True
+
+    @property
+    def writable(self) -> bool:
+        return self.up
+
+    @property
+    def connected(self) -> bool:
+        return self.up
+
+
+class LaneBench:
+    """`put`: the rows of each batch that left and has no answer. `profile`: seconds of a run by its rows."""
+
+    def __init__(
+        self,
+        home: Path,
+        profile: dict[int, float],
+        instances: int = 1,
+        *,
+        permits: int = PERMITS,
+        rows_waiting_max: int = ROWS_WAITING_MAX,
+    ) -> None:
+        self.now = 0.0
+        tally = Tally(None, "gateway")
+        refused = tally.counter(catalogue.REFUSED, "gateway_full")
+        exchange = Exchange(NOWHERE, "bench", tally, 2000)
+        self.link = HeldLink(exchange)
+        self.pending = exchange.pending
+        self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)
+        self._soon: list[Callable[[], None]] = []
+        self.shared = Shared(
+            self.link,
+            self.pending,
+            self.admission,
+            Quarantine(tally.gauge(catalogue.QUARANTINED), refused),
+            rows_waiting_max,
+            SPIN_S,
+            self._soon.append,
+            lambda: self.now,
+        )
+        self._repository, self._tally = FolderRepository(home), tally
+        self.lane = self.another("m", profile, instances)
+
+    def another(self, name: str, profile: dict[int, float], instances: int = 1) -> Lane:
+        """One more lane of the pool, ready; its largest run is the largest that was measured."""
+        manifest = publish(self._repository, name, 1)
+        packer = Packer(manifest.signature, None, 1 << 20)
+        lane = Lane(manifest, self.shared, packer, LaneTallies(self._tally, manifest))
+        lane.place(instances, Profile(profile), max(profile), shared=False, failed=None)
+        return lane
+
+    def request(
+        self, rows: int = 1, timeout_s: float = 60.0, priority: int = 0, responder: Responder = NOBODY
+    ) -> Request:
+        """One that comes now."""
+        inputs = [InputTensor((rows, 4), ROW * rows, 16 * rows)]
+        return Request(inputs, rows, priority, self.now, self.now + timeout_s, responder)
+
+    def come(self, requests: int) -> None:
+        """So many requests of one row, in one turn of the event loop."""
+        for _ in range(requests):
+            self.lane.add(self.request(), 16)
+        self.turn()
+
+    def turn(self) -> None:
+        """One turn of the event loop."""
+        soon = self._soon.copy()
+        self._soon.clear()
+        for call in soon:
+            call()
+
+    def pass_time(self, seconds: float) -> int:
+        """How often the event loop had to turn in that time: ten times, as long as there is something to call."""
+        turned = 0
+        for _ in range(10):
+            self.now += seconds / 10
+            turned += bool(self._soon)
+            self.turn()
+        return turned
+
+    @property
+    def put(self) -> list[int]:
+        return [sum(decode_batch(entry)[0].rows) for entry, _ in self.link.waiting]
+
+    def answer(self, at: int = 0, failures: dict[int, list[str]] | None = None) -> None:
+        """A batch comes back: the one that left first, or the one at a place in the order in which they left.
+
+        `failures`: code and message of requests in it, by their places.
+        """
+        failures = failures or {}
+        entry, _ = self.link.waiting.pop(at)
+        header, _ = decode_batch(entry)
+        rows = sum(rows for i, rows in enumerate(header.rows) if i not in failures)
+        output = ReplyOutput((2,), rows * 8, None, None)
+        reply = ReplyHeader(header.name, "w", 0.0, 0.0, rows, failures, [output] if rows else [], "")
+        outstanding = self.pending.get(header.name)
+        if outstanding is not None:  # else it was put again, or nobody waits for it any more
+            outstanding.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))
+        self.turn()
