@@ -340,6 +340,7 @@ class Lane:
             self._fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
         if now > outstanding.latest + ABANDON_S:
             self._forget(outstanding)
+            self.dispatch()
 
     def _forget(self, outstanding: Outstanding) -> None:
         del self._pending[outstanding.name]
@@ -347,7 +348,6 @@ class Lane:
         self._forecast.gone(outstanding.run_s)
         if outstanding.places:
             self._parked.append((self._clock() + PARKED_S, outstanding.places))
-        self.dispatch()
 
     def put_again(self, outstanding: Outstanding) -> None:
         """Redis lost a batch: what still waits in it is put as a new one."""
@@ -357,6 +357,8 @@ class Lane:
         left = [request for request in outstanding.requests if not request.done]
         if left:
             self._put(left, self._clock(), outstanding.attempt)
+        else:
+            self.dispatch()
 
     def give_up(self, outstanding: Outstanding) -> None:
         """A worker died with a batch: each of its requests is tried alone. One that a worker dies of again is at fault."""
@@ -371,11 +373,13 @@ class Lane:
         else:
             for request in left:
                 self._put([request], self._clock(), SUSPECT)
+        self.dispatch()
 
     def refuse(self, outstanding: Outstanding, reason: str) -> None:
         """Redis would not take the batch."""
         self._fail(outstanding.requests, Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1))
         self._forget(outstanding)
+        self.dispatch()
 
     def tick(self, now: float) -> None:
         """Now and then: deadlines, delayed batches, rested shared memory."""
