@@ -70,9 +70,12 @@ class Gateway:
             settings, self.exchange, self.admission, self.segments, self.tally, host_token(settings.segments_dir)
         )
         self.exchange.lanes = self.lanes.all
-        self.catalog = Catalog(self.repository, self.board, self.lanes.apply, self._death)
+        self.lanes.quarantine.tell = self._tell_of_poison
+        news = {"died": self._death, "poison": self._poison}
+        self.catalog = Catalog(self.repository, self.board, self.lanes.apply, news)
         self.canary = Canary(self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers))
         self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
+        self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
         self.version = VERSION
@@ -84,6 +87,19 @@ class Gateway:
     async def _death(self, worker: str) -> None:
         """A supervisor saw a worker die (services.worker_id): nobody waits for its lease to run out."""
         await self.exchange.reclaim(pool_of(worker), worker)
+
+    def _tell_of_poison(self, digest: str) -> None:
+        task = asyncio.create_task(self._publish(f"poison:{digest}"))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _publish(self, message: str) -> None:
+        with contextlib.suppress(Failure):  # they find it out as we did
+            await self.board.publish(message)
+
+    async def _poison(self, digest: str) -> None:
+        """Some gateway, perhaps this one, refuses a request that killed workers."""
+        self.lanes.quarantine.learn(digest)
 
     async def start(self) -> None:
         await self.catalog.start()

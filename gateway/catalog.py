@@ -25,21 +25,21 @@ _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.
 
 
 class Catalog:
-    """`board`: the records in Redis. `on_death(worker)`: a supervisor saw a worker die."""
+    """`board`: the records in Redis. `news`: what to do with messages, by their kinds: "died:cpu-0-…" goes to "died"."""
 
     def __init__(
         self,
         repository: Repository,
         board: Board,
         on_snapshot: Callable[[Snapshot], Awaitable[None]],
-        on_death: Callable[[str], Awaitable[None]],
+        news: Mapping[str, Callable[[str], Awaitable[None]]],
     ) -> None:
         self.snapshot = Snapshot({}, ())
         self.uploads: Mapping[UploadKey, State] = {}
         self._repository = repository
         self._board = board
         self._on_snapshot = on_snapshot
-        self._on_death = on_death
+        self._news = news
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
         self._token = ""
         self._stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}
@@ -155,8 +155,9 @@ class Catalog:
         while True:
             try:
                 async for message in self._board.messages():
-                    if message.startswith("died:"):
-                        await self._on_death(message.removeprefix("died:"))
+                    kind, _, what = message.partition(":")
+                    if kind in self._news:
+                        await self._news[kind](what)
                     self._wake.set()
             except Failure:
                 await asyncio.sleep(LOOK_S)

@@ -62,7 +62,7 @@ class Lanes:
         self._segments = segments
         self._tally = tally
         self._host = host
-        self._quarantine = Quarantine(
+        self.quarantine = Quarantine(
             tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined")
         )
         self._shared: dict[str, Shared] = {}  # by pool
@@ -122,7 +122,7 @@ class Lanes:
                 await self._exchange.link(pool),
                 self._exchange.pending,
                 self._admission,
-                self._quarantine,
+                self.quarantine,
                 self._settings.queue_rows_max,
                 self._settings.spin_us_max / 1e6,
                 asyncio.get_running_loop().call_soon,

@@ -13,13 +13,18 @@ from services.errors import Code, Failure
 from services.metrics.tally import Counter, Gauge
 
 DIGESTS_MAX = 1024
+DIGEST_BYTES = 16
 REST_S = 600.0
 
 
 class Quarantine:
-    """One for a gateway. Nothing is digested while it is empty, which is nearly always."""
+    """One for a gateway. Nothing is digested while it is empty, which is nearly always.
+
+    `tell(digest)`: makes a new one known to the other gateways, which `learn` it.
+    """
 
     def __init__(self, held: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tell: Callable[[str], None] = lambda _: None
         self._until: OrderedDict[bytes, float] = OrderedDict()
         self._held = held
         self._refused = refused
@@ -30,7 +35,21 @@ class Quarantine:
 
     def add(self, release: str, request: Request) -> None:
         """From now on refuse what is like `request`; the oldest of too many is forgotten."""
-        self._until[_digest(release, request)] = self._clock() + REST_S
+        digest = _digest(release, request)
+        self._add(digest)
+        self.tell(digest.hex())
+
+    def learn(self, digest: str) -> None:
+        """Another gateway refuses what has this digest. Raises ValueError if it is none."""
+        known = bytes.fromhex(digest)
+        if len(known) != DIGEST_BYTES:
+            raise ValueError(f"no digest: {digest[:64]}")
+        if known not in self._until:
+            self._add(known)
+
+    def _add(self, digest: bytes) -> None:
+        self._until[digest] = self._clock() + REST_S
+        self._until.move_to_end(digest)
         while len(self._until) > DIGESTS_MAX:
             self._until.popitem(last=False)
         self._held.set(len(self._until))
@@ -47,7 +66,7 @@ class Quarantine:
 
 
 def _digest(release: str, request: Request) -> bytes:
-    digest = hashlib.blake2b(release.encode(), digest_size=16)
+    digest = hashlib.blake2b(release.encode(), digest_size=DIGEST_BYTES)
     for tensor in request.inputs:
         digest.update(repr(tensor.shape).encode())
         data: Any = tensor.data

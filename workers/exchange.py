@@ -52,8 +52,9 @@ class Exchange:
             self._link.close()
             raise
         self._next_head = (
-            "EVALSHA", script("next").sha, 6,
+            "EVALSHA", script("next").sha, 7,
             keys.ready, keys.idle, keys.inbox(worker), keys.held(worker), keys.workers, keys.shares,
+            keys.deadlines,
             keys.prefix, worker,
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Every Redis key, from one place. All keys of a pool share the hash tag {pool}, so that a pool lives on one shard.
 
 mr:{cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
-mr:{cpu}:ready             sorted set: lanes with undelivered entries, by deadline (ms)
-mr:{cpu}:shares            sorted set: lanes ahead of others by what they ran (ms), and "": what the others count as
+mr:{cpu}:ready             sorted set: lanes with undelivered entries, by what they ran (ms): the least comes next
+mr:{cpu}:deadlines         hash: the earliest deadline (ms) of each ready lane, as far as it is known
+mr:{cpu}:shares            sorted set: other lanes that ran more than they had to wait for (ms), and "": what all others count as
 mr:{cpu}:idle              sorted set: workers waiting for work, by batches in hand
 mr:{cpu}:held:<worker>     set: lanes that the worker can run
 mr:{cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
@@ -15,7 +16,7 @@ mr:{cpu}:blob:<id>         string: tensors too large for a script (expires)
 mr:pools                   set: pools that ever had a worker
 mr:epoch                   string: changes when Redis lost its data
 mr:uploads                 hash: uploads that are being received or checked, each with a time after which it counts no more
-mr:changes                 channel: "model:<name>", "worker:<pool>", "died:<worker>"
+mr:changes                 channel: "model:<name>", "worker:<pool>", "died:<worker>", "poison:<digest>"
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ CHANGES = b"mr:changes"
 class PoolKeys:
     """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
 
-    __slots__ = ("idle", "pool", "prefix", "ready", "shares", "workers")
+    __slots__ = ("deadlines", "idle", "pool", "prefix", "ready", "shares", "workers")
 
     def __init__(self, pool: str) -> None:
         self.pool = pool
         self.prefix = b"mr:{%s}:" % pool.encode()
         self.ready = self.prefix + b"ready"
+        self.deadlines = self.prefix + b"deadlines"
         self.shares = self.prefix + b"shares"
         self.idle = self.prefix + b"idle"
         self.workers = self.prefix + b"workers"

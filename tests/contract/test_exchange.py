@@ -19,7 +19,7 @@ def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):
     assert pool.put("m", "b1", deadline_ms=5000) == 0
     picture = pool.check()
     assert picture.waiting("m") == ["b1"]
-    assert picture.ready == {"m": 5000}
+    assert picture.deadlines == {"m": 5000}
     assert 3600 < pool.redis.ttl(pool.keys.stream("m")) <= 3660
 
 
@@ -128,14 +128,21 @@ def test_of_lanes_that_had_no_more_than_their_share_the_earliest_deadline_comes_
     for lane, deadline in (("late", 9000), ("early", 1000), ("soon", 2000), ("not held", 10)):
         pool.put(lane, f"{lane} 1", deadline_ms=deadline)
         pool.put(lane, f"{lane} 2", deadline_ms=deadline + 4000)
-    pool.redis.delete(pool.keys.ready)
     pool.join("w")
-    for lane, deadline in (("late", 9000), ("early", 1000), ("soon", 2000), ("not held", 10)):
-        pool.redis.zadd(pool.keys.ready, {lane: deadline})
     pool.redis.sadd(pool.keys.held("w"), "late", "early", "soon")
     order = [names(pool.next("w", wanted=1)) for _ in range(6)]
     assert order == [["early 1"], ["soon 1"], ["late 1"], ["early 2"], ["soon 2"], ["late 2"]]
-    assert pool.check().ready == {"not held": 10}
+    assert pool.check().deadlines == {"not held": 10}
+
+
+def test_very_many_lanes_that_wait_are_served_in_turn(pool):
+    lanes = [f"l{number:03}" for number in range(300)]
+    pool.join("w", *lanes)
+    for number in range(2):
+        for lane in lanes:
+            pool.put(lane, f"{lane} {number}", cost_ms=5)
+    assert sorted(take_turns(pool, 300)) == lanes
+    assert sorted(take_turns(pool, 300)) == lanes
 
 
 def take_turns(pool: Pool, number: int) -> list[str]:
@@ -175,19 +182,20 @@ def test_who_did_not_ask_for_long_saved_nothing(pool):
     assert (turns.count("a"), turns.count("b")) == (10, 10)
 
 
-def test_only_lanes_that_are_ahead_are_remembered_and_none_when_the_last_worker_is_gone(pool):
-    lanes = [f"l{number}" for number in range(200)]
+def test_only_lanes_that_are_ahead_are_remembered_and_none_when_nothing_waits(pool):
+    lanes = [f"l{number:03}" for number in range(200)]
     pool.join("w", *lanes)
+    for lane in lanes:
+        pool.put(lane, lane, cost_ms=5)
+    take_turns(pool, 199)
+    assert len(pool.check().shares) == 199
     for number in range(3):
-        for lane in lanes:
-            pool.put(lane, f"{lane} {number}", cost_ms=5)
-    take_turns(pool, 600)
-    assert len(pool.check().shares) <= 201
-    for number in range(3):
-        pool.put("l0", f"again {number}", cost_ms=5)
-    take_turns(pool, 3)
-    assert len(pool.check().shares) == 2
-    pool.worker("w").leave(ATTEMPTS_MAX)
+        pool.put(lanes[0], f"again {number}", cost_ms=5)
+    assert take_turns(pool, 3) == [lanes[-1], lanes[0], lanes[0]]
+    assert set(pool.check().shares) == {""}
+    take_turns(pool, 1)
+    assert set(pool.check().shares) == {"", lanes[0]}
+    assert pool.next("w") == []
     assert pool.check().shares == {}
 
 
@@ -204,7 +212,6 @@ def test_a_held_lane_is_found_behind_many_ready_ones_that_are_not(pool):
         pool.put(f"other {number}", f"b{number}", deadline_ms=number)
     pool.put("m", "mine", deadline_ms=1e6)
     pool.join("w", "m")
-    pool.redis.zadd(pool.keys.ready, {"m": 1e6})
     assert names(pool.next("w")) == ["mine"]
     assert len(pool.check().ready) == 150
 

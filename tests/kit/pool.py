@@ -49,6 +49,7 @@ class Picture:
     streams: set[str] = field(default_factory=set)
     expiring: set[str] = field(default_factory=set)
     ready: dict[str, float] = field(default_factory=dict)
+    deadlines: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     idle: dict[str, float] = field(default_factory=dict)
     workers: set[str] = field(default_factory=set)
@@ -73,6 +74,8 @@ class Picture:
         found = [f"in `ready` are {sorted(self.ready)}, but {sorted(undelivered)} have undelivered entries"]
         if set(self.ready) == undelivered:
             found = []
+        if set(self.ready) != set(self.deadlines):
+            found.append(f"in `ready` are {sorted(self.ready)}, in `deadlines` {sorted(self.deadlines)}")
         past = [lane for lane, tag in self.shares.items() if tag < self.shares.get("", 0)]
         found += [f"{lane} has a tag of the past" for lane in past]
         for worker in self.idle:
@@ -221,6 +224,7 @@ class Pool:
                 pipeline.xpending_range(key, "w", "-", "+", 9999),
             ),
             "ready": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "deadlines": pipeline.hgetall,
             "shares": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "idle": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "workers": lambda key: pipeline.zrange(key, 0, -1),
@@ -280,6 +284,8 @@ def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
 def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
     if kind in {"ready", "shares", "idle"}:
         return {member.decode(): score for member, score in answer}
+    if kind == "deadlines":
+        return {lane.decode(): float(deadline) for lane, deadline in answer.items()}
     if kind == "workers":
         return {member.decode() for member in answer}
     if kind in {"held", "draining"}:

@@ -275,20 +275,22 @@ class ExchangeMachine(RuleBasedStateMachine):
 
         Its turn has the most urgent one that had no more than its share, else the one that had least.
         """
-        able = [(score, lane) for lane, score in before.ready.items() if lane in before.held.get(worker.name, ())]
+        able = [(tag, lane) for lane, tag in before.ready.items() if lane in before.held.get(worker.name, ())]
         if not able:
             assert got == []
             assert worker.name in self.pool.picture().idle
             return
-        now = before.shares.get("", 0)
-        lane = min(able, key=lambda item: (max(0, before.shares.get(item[1], 0) - now), *item))[1]
+        now = max(before.shares.get("", 0), min(able)[0])
+        lane = min((before.deadlines[lane], tag, lane) for tag, lane in able if tag <= now)[2]
         waiting = before.waiting(lane)
         first = self.batches[waiting[0]]
         fitting = math.floor(1 / first.fill) if first.fill else wanted
         count = max(1, min(wanted, fitting, math.ceil(len(waiting) / max(1, len(before.workers)))))
         assert names(got) == waiting[:count]
-        tag = max(now, before.shares.get(lane, 0)) + sum(self.batches[name].cost_ms for name in waiting[:count])
-        assert self.pool.picture().shares[lane] == tag
+        after = self.pool.picture()
+        assert after.shares.get("", 0) == now
+        left = after.ready if count < len(waiting) else after.shares
+        assert left[lane] == now + sum(self.batches[name].cost_ms for name in waiting[:count])
 
     @precondition(lambda self: any(w.awake and self.picture.inbox.get(w.name) for w in self.workers.values()))
     @rule(data=st.data())

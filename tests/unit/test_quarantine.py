@@ -68,6 +68,20 @@ def test_it_ends_after_a_while(quarantine, clock):
     assert len(quarantine) == 0
 
 
+def test_gateways_learn_from_each_other(quarantine):
+    tally = Tally(None, "another gateway")
+    other = Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"))
+    quarantine.tell = other.learn
+    other.tell = quarantine.learn
+    quarantine.add("m:1", request(b"1234"))
+    assert refused(other, "m:1", request(b"1234"))
+    assert not refused(other, "m:1", request(b"5678"))
+    for nonsense in ("", "zz", "00", "00" * 17):
+        with pytest.raises(ValueError, match=r"digest|hexadecimal"):
+            other.learn(nonsense)
+    assert len(other) == 1
+
+
 def test_it_is_bounded(quarantine):
     for number in range(DIGESTS_MAX + 5):
         quarantine.add("m:1", request(b"%d" % number))

@@ -13,9 +13,9 @@ for i = 3, #ARGV do
   if undelivered(prefix, lane) > 0 then
     if redis.call('ZSCORE', prefix .. 'idle', worker) then deliver(prefix, lane, worker) end
     if undelivered(prefix, lane) > 0 then
-      redis.call('ZADD', prefix .. 'ready', 'LT', clock(), lane)
+      line_up(prefix, lane, clock())
     else
-      redis.call('ZREM', prefix .. 'ready', lane)
+      step_back(prefix, lane)
     end
   end
 end

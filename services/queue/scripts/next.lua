@@ -1,5 +1,5 @@
 -- next (worker): send replies and acknowledge what is finished, then lease what is most urgent, else become idle.
--- KEYS: ready, idle, inbox of the worker, lanes it holds, workers, shares
+-- KEYS: ready, idle, inbox of the worker, lanes it holds, workers, shares, deadlines
 -- ARGV: key prefix, worker, batches in hand, most entries wanted (0: reply only, ask for nothing),
 --       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number finished,
 --       then for each finished: lane, entry id, reply list, reply, blob key or ''
@@ -32,31 +32,42 @@ else
 end
 
 -- choose() -> the lane whose turn it is, and its tag; nil when no ready lane is held.
--- Workers are shared by time (start-time fair queueing, Goyal et al. 1996): a run moves its lane's tag on by what it
--- costs, and of lanes that wait none is served that had more than another. The virtual time, kept beside the tags under
--- the name '', is the tag of the last lane served out of need; tags before it count as it: who did not ask saved nothing.
--- Among lanes that are not ahead of it, the earliest deadline comes first.
+-- Workers are shared by time (start-time fair queueing, Goyal et al. 1996): a run moves the tag of its lane on by what it
+-- costs, and the lane with the least tag is next. The virtual time, kept in `shares` under the name '', is the tag of the
+-- last lane that was next; lanes behind it count as it: who did not ask saved nothing. Of those, and of others of the same
+-- tag, the earliest deadline comes first. When nothing waits, all begin anew.
 local function choose()
   local start = 0
   while true do
     local lanes = redis.call('ZRANGE', KEYS[1], start, start + PAGE - 1)
-    if #lanes == 0 then return nil end
+    if #lanes == 0 then
+      if start == 0 then redis.call('DEL', KEYS[6]) end
+      return nil
+    end
     start = start + PAGE
     local held = redis.call('SMISMEMBER', KEYS[4], unpack(lanes))
-    local tags = redis.call('ZMSCORE', KEYS[6], '', unpack(lanes))
-    local now = tonumber(tags[1] or 0)
-    local chosen, least
+    local mine = {}
     for i, lane in ipairs(lanes) do
-      if held[i] == 1 then
-        local tag = tonumber(tags[i + 1] or 0)
-        if tag <= now then return lane, now end
-        if not least or tag < least then chosen, least = lane, tag end
-      end
+      if held[i] == 1 then mine[#mine + 1] = lane end
     end
-    if chosen then
-      redis.call('ZADD', KEYS[6], least, '')
-      redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', string.format('(%.17g', least)) -- they say nothing any more
-      return chosen, least
+    if #mine > 0 then
+      local now = tonumber(redis.call('ZSCORE', KEYS[6], '') or 0)
+      local tags = redis.call('ZMSCORE', KEYS[1], unpack(mine))
+      local least = tonumber(tags[1])
+      if least > now then
+        now = least
+        redis.call('ZADD', KEYS[6], now, '')
+        redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', string.format('(%.17g', now)) -- they say nothing any more
+      end
+      local last = 1
+      while last < #mine and tonumber(tags[last + 1]) <= now do last = last + 1 end
+      if last == 1 then return mine[1], now end
+      local deadlines = redis.call('HMGET', KEYS[7], unpack(mine, 1, last))
+      local chosen = 1
+      for i = 2, last do
+        if tonumber(deadlines[i]) < tonumber(deadlines[chosen]) then chosen = i end
+      end
+      return mine[chosen], now
     end
   end
 end
@@ -80,15 +91,16 @@ end
 local lane, tag = choose()
 while lane do
   local got, left = take(lane)
+  for _, entry in ipairs(got) do tag = tag + tonumber(entry[2][12] or 1) end
   if #got > 0 and #got < left then
+    redis.call('ZADD', KEYS[1], tag, lane)
     -- A stream is first in, first out: the entry behind is hardly more urgent than the last one taken.
-    redis.call('ZADD', KEYS[1], got[#got][2][6], lane)
+    redis.call('HSET', KEYS[7], lane, got[#got][2][6])
   else
-    redis.call('ZREM', KEYS[1], lane)
+    step_back(prefix, lane)
+    redis.call('ZADD', KEYS[6], tag, lane)
   end
   if #got > 0 then
-    for _, entry in ipairs(got) do tag = tag + tonumber(entry[2][12] or 1) end
-    redis.call('ZADD', KEYS[6], tag, lane)
     redis.call('ZREM', KEYS[2], worker)
     for i, entry in ipairs(got) do
       if leave then hand_over(prefix, worker, lane, entry)

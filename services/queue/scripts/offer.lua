@@ -54,6 +54,24 @@ local function undelivered(prefix, lane)
   return redis.call('XLEN', stream) - pending[1]
 end
 
+-- line_up(prefix, lane, deadline): the lane has an undelivered entry with this deadline. What it ran before is not forgotten.
+local function line_up(prefix, lane, deadline)
+  local known = redis.call('HGET', prefix .. 'deadlines', lane)
+  if not known then
+    local tags = redis.call('ZMSCORE', prefix .. 'shares', '', lane)
+    redis.call('ZADD', prefix .. 'ready', math.max(tonumber(tags[1] or 0), tonumber(tags[2] or 0)), lane)
+  end
+  if not known or tonumber(deadline) < tonumber(known) then
+    redis.call('HSET', prefix .. 'deadlines', lane, deadline)
+  end
+end
+
+-- step_back(prefix, lane): it has none.
+local function step_back(prefix, lane)
+  redis.call('ZREM', prefix .. 'ready', lane)
+  redis.call('HDEL', prefix .. 'deadlines', lane)
+end
+
 -- append(…) -> 1: an idle worker has the batch; 0: it waits in the stream.
 local function append(prefix, lane, batch, attempt, deadline, replies, name, cost, fill)
   local stream = prefix .. 'stream:' .. lane
@@ -64,7 +82,7 @@ local function append(prefix, lane, batch, attempt, deadline, replies, name, cos
     redis.call('EXPIRE', stream, FORSAKEN_S)
   end
   if offer(prefix, lane) == id then return 1 end
-  redis.call('ZADD', prefix .. 'ready', 'LT', deadline, lane)
+  line_up(prefix, lane, deadline)
   return 0
 end
 
@@ -79,7 +97,7 @@ local function forsake(prefix, lane)
     redis.call('EXPIRE', stream, FORSAKEN_S)
     return 0
   end
-  redis.call('ZREM', prefix .. 'ready', lane)
+  step_back(prefix, lane)
   redis.call('DEL', stream)
   return 1
 end

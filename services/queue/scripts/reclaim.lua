@@ -54,7 +54,7 @@ end
 
 -- Streams that nobody holds expire.
 for _, lane in ipairs(redis.call('ZRANGE', prefix .. 'ready', 0, 63)) do
-  if redis.call('EXISTS', prefix .. 'stream:' .. lane) == 0 then redis.call('ZREM', prefix .. 'ready', lane) end
+  if redis.call('EXISTS', prefix .. 'stream:' .. lane) == 0 then step_back(prefix, lane) end
 end
-if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('DEL', prefix .. 'shares') end
+if redis.call('EXISTS', KEYS[1], prefix .. 'ready') == 0 then redis.call('DEL', prefix .. 'shares') end
 return {#silent, again, dead}
