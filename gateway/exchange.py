@@ -15,12 +15,11 @@ from services.batch import ReplyHeader, decode_reply
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
-from services.queue.scripts import script
+from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
 
 log = logging.getLogger("millrace.exchange")
 
-ATTEMPTS_MAX = 6  # leases of silent workers; a worker that died is told at once
 TICK_S = 0.02
 
 

@@ -263,7 +263,7 @@ class Lane:
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
-            self._give_back(outstanding)
+            self._give_back(outstanding, max(outstanding.attempt, header.attempt))
         self._tallies.batch(header, sum([request.counted for request in requests]))
 
     def _answer(self, live: list[Request], outputs: Outputs) -> None:
@@ -300,8 +300,8 @@ class Lane:
             request.done = True
         self._admission.release(requests)
 
-    def _give_back(self, outstanding: Outstanding) -> None:
-        if outstanding.attempt > 1:
+    def _give_back(self, outstanding: Outstanding, attempt: int) -> None:
+        if attempt > 1:
             self._parked.append((self._clock() + PARKED_S, outstanding.places))
         else:
             self._packer.free(outstanding.places)

@@ -80,7 +80,8 @@ class ReplyOutput(NamedTuple):
 class ReplyHeader(NamedTuple):
     """What came of a batch. Times in seconds. `failures`: request's position -> [code, message].
 
-    `run_rows`: rows of the run that this batch was part of. `blob`: as in BatchHeader.
+    `run_rows`: rows of the run that this batch was part of. `blob`: as in BatchHeader. `attempt`: of the lease; from the
+    second on, another worker may still be at the batch.
     """
 
     name: str
@@ -91,6 +92,7 @@ class ReplyHeader(NamedTuple):
     failures: dict[int, list[str]]
     outputs: list[ReplyOutput]
     blob: str
+    attempt: int = 1
 
 
 def encode_batch(header: BatchHeader, tensors: Sequence[Any]) -> bytes:
@@ -137,7 +139,7 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
         if data[0] != KIND_REPLY:
             raise ValueError(f"a message of kind {data[0]}")
         fields, inline = _split(memoryview(data), 5)
-        name, worker, queue_s, execution_s, run_rows, failures, outputs, blob = fields
+        name, worker, queue_s, execution_s, run_rows, failures, outputs, blob, attempt = fields
         return (
             ReplyHeader(
                 name,
@@ -148,6 +150,7 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
                 failures,
                 [ReplyOutput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in outputs],
                 blob,
+                attempt,
             ),
             inline,
         )

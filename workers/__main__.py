@@ -14,6 +14,7 @@ from services.errors import Failure
 from services.garbage import settle_garbage
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
+from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
 from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
@@ -30,7 +31,6 @@ from workers.lease import ReplyWriter
 from workers.tallies import WorkerTallies
 from workers.worker import Worker
 
-ATTEMPTS_MAX = 6
 INLINE_BYTES_MAX = 256 * 1024
 
 

@@ -138,6 +138,7 @@ class ReplyWriter:
             lease.failures,
             described,
             blob,
+            lease.attempt,
         )
         reply = encode_reply(header, tensors)
         self.redis_bytes += len(reply) + len(body)

@@ -66,16 +66,22 @@ def run(
             continue
         try:
             arrays.append(input_arrays(lease, signature, segments))
-        except (Failure, ValueError) as error:  # its gateway, or its blob, is gone
+        except (Failure, ValueError, MemoryError) as error:  # its gateway, or its blob, is gone; or there is no room
             for position in list(lease.alive):
-                lease.fail(position, Code.UNAVAILABLE, f"the tensors of the request are gone: {error}")
+                lease.fail(position, Code.UNAVAILABLE, f"the tensors of the request cannot be had: {error}")
         else:
             live.append(lease)
     results: dict[int, list[Array] | None] = {}
     rows = sum(lease.rows for lease in live)
     if live:
-        merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
-        results = _outputs(live, _Runner(holding, on_no_memory), merged)
+        runner = _Runner(holding, on_no_memory)
+        try:
+            merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
+        except MemoryError:
+            on_no_memory(rows)
+            results = {i: _outputs([lease], runner, arrays[i])[0] for i, lease in enumerate(live)}
+        else:
+            results = _outputs(live, runner, merged)
     execution_s = time.perf_counter() - began if live else 0.0
     places = {id(lease): i for i, lease in enumerate(live)}
     return [Run(lease, results.get(places.get(id(lease), -1)), execution_s, rows) for lease in group]
@@ -98,7 +104,10 @@ class _Runner:
                 raise
         self._on_no_memory(rows)
         halves = [self.run([array[part] for array in inputs]) for part in (slice(rows // 2), slice(rows // 2, None))]
-        return [np.concatenate(column) for column in zip(*halves, strict=True)]
+        try:
+            return [np.concatenate(column) for column in zip(*halves, strict=True)]
+        except MemoryError as error:
+            raise OutOfMemory(f"no memory for the outputs of {rows} rows") from error
 
     def _run_once(self, inputs: Sequence[Array]) -> list[Array]:
         holding = self._holding

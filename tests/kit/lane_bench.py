@@ -18,6 +18,7 @@ from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.profile import Profile
 from services.repository.folder import FolderRepository
+from services.segments.pool import SegmentPool
 from tests.kit.loopback import NOWHERE, LoopbackLink
 from tests.kit.responders import NOBODY
 from tests.kit.versions import publish
@@ -56,6 +57,7 @@ class LaneBench:
         *,
         permits: int = PERMITS,
         rows_waiting_max: int = ROWS_WAITING_MAX,
+        segments: SegmentPool | None = None,
     ) -> None:
         self.now = 0.0
         tally = Tally(None, "gateway")
@@ -75,15 +77,15 @@ class LaneBench:
             self._soon.append,
             lambda: self.now,
         )
-        self._repository, self._tally = FolderRepository(home), tally
+        self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
         self.lane = self.another("m", profile, instances)
 
     def another(self, name: str, profile: dict[int, float], instances: int = 1) -> Lane:
         """One more lane of the pool, ready; its largest run is the largest that was measured."""
         manifest = publish(self._repository, name, 1)
-        packer = Packer(manifest.signature, None, 1 << 20)
+        packer = Packer(manifest.signature, self._segments, 1 << 10)
         lane = Lane(manifest, self.shared, packer, LaneTallies(self._tally, manifest))
-        lane.place(instances, Profile(profile), max(profile), shared=False, failed=None)
+        lane.place(instances, Profile(profile), max(profile), shared=self._segments is not None, failed=None)
         return lane
 
     def request(
@@ -119,7 +121,7 @@ class LaneBench:
     def put(self) -> list[int]:
         return [sum(decode_batch(entry)[0].rows) for entry, _ in self.link.waiting]
 
-    def answer(self, at: int = 0, failures: dict[int, list[str]] | None = None) -> None:
+    def answer(self, at: int = 0, failures: dict[int, list[str]] | None = None, attempt: int = 1) -> None:
         """A batch comes back: the one that left first, or the one at a place in the order in which they left.
 
         `failures`: code and message of requests in it, by their places.
@@ -129,7 +131,7 @@ class LaneBench:
         header, _ = decode_batch(entry)
         rows = sum(rows for i, rows in enumerate(header.rows) if i not in failures)
         output = ReplyOutput((2,), rows * 8, None, None)
-        reply = ReplyHeader(header.name, "w", 0.0, 0.0, rows, failures, [output] if rows else [], "")
+        reply = ReplyHeader(header.name, "w", 0.0, 0.0, rows, failures, [output] if rows else [], "", attempt)
         outstanding = self.pending.get(header.name)
         if outstanding is not None:  # else it was put again, or nobody waits for it any more
             outstanding.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))

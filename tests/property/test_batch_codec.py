@@ -57,6 +57,7 @@ REPLIES = st.builds(
     st.dictionaries(st.integers(0, 100), st.lists(NAMES, min_size=2, max_size=2), max_size=3),
     st.lists(st.builds(ReplyOutput, *TENSOR), max_size=3),
     NAMES,
+    st.integers(1, 10),
 )
 
 

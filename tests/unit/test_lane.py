@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, TURN_S
+from gateway.lane import DEPTH, LONG_RUN_S, PARKED_S, SHORT_RUN_S, TURN_S
 from gateway.neighbours import SEVERAL_S
 from services.errors import Code, Failure
+from services.segments.pool import SegmentPool
 from tests.kit.lane_bench import ROW, SPIN_S, LaneBench
 
 
@@ -128,6 +129,23 @@ def test_requests_that_can_be_met_no_more_do_not_run(tmp_path):
     bench.now = 0.28  # the first run took its time
     bench.answer()
     assert (late.done, late.taken, bench.put) == (True, True, [1])
+
+
+def test_shared_memory_that_a_frozen_worker_may_still_write_to_rests(tmp_path):
+    folder = tmp_path / "segments"
+    folder.mkdir()
+    segments = SegmentPool(folder, "m", 1 << 30)
+    bench = LaneBench(tmp_path, {1: 0.1}, segments=segments)
+    for attempt in (1, 2):
+        bench.lane.add(bench.request(rows=1000), 16_000)
+        bench.turn()
+        assert segments.in_use_bytes > 0
+        bench.answer(attempt=attempt)
+    assert segments.in_use_bytes > 0  # the worker of the first attempt may be in the middle of a copy
+    bench.now += PARKED_S
+    bench.lane.tick(bench.now)
+    assert segments.in_use_bytes == 0
+    segments.close()
 
 
 def test_a_lane_learns_how_fast_replies_come(tmp_path):

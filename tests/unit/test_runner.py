@@ -344,6 +344,18 @@ def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
     assert without == [8, 4, 4]
 
 
+def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkeypatch):
+    def full(_: Any) -> Array:
+        raise MemoryError("no room")
+
+    held = echo()
+    without: list[int] = []
+    monkeypatch.setattr("workers.runner.np.concatenate", full)
+    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, without.append)
+    assert (values(one), values(two)) == ([1, 2], [3])
+    assert (runs(held), without) == ([2, 1], [3])
+
+
 def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
     held = echo()
     held = replace(held, instance=Narrow(held.instance, 0))

@@ -19,6 +19,8 @@ class Script(NamedTuple):
     sha: bytes
 
 
+#: leases of one batch by silent workers, in all; of a worker that died its supervisor says so at once
+ATTEMPTS_MAX = 6
 _WITH_OFFER = frozenset({"put", "next", "hold", "release", "reclaim"})
 
 
