@@ -19,7 +19,6 @@ from services.errors import invalid
 from services.manifest import Manifest, ModelConfig
 from services.names import check_name
 from services.records import State
-from services.repository.activation import endpoint_activate
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +60,7 @@ async def take(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncIterator
         uploads.permit(upload.model, upload.version) as show,
     ):
         await _receive(incoming, upload, body)
-        manifest = await incoming.publish(upload.sha256, show)
-        if upload.activate:
-            await asyncio.to_thread(endpoint_activate, deps.repository, manifest.model, manifest.version)
+        manifest = await incoming.publish(upload.sha256, show, activate=upload.activate)
         await deps.catalog.announce(manifest.model)
     return manifest
 

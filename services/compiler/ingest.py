@@ -80,8 +80,14 @@ class Incoming:
         if len(self._buffer) >= PIECE_BYTES:
             await self._flush()
 
-    async def publish(self, digest: str | None, on_state: Callable[[State], Awaitable[None]] | None = None) -> Manifest:
-        """Check what arrived and make it a version. `digest`: the sha256 (hex) the caller expects.
+    async def publish(
+        self,
+        digest: str | None,
+        on_state: Callable[[State], Awaitable[None]] | None = None,
+        *,
+        activate: bool = False,
+    ) -> Manifest:
+        """Check what arrived and make it a version; `activate`: the active one. `digest`: the sha256 (hex) expected.
 
         Raises Failure: INVALID (the model, or the digest differs), CONFLICT (the version is there), STORAGE.
         """
@@ -97,7 +103,7 @@ class Incoming:
         async with slots:
             await tell(State.CHECKING)
             checked = await check(self._task(), self._settings.check_s_max)
-        return await _to_its_end(self._publish, checked, actual)
+        return await _to_its_end(self._publish, checked, actual, activate)
 
     def _open(self) -> None:
         if self._version is not None and self._version in self._repository.versions(self._model):
@@ -138,7 +144,7 @@ class Incoming:
             cpu_s_max=int(self._settings.check_s_max) + 1,
         )
 
-    def _publish(self, checked: Checked, digest: str) -> Manifest:
+    def _publish(self, checked: Checked, digest: str, activate: bool) -> Manifest:
         assert self._staging
         with storage_errors(self._folder()):
             files = tuple(_described(self._folder(), path) for path in checked.files)
@@ -146,7 +152,7 @@ class Incoming:
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)
             try:
-                self._repository.publish(self._staging, manifest)
+                self._repository.publish(self._staging, manifest, activate=activate)
                 return manifest
             except Failure as failure:  # the next number was taken by an upload that ended first
                 if failure.code is not Code.CONFLICT or self._version is not None or attempt == _NUMBER_TRIES_MAX:

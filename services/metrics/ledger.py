@@ -180,5 +180,9 @@ def _store(directory: Path, totals: Totals, absorbed: list[str]) -> None:
     series = [[key.kind, key.name, key.labels, values] for key, values in totals.items()]
     body = json.dumps({"absorbed": absorbed, "series": series}, separators=(",", ":")).encode()
     temporary = directory / f"{_RETIRED}.tmp"
-    temporary.write_bytes(f"{secrets.token_hex(8)} {zlib.crc32(body):08x}\n".encode() + body)
+    try:
+        temporary.write_bytes(f"{secrets.token_hex(8)} {zlib.crc32(body):08x}\n".encode() + body)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # half of it helps nobody, and takes room
+        raise
     temporary.rename(directory / _RETIRED)

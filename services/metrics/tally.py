@@ -9,10 +9,12 @@ A series is written by one thread; making and removing series is safe from any.
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
 import threading
 from bisect import bisect_left
+from contextlib import suppress
 from pathlib import Path
 
 from services.metrics import ledger
@@ -31,7 +33,10 @@ from services.metrics.record import (
 )
 from services.metrics.totals import OTHER, Totals
 
+log = logging.getLogger("millrace.metrics")
+
 SERIES_MAX = 20_000
+_ALONE = "until it is started again, the metrics of this process are on its own page only"
 
 
 class Counter:
@@ -92,7 +97,10 @@ class Tally:
     """The metrics of one process: in a file of `directory`, or with None in its own memory."""
 
     def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:
-        """Take a new file. `role` is a word for its name (gateway, worker). Raises OSError."""
+        """Take a new file. `role` is a word for its name (gateway, worker).
+
+        Where no file can be had, since the memory file system is full, the process counts for itself alone.
+        """
         self._directory = directory
         self._series_max = series_max
         self._lock = threading.Lock()
@@ -103,9 +111,10 @@ class Tally:
         self._end = HEADER_BYTES  # of what is written in the last chunk
         self._descriptor: int | None = None
         if directory is not None:
-            self._descriptor, self.path = ledger.claim(directory, role)
-            ledger.retire(directory)
-        self._grow()
+            self._open(directory, role)
+        self._shared = self._descriptor is not None
+        if not self._chunks:
+            self._grow()
         self._chunks[0][: len(MAGIC)] = MAGIC
         self._refused = self.counter(SERIES_REFUSED)
 
@@ -150,13 +159,15 @@ class Tally:
 
     def totals(self) -> Totals:
         """What this process and its neighbours counted. Reads files: call it off the event loop. Raises OSError."""
-        if self._directory is not None:
-            ledger.retire(self._directory)
-            return ledger.read(self._directory)
         totals = Totals()
-        with self._lock:
-            content = b"".join(chunk[:] for chunk in self._chunks)
-        totals.merge(records(memoryview(content)), alive=True)
+        if self._directory is not None:
+            with suppress(OSError):  # what the dead counted stays in their files until there is room
+                ledger.retire(self._directory)
+            totals = ledger.read(self._directory)
+        if not self._shared:
+            with self._lock:
+                content = b"".join(chunk[:] for chunk in self._chunks)
+            totals.merge(records(memoryview(content)), alive=True)
         return totals
 
     def close(self) -> None:
@@ -166,6 +177,22 @@ class Tally:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _open(self, directory: Path, role: str) -> None:
+        """Take a file with room for a first piece, if there is room."""
+        with suppress(OSError):  # first, since it makes room
+            ledger.retire(directory)
+        try:
+            self._descriptor, self.path = ledger.claim(directory, role)
+        except OSError as error:
+            log.warning("no metric file in %s: %s; %s", directory, error, _ALONE)
+            return
+        try:
+            self._grow()
+        except OSError as error:
+            log.warning("no room for metrics in %s: %s; %s", directory, error, _ALONE)
+            self.close()
+            self.path.unlink(missing_ok=True)
 
     def _get(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
         series = self._series.get((metric.name, labels))  # no lock: a look into a dict is one step

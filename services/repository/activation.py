@@ -9,8 +9,13 @@ from services.repository.base import Repository
 _TRIES_MAX = 100
 
 
+def activated(endpoint: Endpoint, version: int) -> Endpoint:
+    """`endpoint` with `version` active; what was active becomes `previous`."""
+    return endpoint.model_copy(update={"active": version, "previous": endpoint.active})
+
+
 def endpoint_activate(repository: Repository, model: str, version: int) -> Endpoint:
-    """Make `version` the active one; what was active becomes `previous` and serves until `version` is ready.
+    """Make `version` the active one; what was active serves until `version` is ready.
 
     Raises Failure: NOT_FOUND (no such version), CONFLICT (others keep changing the endpoint).
     """
@@ -19,9 +24,8 @@ def endpoint_activate(repository: Repository, model: str, version: int) -> Endpo
         endpoint = repository.endpoint(model)
         if endpoint.active == version:
             return endpoint
-        wanted = endpoint.model_copy(update={"active": version, "previous": endpoint.active})
         try:
-            return repository.replace_endpoint(wanted)
+            return repository.replace_endpoint(activated(endpoint, version))
         except Failure as failure:
             if failure.code is not Code.CONFLICT or attempt == _TRIES_MAX:
                 raise

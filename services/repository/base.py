@@ -30,10 +30,10 @@ class Repository(Protocol):
     def stage(self) -> Staging:
         """Open a staging area on the same storage as the versions, so that publishing is one rename."""
 
-    def publish(self, staging: Staging, manifest: Manifest) -> None:
-        """Make the staged files the version that `manifest` names, atomically and durably.
+    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False) -> None:
+        """Make the staged files the version that `manifest` names, atomically and durably; `activate`: and the active one.
 
-        Raises Failure(CONFLICT) if the version exists: versions are immutable.
+        Raises Failure(CONFLICT) if the version exists: versions are immutable. A full disk leaves nothing of it.
         """
 
     def models(self) -> Sequence[str]:

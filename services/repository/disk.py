@@ -85,12 +85,27 @@ def fsync_tree(folder: Path) -> None:
         fsync(Path(parent))
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Make `content` the file at `path`, all or nothing, durably. Callers hold a lock: the temporary name is a fixed one."""
+@contextmanager
+def replacing(path: Path, content: bytes) -> Iterator[None]:
+    """Make `content` the file at `path` when the block ends, durably; nothing is left of it when the block raises.
+
+    All that needs room is done before the block. Callers hold a lock: the temporary name is a fixed one.
+    """
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        yield
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync(path.parent)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Make `content` the file at `path`, all or nothing, durably. Callers hold a lock."""
+    with replacing(path, content):
+        pass

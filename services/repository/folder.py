@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from pydantic import BaseModel, ValidationError
 from services.errors import Code, Failure, not_found
 from services.manifest import Endpoint, Manifest
 from services.names import check_name, check_version
+from services.repository.activation import activated
 from services.repository.base import Staging
 from services.repository.disk import (
     fsync,
@@ -30,6 +31,7 @@ from services.repository.disk import (
     locked,
     overwrite,
     replace_file,
+    replacing,
     storage_errors,
     storage_failure,
     try_lock,
@@ -67,7 +69,7 @@ class FolderRepository:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
         return open_staging(self._staging)
 
-    def publish(self, staging: Staging, manifest: Manifest) -> None:
+    def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False) -> None:
         """Rename the staged files to the version that `manifest` names. Raises Failure(CONFLICT) if it exists."""
         target = self._version_folder(manifest.model, manifest.version)
         if (target / "manifest.json").exists():
@@ -75,11 +77,12 @@ class FolderRepository:
         with storage_errors(self._root):
             (staging.path / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
             fsync_tree(staging.path)
-            with self._changing():
-                target.parent.mkdir(exist_ok=True)
+            with self._changing(), _kept_if_used(target.parent), ExitStack() as documents:
                 fsync(self._models)
-                # Remembered first: a crash in between then skips a number and never gives one out again.
-                self._remember(manifest.model, manifest.version)
+                # All that needs room comes before the rename, so that a disk that is full leaves nothing of a version.
+                documents.enter_context(self._remembering(manifest.model, manifest.version))
+                if activate:
+                    documents.enter_context(self._activating(manifest.model, manifest.version))
                 try:
                     staging.path.rename(target)
                 except OSError as error:
@@ -116,15 +119,12 @@ class FolderRepository:
 
     def endpoint(self, model: str) -> Endpoint:
         """The endpoint document. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
-        path = self._models / check_name(model) / "endpoint.json"
-        endpoint = self._read(path, Endpoint)
-        if endpoint is None:
-            if not self._versions(model):
-                raise not_found(f"there is no model {model!r}")
-            return Endpoint(model=model)
-        if endpoint.model != model:
-            raise _damaged(path, f"it describes {endpoint.model!r}")
-        return endpoint
+        endpoint = self._read_endpoint(self._models / check_name(model) / "endpoint.json", model)
+        if endpoint is not None:
+            return endpoint
+        if not self._versions(model):
+            raise not_found(f"there is no model {model!r}")
+        return Endpoint(model=model)
 
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Compare `endpoint.generation` with the stored one and write. Raises Failure(CONFLICT, NOT_FOUND)."""
@@ -137,8 +137,8 @@ class FolderRepository:
                     f"endpoint {endpoint.model!r} was changed in between (generation {stored.generation}, "
                     f"not {endpoint.generation}): read it again",
                 )
-            written = endpoint.model_copy(update={"generation": endpoint.generation + 1})
-            replace_file(path, written.model_dump_json(indent=2).encode() + b"\n")
+            written = _next_generation(endpoint)
+            replace_file(path, _content(written))
             return written
 
     def delete_version(self, model: str, version: int) -> None:
@@ -147,8 +147,8 @@ class FolderRepository:
         with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing():
             if not folder.is_dir():
                 raise self._missing(model, version)
-            self._remember(model, version)
-            folder.rename(trash.path)
+            with self._remembering(model, version):
+                folder.rename(trash.path)
             fsync(folder.parent)
 
     def delete_model(self, model: str) -> None:
@@ -236,14 +236,33 @@ class FolderRepository:
         except OSError as error:
             raise storage_failure(error, self._root) from error
 
-    def _remember(self, model: str, version: int) -> None:
-        if version > self._highest(model):
-            numbers = _Numbers(highest=version)
-            replace_file(self._models / model / "numbers.json", numbers.model_dump_json().encode() + b"\n")
+    @contextmanager
+    def _remembering(self, model: str, version: int) -> Iterator[None]:
+        """The number is not given out again, once the block has ended. Until then the version itself says so."""
+        if version <= self._highest(model):
+            yield
+            return
+        numbers = _Numbers(highest=version)
+        with replacing(self._models / model / "numbers.json", numbers.model_dump_json().encode() + b"\n"):
+            yield
+
+    @contextmanager
+    def _activating(self, model: str, version: int) -> Iterator[None]:
+        """The version that is published in the block is the active one when it ends."""
+        path = self._models / model / "endpoint.json"
+        endpoint = self._read_endpoint(path, model) or Endpoint(model=model)
+        with replacing(path, _content(_next_generation(activated(endpoint, version)))):
+            yield
 
     def _highest(self, model: str) -> int:
         numbers = self._read(self._models / model / "numbers.json", _Numbers)
         return numbers.highest if numbers else 0
+
+    def _read_endpoint(self, path: Path, model: str) -> Endpoint | None:
+        endpoint = self._read(path, Endpoint)
+        if endpoint is not None and endpoint.model != model:
+            raise _damaged(path, f"it describes {endpoint.model!r}")
+        return endpoint
 
     def _read(self, path: Path, kind: type[_Document]) -> _Document | None:
         try:
@@ -262,6 +281,26 @@ class FolderRepository:
         if self._has(model):
             return not_found(f"model {model!r} has no version {version}")
         return not_found(f"there is no model {model!r}")
+
+
+@contextmanager
+def _kept_if_used(folder: Path) -> Iterator[None]:
+    """A folder that is made, and is gone again if the block raises before anything is in it."""
+    folder.mkdir(exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            folder.rmdir()
+        raise
+
+
+def _next_generation(endpoint: Endpoint) -> Endpoint:
+    return endpoint.model_copy(update={"generation": endpoint.generation + 1})
+
+
+def _content(endpoint: Endpoint) -> bytes:
+    return endpoint.model_dump_json(indent=2).encode() + b"\n"
 
 
 def _allowed(name: str) -> bool:

@@ -37,12 +37,16 @@ class HomeLock:
     def announce(self, url: str | None) -> None:
         """Write who holds the lock and, once known, the URL; `<home>/run/url` is for the command line tools."""
         document = json.dumps({"pid": os.getpid(), "url": url}).encode()
-        os.pwrite(self._fd, document, 0)
-        os.ftruncate(self._fd, len(document))
+        # The lock holds whether or not it can say by whom: what is there is served from a full disk, too.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, document, 0)
+            os.ftruncate(self._fd, len(document))
+        self._url_path.unlink(missing_ok=True)
         if url is not None:
-            self._url_path.write_text(url + "\n")
-        else:
-            self._url_path.unlink(missing_ok=True)
+            try:
+                self._url_path.write_text(url + "\n")
+            except OSError:
+                self._url_path.unlink(missing_ok=True)
 
     def release(self) -> None:
         # The lock file itself stays: removing a file that others may be about to lock breaks the lock.

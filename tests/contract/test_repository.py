@@ -370,22 +370,6 @@ def test_a_disk_that_fails_is_said_in_one_line(
     publish(repository)
 
 
-def test_a_version_can_be_deleted_from_a_full_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    repository = FolderRepository(root)
-    publish(repository)
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "mkdir", full)
-    monkeypatch.setattr("services.repository.folder.replace_file", full)
-    refused(Code.STORAGE, repository.stage)
-    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
-    repository.delete_version("digits", 1)
-    monkeypatch.undo()
-    assert list(repository.versions("digits")) == []
-
-
 def test_a_root_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused(Code.INTERNAL, lambda: FolderRepository(tmp_path / "file"))

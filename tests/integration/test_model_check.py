@@ -295,9 +295,9 @@ def test_a_caller_that_goes_away_at_any_step_leaves_a_whole_version_or_none(
         loop = asyncio.get_running_loop()
         publish = FolderRepository.publish
 
-        def slow_publish(self: FolderRepository, *arguments: object) -> None:
+        def slow_publish(self: FolderRepository, *arguments: object, **options: object) -> None:
             loop.call_soon_threadsafe(publishing.set)
-            publish(self, *arguments)  # type: ignore[arg-type]
+            publish(self, *arguments, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(FolderRepository, "publish", slow_publish)
 
@@ -307,7 +307,7 @@ def test_a_caller_that_goes_away_at_any_step_leaves_a_whole_version_or_none(
                 await incoming.publish(None)
 
         running = asyncio.ensure_future(go())
-        await publishing.wait()
+        await asyncio.wait_for(publishing.wait(), 30)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running

@@ -25,29 +25,32 @@ from services.queue.url import RedisAddress, client
 from services.settings import Settings, child_environment
 from services.supervisor.plan import instance_of
 from services.supervisor.segments import remove_segments
+from tests.kit.disk import Disk
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = "ready http://"
 START_S_MAX = 60.0
+_UP = (sys.executable, "-P", "-m", "services.cli", "up", "--http-port", "0")
 WAIT_S = 60.0
 
 
 class Stack:
     """A running `millrace up`. `lines`: what it has said so far."""
 
-    def __init__(self, home: Path, arguments: list[str], settings: Mapping[str, object]) -> None:
-        self.home = home
+    def __init__(self, home: Path, arguments: list[str], settings: Mapping[str, object], disk: Disk) -> None:
+        self.named_home = home  # as its processes call it
+        self.home = disk.seen(home)
         self.lines: list[str] = []
         self.exit_code: int | None = None
         self._ended = False  # it will say nothing more
         self.instance = instance_of(Settings(home=home))
-        self.segments_dir = Path(str(settings.get("segments_dir", "/dev/shm")))
+        self.segments_dir = disk.seen(Path(str(settings.get("segments_dir", "/dev/shm"))))
         self._heard = threading.Condition()
         environment = {f"MILLRACE_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "services.cli", "up", "--home", str(home), "--http-port", "0", *arguments],
+            [*disk.prefix, *_UP, "--home", str(home), *arguments],
             env=child_environment(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -216,17 +219,20 @@ def running_stack(
     pools: str = "cpu=1",
     settings: Mapping[str, object] | None = None,
     models: Mapping[str, Path] | None = None,
+    disk: Disk | None = None,
 ) -> Iterator[Stack]:
     """Start everything, give it, and at the end make sure that nothing leaked, stop it, and that nothing is left.
 
-    `settings`: fields of services.settings.Settings. `models`: to have in place when it is ready.
+    `settings`: fields of services.settings.Settings. `models`: to have in place when it is ready. `disk`: where its
+    home is; None: in `tmp_path`.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--threads", "1"]
     for pool in pools.split(","):
         arguments += ["--pool", pool]
     for name, path in (models or {}).items():
         arguments += ["--model", f"{name}={path}"]
-    stack = Stack(tmp_path / "home", arguments, settings or {})
+    disk = disk or Disk(tmp_path)
+    stack = Stack(disk.folder / "home", arguments, settings or {}, disk)
     try:
         yield stack
         assert_nothing_left(stack)
@@ -251,7 +257,7 @@ def assert_nothing_left(stack: Stack) -> None:
         pids = descendants(stack.process.pid)
         assert stack.stop() == 0, stack.lines
         assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
-    assert _of_home(stack.home) == []
+    assert _of_home(stack.named_home) == []
     assert list(stack.segments_dir.glob(f"{stack.instance}*")) == []
     assert not stack.socket.exists()
     assert list((stack.home / "repository" / ".staging").glob("*")) == []
