@@ -18,6 +18,7 @@ from gateway.app import build_app
 from gateway.canary import Canary
 from gateway.catalog import Catalog
 from gateway.deps import Deps
+from gateway.descriptors import allow_connections
 from gateway.exchange import Exchange
 from gateway.fast_lane import Inbound, fast_lane
 from gateway.infer import Infer
@@ -183,6 +184,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
+    allow_connections(settings.connections_max)
     try:
         gateway = Gateway(settings, arguments.index)
     except Failure as failure:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from contextlib import suppress
 
 READ_BYTES_MIN = 64 * 1024
+_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
 
 
 class ReaderWatch:
@@ -35,9 +39,16 @@ class ReaderWatch:
         unread = self._transport.get_write_buffer_size()
         self._handle = self._loop.call_later(self._seconds, self._look, unread)
 
+    def _reset(self) -> None:
+        """End the connection for both sides: closed in peace, the system would keep what is unread for minutes."""
+        connection = self._transport.get_extra_info("socket")
+        with suppress(OSError):  # a unix socket has no such peace
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._transport.abort()
+
     def _look(self, unread: int) -> None:
         self._handle = None
         if self._transport.get_write_buffer_size() > unread - READ_BYTES_MIN:
-            self._transport.abort()
+            self._reset()
         else:
             self._wait()

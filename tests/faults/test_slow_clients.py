@@ -1,0 +1,163 @@
+"""A thousand idle connections, slow bodies and slow readers: they hold no permit, disturb nobody, and are cut off in time."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.kit import models, v2
+from tests.kit.load import constant_load
+from tests.kit.stack import Stack, running_stack
+from tests.kit.wait import wait_until
+from tests.kit.wire import Wire, post, request
+
+IDLE = 1000
+SLOW_BODIES = 40
+SLOW_READERS = 16
+CALLERS = 3
+INFLIGHT_MAX = 8  # permits: fewer than there are slow clients of any kind
+LIMIT_S = 8  # of each kind of slowness: long enough to look at all of them while they last
+CUT_S_MAX = 60.0  # from the first connection until the last is cut off, on a machine that is busy with something else
+FILES = 4096
+SOFT_FILES = 256  # as if started in a shell with a low limit
+X = np.array([[1, 2], [3, 4]], np.float32)
+BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
+LARGE = np.zeros((1, 2 << 20), np.float32)  # 8 MiB: more than the sockets between two processes hold
+LIVE = request("GET", "/v2/health/live")
+TRICKLE_S = 0.25
+
+
+@contextmanager
+def files(soft: int) -> Iterator[None]:
+    """Another soft limit on open files meanwhile, for this process and those that it starts."""
+    before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < soft:
+        pytest.fail(f"this test needs {soft} open files and the hard limit is {hard}: raise it (ulimit -Hn {soft})")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
+
+
+def descriptors(stack: Stack) -> int:
+    return len(list(Path(f"/proc/{stack.pids()['gateway-0']}/fd").iterdir()))
+
+
+def in_flight(stack: Stack) -> float:
+    return stack.metrics().value("millrace_requests_in_flight")
+
+
+async def opened(port: int, index: int) -> Wire:
+    """An idle connection; every tenth one has been used."""
+    wire = await Wire.connect(port)
+    if index % 10 == 0:
+        await wire.send(LIVE)
+        assert (await wire.reply()).status == 200
+    return wire
+
+
+async def reads_nothing(port: int) -> Wire:
+    """The sender of a large request, once its reply has begun to come: it was answered, and nobody reads it."""
+    body, headers = v2.request({"x": LARGE})
+    wire = await Wire.connect(port, receive_bytes=65536)
+    await wire.send(post("/v2/models/large/infer", body, *(f"{name}: {value}" for name, value in headers.items())))
+    await arrived(wire._sock)
+    return wire
+
+
+async def arrived(sock: socket.socket) -> None:
+    """Wait for a first byte, and leave it where it is."""
+    async with asyncio.timeout(CUT_S_MAX):
+        while True:
+            with suppress(BlockingIOError):
+                assert sock.recv(1, socket.MSG_PEEK)
+                return
+            await asyncio.sleep(0.01)
+
+
+async def trickle(wire: Wire) -> None:
+    """Send a byte now and then, until the connection is gone."""
+    with suppress(OSError):
+        while True:
+            await wire.send(b"x")
+            await asyncio.sleep(TRICKLE_S)
+
+
+async def sip(wire: Wire) -> None:
+    """Read a byte now and then, until the connection is reset."""
+    with suppress(ConnectionResetError):
+        while wire._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+            assert wire._sock.recv(1)
+            await asyncio.sleep(TRICKLE_S)
+
+
+async def timed(began: float, over: Awaitable[object]) -> float:
+    """Seconds from `began` until it is over."""
+    await over
+    return time.monotonic() - began
+
+
+async def besiege(stack: Stack, while_they_last: Callable[[], None]) -> dict[str, Sequence[float]]:
+    """Open all of them, call back, and wait until the gateway has cut off each; after how many seconds, by kind."""
+    began = time.monotonic()
+    idle = [await opened(stack.port, index) for index in range(IDLE)]
+    readers = [await reads_nothing(stack.port) for _ in range(SLOW_READERS)]
+    bodies = [await Wire.connect(stack.port) for _ in range(SLOW_BODIES)]
+    for wire in bodies:
+        await wire.send(post("/v2/models/small/infer", b"x" * 1000)[:-999])
+    kinds = {
+        "idle": [asyncio.create_task(timed(began, wire.rest())) for wire in idle],
+        "slow bodies": [asyncio.create_task(timed(began, trickle(wire))) for wire in bodies],
+        "slow readers": [asyncio.create_task(timed(began, sip(wire))) for wire in readers],
+    }
+    try:
+        await asyncio.to_thread(while_they_last)
+        await asyncio.wait([task for tasks in kinds.values() for task in tasks], timeout=CUT_S_MAX)
+        left = {kind: sum(not task.done() for task in tasks) for kind, tasks in kinds.items()}
+        assert not any(left.values()), left
+        return {kind: [task.result() for task in tasks] for kind, tasks in kinds.items()}
+    finally:
+        for task in (task for tasks in kinds.values() for task in tasks):
+            task.cancel()
+        for wire in (*idle, *readers, *bodies):
+            wire.close()
+
+
+def test_slow_clients_disturb_nobody_and_are_cut_off(tmp_path: Path) -> None:
+    settings = {"keep_alive_s": LIMIT_S, "slow_s_max": LIMIT_S, "inflight_max": INFLIGHT_MAX}
+    small = {"small": models.scale(tmp_path / "small.onnx")}
+    large = models.identity(tmp_path / "large.onnx", "FP32", ("N", LARGE.shape[1]))
+    flying: list[float] = []
+    # started with the limit of some shells, which a gateway raises for itself
+    with files(SOFT_FILES), running_stack(tmp_path, settings=settings, models=small) as stack, files(FILES):
+        stack.push("large", large, config='{"rows_max": 1}')
+        quiet = descriptors(stack)
+
+        def look() -> None:
+            wait_until(lambda: descriptors(stack) > IDLE + SLOW_BODIES + SLOW_READERS, what="all of them are connected")
+            load.more(100)
+            flying.extend(in_flight(stack) for _ in range(5))
+
+        with constant_load(stack.port, "/v2/models/small/infer", BODIES, CALLERS) as load:
+            load.more(20)
+            cut = asyncio.run(besiege(stack, look))
+            load.more(20)
+        wait_until(lambda: descriptors(stack) <= quiet + 1, what="their descriptors are given back")
+    for kind, seconds in cut.items():
+        print(f"{kind}: {len(seconds)}, cut off after {min(seconds):.1f} to {max(seconds):.1f} s")
+        assert min(seconds) >= 0.9 * LIMIT_S
+    print(f"{len(load.answers)} answers meanwhile; in flight: {flying}")
+    for answer in load.answers:
+        assert answer.status == 200, answer.body
+        got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
+        np.testing.assert_array_equal(got, X * np.float32((answer.sent + 1) * 2))
+    assert max(flying) <= CALLERS + 2  # the callers', and a canary of each model
