@@ -140,8 +140,7 @@ def check_flood(answers: list[Timed], timeout_s: float, expected: v2.Array) -> l
             got = v2.outputs(answer.body, answer.headers)["y"]
             np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
         elif answer.status == 504:
-            # a worker goes by the wall clock, in milliseconds
-            assert timeout_s - 0.005 < answer.seconds < timeout_s + LATE_S_MAX
+            assert answer.seconds < timeout_s + LATE_S_MAX  # sooner, once it was clear that it would be late
         else:
             headers = {name.lower(): value for name, value in answer.headers.items()}
             assert int(headers["retry-after"]) >= 1
