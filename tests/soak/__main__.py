@@ -20,7 +20,7 @@ from rich.table import Table
 from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.soak.callers import Callers
-from tests.soak.faults import Faults
+from tests.soak.faults import WIDE_COLUMNS, Faults
 
 CALLERS = 8
 BETWEEN_S = 2.0  # of a fault's end and the next one's beginning
@@ -63,6 +63,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         "rolled": releases[0],
         "large": models.identity(folder / "large.onnx", shape=("N", 16384)),
         "fragile": models.fragile(folder / "fragile.onnx"),
+        "wide": models.wide(folder / "wide.onnx", WIDE_COLUMNS),
     }
     happened: Counter[str] = Counter()
     with running_stack(folder, gateways=2, pools="cpu=2", models=served) as stack:

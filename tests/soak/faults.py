@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
+import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,10 @@ from tests.soak.callers import Callers
 
 FROZEN_S = 3.0  # past the lease of 2 s
 PAUSED_S = 1.5
+DAWDLE_S = 1.0
+SLOW_CLIENTS = 20
+ROOM_BYTES = 100 << 20  # for a run of "wide" that takes 8 MiB for each row
+WIDE_COLUMNS = 1 << 21
 
 
 class Faults:
@@ -28,6 +35,7 @@ class Faults:
         self._callers = callers
         self._releases = releases
         self._random = random.Random(seed)
+        self._ahead: list[tuple[str, Callable[[], None]]] = []
         self._kinds: list[tuple[str, Callable[[], None]]] = [
             ("worker killed", lambda: self._kill("cpu-")),
             ("worker frozen", lambda: self._freeze("cpu-", FROZEN_S)),
@@ -37,12 +45,16 @@ class Faults:
             ("redis emptied", self._empty),
             ("connections to redis cut", self._cut),
             ("a request that kills workers", self._poison),
+            ("no memory", self._starve),
+            ("slow clients", self._dawdle),
             ("a new version", self._roll),
         ]
 
     def next(self) -> str:
-        """Let one happen, and wait until it is over; its name."""
-        name, happen = self._random.choice(self._kinds)
+        """Let one happen, and wait until it is over; its name. All kinds come once, in any order, before one comes again."""
+        if not self._ahead:
+            self._ahead = self._random.sample(self._kinds, len(self._kinds))
+        name, happen = self._ahead.pop()
         happen()
         return name
 
@@ -77,6 +89,38 @@ class Faults:
         body, headers = v2.request({"x": np.array([[-1], [self._random.getrandbits(40)]], np.int64)})
         reply = self._stack.http.post("/v2/models/fragile/infer", content=body, headers=headers)
         assert reply.status_code in (500, 503), reply.text
+
+    def _starve(self) -> None:
+        """The workers have no room for a batch as large as it is, and halve it."""
+        pids = [pid for name, pid in self._stack.pids().items() if name.startswith("cpu-")]
+        rows = np.arange(64, dtype=np.float32).reshape(64, 1)
+        body, headers = v2.request({"x": rows})
+        try:
+            for pid in pids:
+                with suppress(ProcessLookupError, FileNotFoundError):  # down since a fault before this one
+                    taken = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+                    resource.prlimit(pid, resource.RLIMIT_AS, (taken + ROOM_BYTES, resource.RLIM_INFINITY))
+            reply = self._stack.http.post("/v2/models/wide/infer", content=body, headers=headers)
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert reply.status_code in (200, 503), reply.text
+        if reply.status_code == 200:
+            np.testing.assert_array_equal(v2.outputs(reply.content, reply.headers)["y"], rows * WIDE_COLUMNS)
+
+    def _dawdle(self) -> None:
+        """Clients that send half a request, or do not read what they asked for, and go away after a while."""
+        large = np.zeros((8, 16384), np.float32)
+        body, headers = v2.request({"x": large}, binary=True, binary_outputs=True)
+        head = [f"POST /v2/models/large/infer HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(body)}"]
+        sent = "\r\n".join([*head, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode() + body
+        with ExitStack() as connections:
+            for number in range(SLOW_CLIENTS):
+                connection = connections.enter_context(socket.create_connection(("127.0.0.1", self._stack.port)))
+                with suppress(OSError):  # its gateway may be down
+                    connection.sendall(sent if number % 2 else sent[: len(sent) // 2])
+            time.sleep(DAWDLE_S)
 
     def _roll(self) -> None:
         """Upload the next version, which becomes the active one, and delete what is older."""
