@@ -1,7 +1,8 @@
 """heart: a thread that says every quarter lease that this worker lives, and what it holds.
 
 A beat extends all leases of the worker. When Redis does not know the worker (it was reclaimed while frozen, or Redis
-lost its data) the heart has it hold its lanes again.
+lost its data) the heart has it hold its lanes again; so too over each new connection, which may be to a replica that
+became the master before it was told of all lanes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BACKOFF_S_MAX = 2.0
 
 
 class Heart:
-    """`record` builds what is published; `lanes` are held again when Redis forgot this worker."""
+    """`record` builds what is published; `lanes` are held again when Redis may have forgotten them."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Heart:
             if not known or began - self._beaten >= self._lease_s:
                 self._since = time.monotonic()  # before the beat counts: what was leased until now may be another's
             self._beaten = began
-            if not known:
+            if not known or published is None:
                 exchange.hold(self._lanes())
             if published is None or record.instances != published.instances:
                 exchange.announce()

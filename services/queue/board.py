@@ -22,11 +22,15 @@ UPLOAD_LIFE_S = 5.0
 
 
 class Board:
-    """Every method raises Failure(UNAVAILABLE) while Redis is away. `clock`: seconds since the epoch."""
+    """Every method raises Failure(UNAVAILABLE) while Redis is away. `clock`: seconds since the epoch.
 
-    def __init__(self, address: RedisAddress, clock: Callable[[], float] = time.time) -> None:
+    `quiet_s`: without news for so long, Redis is asked whether it is still there, and has so long to say it.
+    """
+
+    def __init__(self, address: RedisAddress, clock: Callable[[], float] = time.time, quiet_s: float = 5) -> None:
         self._address = address
         self._clock = clock
+        self._quiet_s = quiet_s
         self._redis: Any = async_client(address)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
@@ -101,9 +105,15 @@ class Board:
         subscription = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
             await subscription.subscribe(CHANGES)
+            asked = False  # whether somebody is still there
             while True:
-                message = await subscription.get_message(timeout=5)
-                if message is not None:
+                message = await subscription.get_message(timeout=self._quiet_s)
+                if message is None and asked:
+                    raise Failure(Code.UNAVAILABLE, "Redis does not answer a subscriber", retry_after_s=1)
+                asked = message is None
+                if message is None:
+                    await subscription.ping()
+                elif message["type"] == "message":
                     yield _text(message["data"])
         except (RedisError, OSError) as error:
             raise _away(error) from error

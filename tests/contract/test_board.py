@@ -17,6 +17,7 @@ from services.records import State
 from tests.kit.catalog import worker
 from tests.kit.pool import Pool
 from tests.kit.redis_server import redis_server
+from tests.kit.stack import asleep
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,26 @@ def test_news_reach_everybody_who_listens(address):
         await board.close()
         await other.close()
 
+    asyncio.run(listen())
+
+
+def test_who_listens_to_nobody_is_told(address):
+    """A server that vanished, or froze, ends no connection."""
+
+    async def listen() -> None:
+        board = Board(address, quiet_s=1)
+        first = asyncio.ensure_future(anext(board.messages()))
+        with client(address) as redis:
+            server = redis.info("server")["process_id"]
+            while redis.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"] < 2:
+                await asyncio.sleep(0.01)
+            assert not first.done()  # nobody says anything, but Redis is there
+        with asleep(server), pytest.raises(Failure, match="does not answer"):
+            await asyncio.wait_for(first, 30)
+        await board.close()
+
+    with client(address) as redis:
+        redis.config_resetstat()
     asyncio.run(listen())
 
 

@@ -1,0 +1,31 @@
+"""What a worker's heart tells Redis, on every server that is to be had."""
+
+from __future__ import annotations
+
+from services.queue.keys import PoolKeys
+from tests.kit.catalog import worker
+from tests.kit.pool import ATTEMPTS_MAX, Pool
+from tests.kit.wait import wait_until
+from workers.exchange import Exchange
+from workers.heart import Heart
+
+NAME = "beating"
+
+
+def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
+    """It may lead to a replica that became the master before it was told of the lane: the record is there, though."""
+    held = PoolKeys("cpu").held(NAME)
+    heart = Heart(lambda: Exchange(pool.address, "cpu", NAME), lambda: worker(name=NAME), lambda: ["m"], 20_000)
+    heart.start()
+    wait_until(lambda: pool.redis.smembers(held) == {b"m"}, what="held")
+    pool.redis.sadd(held, "an earlier one")
+    pool.redis.srem(held, "m")
+    for connection in pool.redis.client_list():
+        if connection["name"] == NAME:
+            pool.redis.client_kill_filter(_id=connection["id"])
+    heart.pulse()
+    wait_until(lambda: b"m" in pool.redis.smembers(held), what="held again")
+    assert pool.redis.exists(PoolKeys("cpu").record(NAME))
+    heart.stop()
+    pool.worker(NAME).leave(ATTEMPTS_MAX)
+    pool.lose_connection(NAME)
