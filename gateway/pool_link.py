@@ -130,10 +130,18 @@ class PoolLink:
         )  # fmt: skip
 
     async def call(self, *words: bytes | str | int) -> Any:
-        """A command on the way of batches. Raises Failure(UNAVAILABLE) or what Redis answers."""
+        """A command on the way of batches. Raises Failure(UNAVAILABLE) or what Redis answers.
+
+        Without an answer in time the connection counts as lost: a server that vanished does not end its connections.
+        """
         if self._out is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
-        return await self._out.call(*words)
+        try:
+            async with asyncio.timeout(self._address.reply_s_max):
+                return await self._out.call(*words)
+        except TimeoutError as error:
+            self._lost.set()
+            raise Failure(Code.UNAVAILABLE, "Redis does not answer", retry_after_s=1) from error
 
     async def load_scripts(self) -> None:
         """Make the scripts known to Redis (again)."""

@@ -23,7 +23,9 @@ class Settings(BaseSettings):
     pools: str = Field("cpu=1", description="Worker pools as NAME=WORKERS, comma separated.")
     threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: its share of the machine.")
     cpu_affinity: bool = Field(True, description="On two cores, keep the embedded Redis and the gateway on one each.")
-    redis_url: SecretStr | None = Field(None, description="Redis to use; unset: an embedded one.")
+    redis_url: SecretStr | None = Field(
+        None, description="Redis to use, by itself or behind Sentinel; unset: an embedded one."
+    )
     admin_key: SecretStr | None = Field(None, description="Bearer key for the admin API; unset: loopback only.")
     example: bool = Field(True, description="Load the digits example at start.")
     models: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")

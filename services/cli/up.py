@@ -35,8 +35,8 @@ Redis = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Redis or Valkey 7.0 or newer to use: redis://, rediss:// or unix:// (MILLRACE_REDIS_URL); default: "
-        "one is started. Prefer the variable for a URL with a password: others can see command lines.",
+        help="Redis or Valkey 7.0 or newer to use: redis://, rediss://, unix:// or redis+sentinel:// "
+        "(MILLRACE_REDIS_URL); default: one is started. Prefer the variable for a URL with a password: others can see command lines.",
     ),
 ]
 Models = Annotated[

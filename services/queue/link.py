@@ -12,8 +12,8 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.greeting import greeting
-from services.queue.url import RedisAddress
+from services.queue.greeting import greeting, heed
+from services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
 
@@ -24,15 +24,16 @@ class Link:
     Every method raises Failure(UNAVAILABLE) when the connection is gone: close and open another.
     """
 
-    def __init__(self, address: RedisAddress, timeout_s: float = 10) -> None:
+    def __init__(self, address: RedisAddress, timeout_s: float | None = None) -> None:
+        """`timeout_s`: how long a reply may take; None: what is right for the address."""
         self._reader = hiredis.Reader()
         try:
-            self._socket = self._open(address, timeout_s)
+            self._socket = self._open(locate(address), timeout_s or address.reply_s_max)
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"Redis at {address} is not reachable: {error}") from error
         try:
             for words in greeting(address):
-                self.call(*words)
+                heed(words, self.call(*words))
         except Failure:
             self.close()
             raise

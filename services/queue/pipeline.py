@@ -15,17 +15,20 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.greeting import greeting
-from services.queue.url import RedisAddress
+from services.queue.greeting import greeting, heed
+from services.queue.url import RedisAddress, locate_async
 
 log = logging.getLogger("millrace.queue")
 
 OnReply = Callable[[Any], None]
+#: what Redis answers when it was a master and is a replica now
+_DEMOTED = ("READONLY", "MASTERDOWN")
 
 
 class Pipeline(asyncio.Protocol):
     """Each command has a callback; it gets the reply, or an Exception (a Redis error, or the loss of the connection).
 
+    A server that says that it became a replica is as good as lost: none of the commands after that one is done either.
     What a callback raises is logged: the replies behind it are other people's.
     """
 
@@ -92,13 +95,18 @@ class Pipeline(asyncio.Protocol):
         reader, callbacks = self._reader, self._callbacks
         reader.feed(data)
         while (reply := reader.gets()) is not False:
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_DEMOTED):
+                log.warning("Redis takes no writes any more: %s", reply)
+                self.close()
+                return
             callback = callbacks.popleft()
             if callback is not None:
                 _tell(callback, reply)
 
     def close(self) -> None:
+        """What was not written yet is dropped: who is on the other side may never take it."""
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
 
 
 def _tell(callback: OnReply, reply: Any) -> None:
@@ -109,20 +117,30 @@ def _tell(callback: OnReply, reply: Any) -> None:
 
 
 async def connect(address: RedisAddress, on_lost: Callable[[], None] | None = None) -> Pipeline:
-    """Open a connection, authenticate, choose the database. Raises OSError, Failure or what Redis answered."""
+    """Open a connection, authenticate, choose the database.
+
+    Raises OSError, also after the address's `reply_s_max` seconds, Failure or what Redis answered.
+    """
+    place = await locate_async(address)
+    async with asyncio.timeout(address.reply_s_max):
+        protocol = await _open(place, on_lost)
+        try:
+            for words in greeting(address):
+                heed(words, await protocol.call(*words))
+        except BaseException:
+            protocol.close()
+            raise
+        return protocol
+
+
+async def _open(place: RedisAddress, on_lost: Callable[[], None] | None) -> Pipeline:
     loop = asyncio.get_running_loop()
 
     def factory() -> Pipeline:
         return Pipeline(on_lost)
 
-    if address.path is not None:
-        _, protocol = await loop.create_unix_connection(factory, address.path)
+    if place.path is not None:
+        _, protocol = await loop.create_unix_connection(factory, place.path)
     else:
-        _, protocol = await loop.create_connection(factory, address.host, address.port, ssl=address.ssl_context())
-    try:
-        for words in greeting(address):
-            await protocol.call(*words)
-    except BaseException:
-        protocol.close()
-        raise
+        _, protocol = await loop.create_connection(factory, place.host, place.port, ssl=place.ssl_context())
     return protocol

@@ -1,33 +1,43 @@
 """Where Redis is: a URL as the user wrote it -> an address -> clients.
 
 redis://[[user]:password@]host[:port][/db]   rediss://… (TLS)   unix://[[user]:password@]/path[?db=N]
-The URL rules are redis-py's own; TLS options of a `rediss` URL are its `ssl_…` query arguments.
+redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/master[/db]   rediss+sentinel://… (TLS)
+The URL rules are redis-py's own; TLS options of a `rediss` URL are its `ssl_…` query arguments. A sentinel URL names the
+sentinels and what they call the master; user, password and database are the master's, and `sentinel_username` and
+`sentinel_password`, query arguments, are the sentinels'.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.connection import SSLConnection, parse_url
+from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from services.errors import invalid
+from services.errors import Code, Failure, invalid
+from services.queue.sentinel import AsyncFinder, Finder, Sentinels
 
 PORT_DEFAULT = 6379
 CONNECT_S_MAX = 5.0
 REPLY_S_MAX = 10.0
+WATCHED_REPLY_S_MAX = 3.0  # of a master that sentinels watch: by then there may be another
 RETRIES_MAX = 3
 HEALTH_CHECK_S = 30
 
-_FORMS = "redis://[[user]:password@]host[:port][/db], rediss://… for TLS, or unix://[[user]:password@]/path[?db=N]"
+_FORMS = (
+    "redis://[[user]:password@]host[:port][/db], rediss://… for TLS, unix://[[user]:password@]/path[?db=N], or "
+    "redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/master[/db]"
+)
+_WATCHED = "+sentinel"
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 #: query argument of a `rediss` URL -> field of `Tls`
 _TLS_OPTIONS = {
@@ -39,6 +49,7 @@ _TLS_OPTIONS = {
     "ssl_keyfile": "key_file",
     "ssl_password": "key_password",
 }
+_OF_SENTINELS = ("sentinel_username", "sentinel_password")
 _OPTIONS = {"connection_class", "path", "host", "port", "db", "username", "password"}
 
 
@@ -71,7 +82,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A unix socket (`path`) or a TCP server (`host`, `port`), and who we are there.
+    """A unix socket (`path`), a TCP server (`host`, `port`) or the master that `sentinels` name, and who we are there.
 
     `url` is the URL as it was given, password included: it is for connecting and for child processes. Whatever is
     shown to people or written to logs is `str(address)`, which has no password; neither has the repr.
@@ -85,18 +96,19 @@ class RedisAddress:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     db: int = 0
+    sentinels: Sentinels | None = None
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
         """Read a URL. Raises Failure(INVALID); no part of the URL is in the message, since it may hold a password."""
+        scheme, _, rest = url.strip().partition("://")
+        if scheme.endswith(_WATCHED):
+            return cls._parse_watched(url.strip(), scheme.removesuffix(_WATCHED), rest)
         parse: Callable[[str], dict[str, Any]] = parse_url
         try:
             options = parse(url.strip())
         except ValueError as error:
-            raise invalid(
-                f"the Redis URL cannot be read: write {_FORMS}, special characters percent-encoded"
-            ) from error
-        scheme, _, rest = url.strip().partition("://")
+            raise _unreadable() from error
         if scheme == "unix" and "path" not in options:
             raise invalid(f"the Redis URL has no socket path: write {_FORMS}")
         has_path = bool(rest.partition("?")[0].partition("/")[2].strip("/"))
@@ -105,15 +117,40 @@ class RedisAddress:
         tls = _tls(options) if options.get("connection_class") is SSLConnection else None
         unknown = sorted(options.keys() - _OPTIONS - (set(_TLS_OPTIONS) if tls else set()))
         if unknown:
-            known = ", ".join(["db", "username", "password", *(_TLS_OPTIONS if tls else ())])
-            raise invalid(f"the Redis URL has an option {unknown[0]!r} that is not supported; supported: {known}")
+            raise _unsupported(unknown[0], ["db", "username", "password", *(_TLS_OPTIONS if tls else ())])
         fields = {name: options[name] for name in _OPTIONS - {"connection_class"} if name in options}
         return cls(url=url.strip(), tls=tls, **fields)
+
+    @classmethod
+    def _parse_watched(cls, url: str, scheme: str, rest: str) -> RedisAddress:
+        """A sentinel URL: what it says of the master is read as the URL of a server."""
+        where, _, query = rest.partition("?")
+        place, _, path = where.partition("/")
+        who, at, hosts = place.rpartition("@")
+        master, _, db = path.partition("/")
+        if scheme not in {"redis", "rediss"} or "#" in where or "@" in who:
+            raise _unreadable()
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        username, password = (options.pop(name, None) for name in _OF_SENTINELS)
+        unknown = sorted(name for name in options if name.startswith("sentinel_"))
+        if unknown:
+            raise _unsupported(unknown[0], _OF_SENTINELS)
+        try:
+            sentinels = Sentinels.parse(hosts, unquote(master), username, password)
+        except ValueError:
+            raise _unreadable() from None  # its message may hold a password
+        server = cls.parse(f"{scheme}://{who}{at}localhost/{db}?{urlencode(options, quote_via=quote)}")
+        return replace(server, url=url, sentinels=sentinels)
 
     @classmethod
     def unix(cls, path: str) -> RedisAddress:
         """The address of a server on a unix socket, without AUTH, database 0."""
         return cls(url=f"unix://{quote(path)}", path=path)
+
+    @property
+    def reply_s_max(self) -> float:
+        """How long a reply may take, or a connection to be made, before it counts as lost."""
+        return REPLY_S_MAX if self.sentinels is None else WATCHED_REPLY_S_MAX
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """A fresh TLS client context, or None where the URL does not ask for TLS."""
@@ -124,8 +161,18 @@ class RedisAddress:
         who = f"{self.username or ''}:{secret}@" if secret else f"{self.username}@" if self.username else ""
         if self.path is not None:
             return f"unix://{who}{self.path}" + (f"?db={self.db}" if self.db else "")
+        if self.sentinels is not None:
+            return f"{'rediss' if self.tls else 'redis'}{_WATCHED}://{who}{self.sentinels}/{self.db}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'rediss' if self.tls else 'redis'}://{who}{host}:{self.port}/{self.db}"
+
+
+def _unreadable() -> Failure:
+    return invalid(f"the Redis URL cannot be read: write {_FORMS}, special characters percent-encoded")
+
+
+def _unsupported(option: str, known: Sequence[str]) -> Failure:
+    return invalid(f"the Redis URL has an option {option!r} that is not supported; supported: {', '.join(known)}")
 
 
 def _tls(options: dict[str, Any]) -> Tls:
@@ -135,43 +182,79 @@ def _tls(options: dict[str, Any]) -> Tls:
     return tls
 
 
+def locate(address: RedisAddress) -> RedisAddress:
+    """Where a connection goes now: to the master that the sentinels name, or to the address itself.
+
+    Raises Failure(UNAVAILABLE) if no sentinel names one.
+    """
+    if address.sentinels is None:
+        return address
+    try:
+        host, port = Finder(address.sentinels, _tls_options(address)).discover_master(address.sentinels.master)
+    except RedisError as error:
+        raise Failure(Code.UNAVAILABLE, str(error), retry_after_s=1) from error
+    return replace(address, host=host, port=port)
+
+
+async def locate_async(address: RedisAddress) -> RedisAddress:
+    """The asyncio form of `locate`."""
+    if address.sentinels is None:
+        return address
+    finder = AsyncFinder(address.sentinels, _tls_options(address))
+    try:
+        host, port = await finder.discover_master(address.sentinels.master)
+    except RedisError as error:
+        raise Failure(Code.UNAVAILABLE, str(error), retry_after_s=1) from error
+    return replace(address, host=host, port=port)
+
+
 def _options(address: RedisAddress) -> dict[str, Any]:
     """Arguments that both clients take.
 
     RESP2 is pinned because reply shapes differ between protocol versions. A blocking command must ask for less than
-    REPLY_S_MAX seconds, or its wait counts as a dead connection.
+    `reply_s_max` seconds, or its wait counts as a dead connection.
     """
     options: dict[str, Any] = {
         "db": address.db,
         "username": address.username,
         "password": address.password,
         "protocol": 2,
-        "socket_connect_timeout": CONNECT_S_MAX,
-        "socket_timeout": REPLY_S_MAX,
+        "socket_connect_timeout": min(CONNECT_S_MAX, address.reply_s_max),
+        "socket_timeout": address.reply_s_max,
         "socket_keepalive": address.path is None,
         "health_check_interval": HEALTH_CHECK_S,
         "client_name": "millrace",
+        **_tls_options(address),
     }
     if address.path is not None:
         return options | {"unix_socket_path": address.path}
-    options |= {"host": address.host, "port": address.port}
+    return options if address.sentinels is not None else options | {"host": address.host, "port": address.port}
+
+
+def _tls_options(address: RedisAddress) -> dict[str, Any]:
     if address.tls is None:
-        return options
-    tls = {name: getattr(address.tls, field_) for name, field_ in _TLS_OPTIONS.items()}
-    return options | {"ssl": True, **tls}
+        return {}
+    return {"ssl": True} | {name: getattr(address.tls, field_) for name, field_ in _TLS_OPTIONS.items()}
 
 
 def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
     """A redis-py client that connects on first use; bytes in, bytes out.
 
-    `retries`: how often a lost connection is tried again, each step (connecting, the command) on its own.
+    `retries`: how often a lost connection is tried again, each step (connecting, the command) on its own. Where
+    sentinels watch, each new connection is to the master of that moment.
     """
-    return redis.Redis(**_options(address), retry=Retry(_backoff(), retries))
+    options = _options(address) | {"retry": Retry(_backoff(), retries)}
+    if address.sentinels is None:
+        return redis.Redis(**options)
+    return redis.Redis.from_pool(Finder(address.sentinels, _tls_options(address)).pool(options))
 
 
 def async_client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.asyncio.Redis:
     """The asyncio form of `client`."""
-    return redis.asyncio.Redis(**_options(address), retry=AsyncRetry(_backoff(), retries))
+    options = _options(address) | {"retry": AsyncRetry(_backoff(), retries)}
+    if address.sentinels is None:
+        return redis.asyncio.Redis(**options)
+    return redis.asyncio.Redis.from_pool(AsyncFinder(address.sentinels, _tls_options(address)).pool(options))
 
 
 def _backoff() -> ExponentialBackoff:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,15 @@ def test_a_server_that_does_not_answer_is_a_failure(tmp_path):
         link.close()
 
 
+def test_a_pipeline_does_not_wait_for_ever_to_be_connected(tmp_path, monkeypatch):
+    monkeypatch.setattr("services.queue.url.REPLY_S_MAX", 0.01)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        with pytest.raises(TimeoutError):
+            asyncio.run(connect(RedisAddress.parse(f"unix://:password@{tmp_path / 's'}")))
+
+
 def test_an_error_of_redis_is_a_failure(server):
     link = Link(server)
     with pytest.raises(Failure, match="Redis answered: ERR unknown command"):
@@ -200,6 +209,40 @@ def test_when_the_connection_is_lost_everybody_is_told(server, caplog):
     [told] = asyncio.run(talk())
     assert (told.code, told.retry_after_s) == (Code.UNAVAILABLE, 1)
     assert "my own mistake" in caplog.text
+
+
+@pytest.fixture
+def demoted(server: RedisAddress) -> Iterator[Callable[[], None]]:
+    """Make the server a replica, of a master that is not there, until the test ends."""
+    with client(server) as redis:
+        yield lambda: redis.replicaof("127.0.0.1", 1)
+        redis.replicaof("NO", "ONE")
+        redis.config_set("replica-serve-stale-data", "yes")
+
+
+@pytest.mark.parametrize("stale", ["yes", "no"])  # as a replica without its master it refuses writes, or everything
+@pytest.mark.parametrize("words", [("SET", "key", "v"), ("EVAL", "return redis.call('SET', KEYS[1], 'v')", 1, "key")])
+def test_a_server_that_becomes_a_replica_is_as_good_as_lost(server, demoted, stale, words):
+    async def talk() -> list[Any]:
+        told: list[Any] = []
+        lost = asyncio.Event()
+        pipeline = await connect(server, lost.set)
+        assert await pipeline.call(*words) in {b"OK", None}
+        demoted()
+        pipeline.send(words, told.append)
+        pipeline.send((b"PING",), told.append)
+        await asyncio.wait_for(lost.wait(), 30)
+        assert not pipeline.connected
+        return told
+
+    with client(server) as redis:
+        redis.config_set("replica-serve-stale-data", stale)
+    assert [failure.code for failure in asyncio.run(talk())] == [Code.UNAVAILABLE] * 2
+    link = Link(server)
+    with pytest.raises(Failure, match=r"READONLY|MASTERDOWN") as failure:
+        link.call(*words)
+    assert failure.value.code is Code.UNAVAILABLE
+    link.close()
 
 
 def test_a_call_that_nobody_waits_for_any_more_does_not_disturb_the_next(server):

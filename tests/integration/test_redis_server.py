@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +20,8 @@ from services.queue.server import (
     wait_until_answers,
 )
 from services.queue.url import RedisAddress, async_client, client
+from tests.kit.tls import AUTHORITY, tls_before
 
-CERTIFICATES = Path(__file__).parent / "certificates"
 Serve = Callable[..., RedisAddress]
 
 
@@ -130,34 +128,12 @@ def test_database_numbers(serve):
         redis.ping()
 
 
-@contextlib.asynccontextmanager
-async def tls_before(path: str):
-    """A TLS server on a free port of 127.0.0.1 that passes everything to the socket `path`."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while chunk := await reader.read(65536):
-            writer.write(chunk)
-            await writer.drain()
-        writer.close()
-
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back_reader, back_writer = await asyncio.open_unix_connection(path)
-        await asyncio.gather(pass_on(reader, back_writer), pass_on(back_reader, writer), return_exceptions=True)
-
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-
-
 def test_tls_verifies_the_server_unless_told_not_to(serve):
-    path = serve().path
-    authority = f"ssl_ca_certs={CERTIFICATES / 'ca.pem'}"
+    address = serve()
 
     async def check() -> None:
-        async with tls_before(str(path)) as port:
-            async with async_client(RedisAddress.parse(f"rediss://localhost:{port}/3?{authority}")) as redis:
+        async with tls_before(address) as port:
+            async with async_client(RedisAddress.parse(f"rediss://localhost:{port}/3?{AUTHORITY}")) as redis:
                 assert (await redis.client_info())["db"] == 3
             assert await check_server(RedisAddress.parse(f"rediss://127.0.0.1:{port}?ssl_cert_reqs=none"))
             with pytest.raises(Failure, match="certificate verify failed"):
@@ -165,7 +141,7 @@ def test_tls_verifies_the_server_unless_told_not_to(serve):
             with pytest.raises(Failure, match="cannot be used"):
                 await check_server(RedisAddress.parse(f"redis://127.0.0.1:{port}"))
 
-            context = RedisAddress.parse(f"rediss://localhost:{port}?{authority}").ssl_context()
+            context = RedisAddress.parse(f"rediss://localhost:{port}?{AUTHORITY}").ssl_context()
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
             writer.write(b"PING\r\n")
             assert await reader.readline() == b"+PONG\r\n"

@@ -1,0 +1,199 @@
+"""Servers of one data set, a master and its replica, and three sentinels that watch them; all of them ask for passwords.
+
+with watched_redis(folder) as watched: ...      watched.address -> watched.master -> kill, start, fail over
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from services.queue.server import choose_binary
+from services.queue.url import RedisAddress
+from tests.kit.wait import wait_until
+
+NAME = "steady"
+PASSWORD = "of/the@servers"
+SENTINEL_PASSWORD = "of:the#sentinels"
+SENTINELS = 3
+QUORUM = 2
+DOWN_MS = 1000  # silent for so long, a master counts as down
+FAILOVER_MS = 5000
+OFTEN_MS = 300  # how often sentinels look at replicas and tell each other: else seconds, and a test would wait for it
+START_S_MAX = 30.0
+FAILOVER_S_MAX = 60.0
+
+_SERVER = """
+bind 127.0.0.1
+port {port}
+dir {folder}
+save ""
+appendonly no
+repl-diskless-sync-delay 0
+requirepass {password}
+masterauth {password}
+"""
+_SENTINEL = """
+bind 127.0.0.1
+port {port}
+dir {folder}
+requirepass {own_password}
+sentinel monitor {name} 127.0.0.1 {master} {quorum}
+sentinel auth-pass {name} {password}
+sentinel down-after-milliseconds {name} {down_ms}
+sentinel failover-timeout {name} {failover_ms}
+"""
+
+
+class Server:
+    """A process on a port that stays its own when it ends. `configuration`: a file that it may rewrite."""
+
+    def __init__(self, port: int, folder: Path, configuration: str, password: str, *options: str) -> None:
+        self.port = port
+        self._file = folder / f"{port}.conf"
+        self._file.write_text(configuration)
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self.redis: Any = redis.Redis("127.0.0.1", port, password=password, decode_responses=True, protocol=2)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def role(self) -> str | None:
+        """What the server itself says: master, slave, sentinel; None: it does not answer."""
+        with suppress(RedisConnectionError):
+            return str(self.redis.role()[0])
+        return None
+
+    def start(self) -> None:
+        command = [str(choose_binary().path), str(self._file), *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        wait_until(lambda: self.role, START_S_MAX, f"the server on port {self.port} answers")
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(START_S_MAX)
+
+    def stop(self) -> None:
+        self.redis.close()
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            assert self._process.wait(START_S_MAX) == 0
+
+
+class Watched:
+    """`servers`: the first began as the master. `sentinels`: in the order in which the URL names them."""
+
+    def __init__(self, folder: Path, ports: list[int]) -> None:
+        own = {"folder": folder, "password": PASSWORD}
+        self.servers = [Server(port, folder, _SERVER.format(port=port, **own), PASSWORD) for port in ports[:2]]
+        values = {
+            **own,
+            "own_password": f'"{SENTINEL_PASSWORD}"',
+            "name": NAME,
+            "master": ports[0],
+            "quorum": QUORUM,
+            "down_ms": DOWN_MS,
+            "failover_ms": FAILOVER_MS,
+        }
+        self.sentinels = [
+            Server(port, folder, _SENTINEL.format(port=port, **values), SENTINEL_PASSWORD, "--sentinel")
+            for port in ports[2:]
+        ]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports[2:])
+        password, own_password = quote(PASSWORD, safe=""), quote(SENTINEL_PASSWORD, safe="")
+        self.address = RedisAddress.parse(
+            f"redis+sentinel://:{password}@{hosts}/{NAME}/1?sentinel_password={own_password}"
+        )
+
+    def start(self) -> None:
+        """Start all of them, and wait until they know each other."""
+        for server in (*self.servers, *self.sentinels):
+            server.start()
+        self.servers[1].redis.replicaof("127.0.0.1", self.servers[0].port)
+        for sentinel in self.sentinels:
+            sentinel.redis.execute_command("SENTINEL", "DEBUG", "info-period", OFTEN_MS, "publish-period", OFTEN_MS)
+        wait_until(self._known, START_S_MAX, "all know each other")
+
+    def stop(self) -> None:
+        for server in (*self.sentinels, *self.servers):
+            server.stop()
+
+    @property
+    def master(self) -> Server:
+        """Who the master is in the eyes of the last sentinel, which no test kills."""
+        _, port = self._ask("GET-MASTER-ADDR-BY-NAME", NAME)
+        return next(server for server in self.servers if server.port == int(port))
+
+    def other(self, server: Server) -> Server:
+        return next(one for one in self.servers if one is not server)
+
+    def took_over(self, before: Server) -> Server:
+        """Wait until the sentinels have made the other one the master."""
+        after = self.other(before)
+        wait_until(lambda: self.master is after and after.role == "master", FAILOVER_S_MAX, "another master")
+        return after
+
+    def follows(self, server: Server) -> None:
+        """Wait until a server is a replica that has all that the master has, and sentinels would choose it."""
+        wait_until(lambda: server.role == "slave", FAILOVER_S_MAX, "a replica")
+        wait_until(lambda: _in_step(server), FAILOVER_S_MAX, "in step")
+
+    def ask_to_step_down(self) -> None:
+        """Have another server made the master while this one is well."""
+        wait_until(self._failover, FAILOVER_S_MAX, "a replica to promote")
+
+    @staticmethod
+    def introduce(sentinel: Server, name: str, port: int) -> None:
+        """Have one sentinel watch, and name, whoever is on a port, for longer than a test lasts."""
+        sentinel.redis.sentinel_monitor(name, "127.0.0.1", port, QUORUM)
+        sentinel.redis.sentinel_set(name, "auth-pass", PASSWORD)
+        sentinel.redis.sentinel_set(name, "down-after-milliseconds", 600_000)
+
+    def _failover(self) -> bool:
+        with suppress(ResponseError):  # the sentinel has not looked at the replica yet
+            return bool(self._ask("FAILOVER", NAME))
+        return False
+
+    def _ask(self, *words: str) -> Any:
+        return self.sentinels[-1].redis.execute_command("SENTINEL", *words)
+
+    def _known(self) -> bool:
+        states = [sentinel.redis.sentinel_masters()[NAME] for sentinel in self.sentinels]
+        others = [(state["num-slaves"], state["num-other-sentinels"]) for state in states]
+        return others == [(1, SENTINELS - 1)] * SENTINELS and _in_step(self.servers[1])
+
+
+def _in_step(replica: Server) -> bool:
+    return bool(replica.redis.info("replication")["master_link_status"] == "up")
+
+
+@contextmanager
+def watched_redis(folder: Path) -> Iterator[Watched]:
+    """Start a master, a replica and sentinels, give them, and end those that live."""
+    folder.mkdir()
+    with ExitStack() as ports:
+        # Bound and not listened to, a port is given to nobody else, and a server that says so itself may use it.
+        sockets = [ports.enter_context(socket.socket()) for _ in range(2 + SENTINELS)]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(("127.0.0.1", 0))
+        watched = Watched(folder, [one.getsockname()[1] for one in sockets])
+        try:
+            watched.start()
+            yield watched
+        finally:
+            watched.stop()

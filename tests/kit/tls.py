@@ -1,0 +1,38 @@
+"""A TLS server before one that speaks none."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.queue.url import RedisAddress
+
+CERTIFICATES = Path(__file__).parents[1] / "integration" / "certificates"
+AUTHORITY = f"ssl_ca_certs={CERTIFICATES / 'ca.pem'}"
+
+
+@asynccontextmanager
+async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
+    """Pass everything that comes to a free port of 127.0.0.1 on to `address`; the port."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(65536):
+            writer.write(chunk)
+            await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if address.path is not None:
+            back_reader, back_writer = await asyncio.open_unix_connection(address.path)
+        else:
+            back_reader, back_writer = await asyncio.open_connection(address.host, address.port)
+        await asyncio.gather(pass_on(reader, back_writer), pass_on(back_reader, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
