@@ -68,11 +68,11 @@ class Exchange:
     ) -> tuple[bytes | str | int, ...]:
         words: list[bytes | str | int] = [*self._next_head, in_hand, wanted, int(leave), len(finished)]
         for lease, reply, blob in finished:
+            outputs = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}") if blob else b""
             if blob:
-                key = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}")
-                self._link.call("SET", key, blob, "PX", BLOB_LIFE_MS)
-            own = lease.header.blob
-            words += (lease.lane, lease.entry, lease.header.replies, reply, self._keys.blob(own) if own else b"")
+                self._link.call("SET", outputs, blob, "PX", BLOB_LIFE_MS)
+            inputs = self._keys.blob(lease.header.blob) if lease.header.blob else b""
+            words += (lease.lane, lease.entry, lease.header.replies, reply, inputs, outputs)
         return tuple(words)
 
     def receive_next(self) -> list[Lease]:

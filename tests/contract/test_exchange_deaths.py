@@ -6,6 +6,7 @@ import pytest
 
 from services.batch import decode_reply
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, names
+from workers.exchange import Finished
 
 
 def test_a_reply_to_a_lost_lease_is_dropped(pool):
@@ -23,6 +24,18 @@ def test_a_reply_to_a_lost_lease_is_dropped(pool):
     pool.next("v", lease)
     pool.next("w", stale)
     assert pool.replies() == [b"b1 2 v"]
+
+
+def test_a_reply_that_is_dropped_leaves_no_outputs_behind(pool):
+    stale = pool.join("w", "m")
+    pool.put("m", "b1")
+    [lease] = pool.next("w")
+    pool.silence("w")
+    pool.reclaim()
+    stale.send_next([Finished(lease, b"one", b"outputs")], 0, 0)
+    stale.receive_next()
+    assert pool.replies() == []
+    assert not pool.redis.exists(pool.keys.blob("reply-b1-1"))
 
 
 def test_only_silent_workers_are_reclaimed(pool):

@@ -2,7 +2,7 @@
 -- KEYS: ready, idle, inbox of the worker, lanes it holds, workers, shares, deadlines
 -- ARGV: key prefix, worker, batches in hand, most entries wanted (0: reply only, ask for nothing),
 --       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number finished,
---       then for each finished: lane, entry id, reply list, reply, blob key or ''
+--       then for each finished: lane, entry id, reply list, reply, blob key or '', key of the reply's blob or ''
 -- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or how many lie
 -- in the inbox; none: idle now
 -- A lease that was lost (reclaimed after a freeze) acknowledges nothing: its reply is dropped, another run answers.
@@ -15,8 +15,10 @@ for _ = 1, tonumber(ARGV[6]) do
     redis.call('EXPIRE', ARGV[k + 2], 60)
     redis.call('XDEL', stream, ARGV[k + 1])
     if ARGV[k + 4] ~= '' then redis.call('DEL', ARGV[k + 4]) end
+  elseif ARGV[k + 5] ~= '' then
+    redis.call('DEL', ARGV[k + 5])
   end
-  k = k + 5
+  k = k + 6
 end
 if wanted == 0 then
   redis.call('ZREM', KEYS[2], worker)
