@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from gateway.deps import UploadKey
 from gateway.views import ModelView, Placed, Snapshot, VersionView
+from services.cancel import cancel_all
 from services.errors import Code, Failure
 from services.manifest import Endpoint, Manifest
 from services.queue.board import Board
@@ -53,9 +54,7 @@ class Catalog:
         self._agents = [asyncio.create_task(self._look()), asyncio.create_task(self._listen())]
 
     async def stop(self) -> None:
-        for task in self._agents:
-            task.cancel()
-        await asyncio.gather(*self._agents, return_exceptions=True)
+        await cancel_all(self._agents)
         await self._board.close()
 
     async def refresh(self) -> None:
