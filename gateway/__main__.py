@@ -19,12 +19,14 @@ from gateway.canary import Canary
 from gateway.catalog import Catalog
 from gateway.deps import Deps
 from gateway.descriptors import allow_connections
+from gateway.drain import Drain, plain_lane
 from gateway.exchange import Exchange
 from gateway.fast_lane import Inbound, fast_lane
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
-from services.errors import Failure, invalid
+from gateway.server import Server
+from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
 from services.metrics import catalogue
 from services.metrics.exposition import render
@@ -64,6 +66,7 @@ class Gateway:
             self.tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             self.tally.counter(catalogue.REFUSED, "gateway_full"),
         )
+        self.drain = Drain()
         self.repository = FolderRepository(settings.models_dir)
         self.board = Board(address)
         self.exchange = Exchange(address, self.name, self.tally, settings.lease_ms)
@@ -74,7 +77,9 @@ class Gateway:
         self.lanes.quarantine.tell = self._tell_of_poison
         news = {"died": self._death, "poison": self._poison}
         self.catalog = Catalog(self.repository, self.board, self.lanes.apply, news)
-        self.canary = Canary(self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers))
+        self.canary = Canary(
+            self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
+        )
         self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
@@ -116,12 +121,19 @@ class Gateway:
             self.segments.close()
         self.tally.close()
 
-    async def drain(self) -> None:
-        """Readiness goes first, so that nobody sends more; then nothing is admitted; then what is in flight is answered."""
-        self.canary.draining = True
+    def ready(self) -> bool:
+        return self.canary.ready()
+
+    async def settle(self) -> None:
+        """Return when nothing is on its way, canaries included."""
+        await self.canary.stop()
+        await self.exchange.settle()
+
+    def abandon(self) -> None:
+        """Refuse whatever is still on its way, and all that comes."""
         self.admission.closed = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.exchange.settle(), self.settings.drain_s)
+        for lane in self.lanes.all():
+            lane.abandon(Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1))
 
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """The metrics page; the depths of the streams are read for it."""
@@ -163,32 +175,19 @@ class Gateway:
         )
 
 
-class Server(uvicorn.Server):
-    """uvicorn's server, whose graceful shutdown first drains the gateway."""
-
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
-        super().__init__(config)
-        self._gateway = gateway
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()  # a listening socket that is shared stays open in the other gateways and the supervisor
-        await self._gateway.drain()
-        await super().shutdown(sockets)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run one gateway process.")
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
     parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
+    parser.add_argument("--ready-fd", type=int, help="where to say that it is ready: a pipe to a supervisor")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
     allow_connections(settings.connections_max)
     try:
         gateway = Gateway(settings, arguments.index)
-    except Failure as failure:
-        print(f"error: {failure.message}", file=sys.stderr)
+    except (Failure, OSError) as error:
+        print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
         return 1
     config = uvicorn.Config(
         build_app(gateway.deps()),
@@ -202,20 +201,26 @@ def main() -> int:
         server_header=False,
         backlog=4096,
         timeout_keep_alive=round(settings.keep_alive_s),
-        timeout_graceful_shutdown=round(settings.drain_s),
         lifespan="on",
     )
-    server = Server(config, gateway)
+    shared = arguments.fd is not None
+    server = Server(config, gateway, settings.drain_s, shared=shared, ready_fd=arguments.ready_fd)
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
-    server.run(None if arguments.fd is None else [socket.socket(fileno=arguments.fd)])
+    server.run([socket.socket(fileno=arguments.fd)] if shared else None)
     return 0 if server.started else 1
 
 
-def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol] | str:
+def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     if not settings.fast_lane:
-        return "httptools"
-    inbound = Inbound(settings.inflight_bytes_max)
-    return fast_lane(gateway.infer, settings.body_bytes_max, settings.connections_max, inbound, settings.slow_s_max)
+        return plain_lane(gateway.drain)
+    return fast_lane(
+        gateway.infer,
+        settings.body_bytes_max,
+        settings.connections_max,
+        Inbound(settings.inflight_bytes_max),
+        settings.slow_s_max,
+        gateway.drain,
+    )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from gateway.drain import Drain
 from gateway.lane import Lane
 from gateway.outputs import Outputs, Reply
 from gateway.request import InputTensor, Request
@@ -30,20 +31,23 @@ REST = 20  # times as long as its run a canary rests: a large model is not kept 
 
 
 class Canary:
-    """`lanes`: of the serving versions. `connected`: whether Redis takes batches. `workers`: how many live."""
+    """`lanes`: of the serving versions. `connected`: whether Redis takes batches. `workers`: how many live.
+
+    `drain`: whether the gateway is leaving.
+    """
 
     def __init__(
-        self, lanes: Callable[[], list[Lane]], connected: Callable[[], bool], workers: Callable[[], int]
+        self, lanes: Callable[[], list[Lane]], connected: Callable[[], bool], workers: Callable[[], int], drain: Drain
     ) -> None:
         self._lanes = lanes
         self._connected = connected
         self._workers = workers
         self._task: asyncio.Task[None] | None = None
-        self.draining = False
+        self._drain = drain
 
     def ready(self) -> bool:
         """Whether requests are being answered now. A server with workers and no model yet is ready for its first."""
-        if self.draining or not self._connected() or not self._workers():
+        if self._drain.begun or not self._connected() or not self._workers():
             return False
         lanes = [lane for lane in self._lanes() if lane.failed is None]
         return not lanes or any(self._fresh(lane, len(lanes)) for lane in lanes)

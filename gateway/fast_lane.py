@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.cycle import GONE, Cycle, is_whole, refused
 from gateway.deaf import Deaf
+from gateway.drain import Drain, DrainingProtocol
 from gateway.inbound import Inbound
 from gateway.infer_path import InferPath, learn
 from gateway.infer_types import HttpReply, InferHandler
@@ -38,7 +38,7 @@ LINGER_S = 5.0  # how long a refused client may take to notice
 _NO_BODY: list[bytes] = []  # of cycles whose body went on at once
 
 
-class FastLane(HttpToolsProtocol):
+class FastLane(DrainingProtocol):
     """Use `fast_lane(...)` to make the class for a server: uvicorn creates its protocols from a class alone."""
 
     infer: ClassVar[InferHandler]
@@ -354,6 +354,8 @@ class FastLane(HttpToolsProtocol):
             return
         cycle.answered = True
         cycle.ticket = None  # an idle connection keeps nothing of its last request
+        if self.drain.begun and not self.pipeline and not (self._receiving and cycle.complete):
+            cycle.keep_alive = False  # nothing is behind it
         status, headers, body = reply
         if status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
@@ -429,6 +431,11 @@ class FastLane(HttpToolsProtocol):
             broken.message_event.set()
         self._start(refusal)
 
+    def shutdown(self) -> None:
+        """Called by the server: close if nobody waits for anything here. A request of which a part came is whole soon."""
+        if not (self.drain.begun and self._receiving and self.cycle is not GONE):
+            super().shutdown()
+
     def _deafen(self) -> None:
         self.transport.set_protocol(Deaf(self))
         self.flow.resume_reading()
@@ -453,11 +460,16 @@ class FastLane(HttpToolsProtocol):
 
 
 def fast_lane(
-    infer: InferHandler, body_bytes_max: int, connections_max: int, inbound: Inbound, slow_s_max: float = 60.0
+    infer: InferHandler,
+    body_bytes_max: int,
+    connections_max: int,
+    inbound: Inbound,
+    slow_s_max: float = 60.0,
+    drain: Drain | None = None,
 ) -> type[FastLane]:
     """The protocol class of a server whose infer posts `infer` answers.
 
-    `slow_s_max`: how long a client may be slow with an infer post, or with reading a reply.
+    `slow_s_max`: how long a client may be slow with an infer post, or with reading a reply. `drain`: None: it never is.
     """
     return type(
         "FastLane",
@@ -468,6 +480,7 @@ def fast_lane(
             "connections_max": connections_max,
             "inbound": inbound,
             "slow_s_max": slow_s_max,
+            "drain": drain or Drain(),
             "paths": {},
             "heads": {},
             "ok_prefix": [None, b""],

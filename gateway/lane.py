@@ -381,6 +381,13 @@ class Lane:
         self._forget(outstanding)
         self.dispatch()
 
+    def abandon(self, failure: Failure) -> None:
+        """The gateway leaves, and waits no longer: whoever still waits is told so."""
+        self._fail(self.batcher.drain(), failure)
+        for outstanding in list(self._pending.values()):
+            if outstanding.lane is self:
+                self._fail(outstanding.requests, failure)
+
     def tick(self, now: float) -> None:
         """Now and then: deadlines, delayed batches, rested shared memory."""
         if self.batcher.count:

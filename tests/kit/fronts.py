@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.app import build_app
+from gateway.drain import Drain, plain_lane
 from gateway.fast_lane import Inbound, fast_lane
 from tests.kit.application import Application
 from tests.kit.handlers import Held
@@ -43,13 +44,15 @@ async def fronting(
     connections_max: int = 100,
     slow_s_max: float = 60.0,
     inbound_bytes_max: int = 1 << 26,
+    drain: Drain | None = None,
     **config: Any,
 ) -> AsyncIterator[Front]:
-    """`config`: of uvicorn. At the end nothing is left of any request."""
+    """`config`: of `serving`. At the end nothing is left of any request."""
+    drain = drain or Drain()
     held, inbound = Held(), Inbound(inbound_bytes_max)
     application = Application(home, body_bytes_max=body_bytes_max)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
-    lane = fast_lane(held, body_bytes_max, connections_max, inbound, slow_s_max) if fast else "httptools"
+    lane = fast_lane(held, body_bytes_max, connections_max, inbound, slow_s_max, drain) if fast else plain_lane(drain)
     async with serving(app, lane, **config) as served:
         yield Front(served, held, inbound)
         await served.settled(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, Self
 
@@ -129,10 +129,12 @@ class Served(NamedTuple):
 
 
 @asynccontextmanager
-async def serving(app: Any, http: Any, **config: Any) -> AsyncIterator[Served]:
+async def serving(
+    app: Any, http: Any, server_of: Callable[[uvicorn.Config], uvicorn.Server] = uvicorn.Server, **config: Any
+) -> AsyncIterator[Served]:
     """uvicorn with this protocol class (or the name of one) on a free port, until the end or `server.should_exit`."""
     options = {"lifespan": "off", "access_log": False, "server_header": False, "timeout_keep_alive": 60, **config}
-    server = uvicorn.Server(uvicorn.Config(app, http=http, port=0, log_config=None, ws="none", **options))
+    server = server_of(uvicorn.Config(app, http=http, port=0, log_config=None, ws="none", **options))
     listener = server.config.bind_socket()
     listener.listen()  # connections may come before the server has started: they wait
     running = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,0 +1,201 @@
+"""How a gateway's server leaves: what it accepts, says, answers and closes, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gateway.server
+from gateway.drain import Drain
+from gateway.server import Server
+from tests.kit.fronts import Front, fronting, until
+from tests.kit.handlers import HeldRequest
+from tests.kit.wire import Wire, WireReply, post, request
+
+pytestmark = pytest.mark.anyio
+PATH = "/v2/models/m/infer"
+LIVE = request("GET", "/v2/health/live")
+LONG_S = 600.0
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(params=[True, False], ids=["fast lane", "plain"])
+def fast(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+class Leaver:
+    """A gateway whose requests are answered by the test; those in `waiting` are refused when it gives up."""
+
+    def __init__(self) -> None:
+        self.drain = Drain()
+        self.is_ready = False
+        self.waiting: list[HeldRequest] = []
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    async def settle(self) -> None:
+        return
+
+    def abandon(self) -> None:
+        while self.waiting:
+            self.waiting.pop().answer(b"given up")
+
+
+@asynccontextmanager
+async def leaving(
+    tmp_path: Path, *, fast: bool = True, shared: bool = True, drain_s: float = LONG_S, ready_fd: int | None = None
+) -> AsyncIterator[tuple[Front, Leaver]]:
+    leaver = Leaver()
+    server_of = partial(Server, gateway=leaver, drain_s=drain_s, shared=shared, ready_fd=ready_fd)
+    async with fronting(tmp_path, fast=fast, drain=leaver.drain, server_of=server_of) as front:
+        yield front, leaver
+
+
+async def told_to_stop(front: Front, leaver: Leaver) -> None:
+    front.served.server.should_exit = True
+    await until(lambda: leaver.drain.begun)
+
+
+def closes(reply: WireReply) -> bool:
+    return reply.headers.get(b"connection") == b"close"
+
+
+async def test_whoever_asks_meanwhile_is_answered_and_told_to_go(
+    tmp_path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.server, "NOTICE_S_MAX", LONG_S)  # it ends when all have gone
+    async with leaving(tmp_path, fast=fast) as (front, leaver):
+        idle, halfway, busy, fresh = [await Wire.connect(front.port) for _ in range(4)]
+        await idle.send(LIVE)
+        assert not closes(await idle.reply())
+        half = post(PATH, b"half")
+        await halfway.send(half[:20])
+        await busy.send(post(PATH, b"busy"))
+        held = await front.held.next()
+        await front.served.settled(4)
+        await told_to_stop(front, leaver)
+        with pytest.raises(OSError):
+            await Wire.connect(front.port)
+        await idle.send(LIVE)
+        await halfway.send(half[20:])
+        (await front.held.next()).answer(b"half")
+        await fresh.send(post(PATH, b"fresh"))
+        (await front.held.next()).answer(b"fresh")
+        replies = [await wire.reply() for wire in (idle, halfway, fresh)]
+        assert [reply.body for reply in replies] == [b'{"live":true}', b"half", b"fresh"]
+        assert all(closes(reply) for reply in replies)
+        assert not front.served.running.done()
+        held.answer(b"busy")
+        last = await busy.reply()
+        assert last.body == b"busy"
+        # uvicorn decides before it runs an application, and a connection that was not told is closed when it is idle
+        assert closes(last) == fast
+        busy.close()
+        assert [await wire.rest() for wire in (idle, halfway, fresh)] == [b"", b"", b""]
+        await asyncio.wait_for(front.served.running, 30)
+        for wire in (idle, halfway, fresh):
+            wire.close()
+
+
+async def test_a_client_that_pipelines_is_told_by_the_last_answer(tmp_path: Path) -> None:
+    async with leaving(tmp_path) as (front, leaver), await Wire.connect(front.port) as wire:
+        await wire.send(post(PATH, b"1"))
+        first = await front.held.next()
+        await told_to_stop(front, leaver)
+        await wire.send(post(PATH, b"2"), LIVE, post(PATH, b"3"))
+        await until(lambda: len(front.protocol.pipeline) == 3)
+        first.answer(b"1")
+        for body in (b"2", b"3"):
+            (await front.held.next()).answer(body)
+        replies = [await wire.reply() for _ in range(4)]
+        assert [reply.body for reply in replies] == [b"1", b"2", b'{"live":true}', b"3"]
+        assert [closes(reply) for reply in replies] == [False, False, False, True]
+        assert await wire.rest() == b""
+
+
+async def test_idle_connections_close_when_the_notice_is_over_and_half_requests_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.server, "NOTICE_S_MAX", 0.05)
+    async with leaving(tmp_path) as (front, leaver):
+        idle, halfway = [await Wire.connect(front.port) for _ in range(2)]
+        half = post(PATH, b"half")
+        await halfway.send(half[:20])
+        await front.served.settled(2)
+        await told_to_stop(front, leaver)
+        assert await idle.rest() == b""
+        assert not front.served.running.done()
+        await halfway.send(half[20:])
+        (await front.held.next()).answer(b"half")
+        assert closes(await halfway.reply())
+        await asyncio.wait_for(front.served.running, 30)
+        for wire in (idle, halfway):
+            wire.close()
+
+
+async def test_with_a_port_of_its_own_it_goes_on_accepting_until_everybody_can_have_seen_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.server, "NOTICE_S_MAX", 2.0)
+    async with leaving(tmp_path, shared=False) as (front, leaver):
+        await told_to_stop(front, leaver)
+        async with await Wire.connect(front.port) as wire:
+            await wire.send(LIVE)
+            assert closes(await wire.reply())
+        await asyncio.wait_for(front.served.running, 30)
+        with pytest.raises(OSError):
+            await Wire.connect(front.port)
+
+
+async def test_what_is_not_answered_in_time_is_given_up_and_it_ends(tmp_path: Path) -> None:
+    async with leaving(tmp_path, drain_s=0.4) as (front, leaver), await Wire.connect(front.port) as wire:
+        await wire.send(post(PATH, b"late"))
+        leaver.waiting.append(await front.held.next())
+        await told_to_stop(front, leaver)
+        reply = await wire.reply()
+        assert (reply.body, closes(reply)) == (b"given up", True)
+        assert await wire.rest() == b""
+        await asyncio.wait_for(front.served.running, 30)
+
+
+async def test_a_client_that_reads_nothing_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+    async with (
+        leaving(tmp_path, drain_s=0.4) as (front, _),
+        await Wire.connect(front.port, receive_bytes=65536) as wire,
+    ):
+        await wire.send(post(PATH))
+        (await front.held.next()).answer(b"x" * (8 << 20))
+        assert front.protocol.flow.write_paused
+        front.served.server.should_exit = True
+        await asyncio.wait_for(front.served.running, 30)
+        assert not front.served.connections
+
+
+async def test_it_says_when_it_is_ready_for_the_first_time(tmp_path: Path) -> None:
+    hears, says = os.pipe()
+    try:
+        async with leaving(tmp_path, ready_fd=says) as (_, leaver):
+            os.set_blocking(hears, False)
+            for _ in range(5):
+                await asyncio.sleep(0)
+                with pytest.raises(BlockingIOError):
+                    os.read(hears, 10)
+            leaver.is_ready = True
+            os.set_blocking(hears, True)
+            assert await asyncio.to_thread(os.read, hears, 10) == b"ready\n"
+            assert await asyncio.to_thread(os.read, hears, 10) == b""  # and closes it
+    finally:
+        os.close(hears)
