@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import platform
-import signal
 import sys
 import time
 
@@ -23,6 +23,7 @@ from services.settings import Settings
 from services.spin import Spin
 from services.worker_id import worker_id
 from workers.backends import get_backend
+from workers.drain import Drain
 from workers.exchange import Exchange
 from workers.heart import Heart
 from workers.held import Held
@@ -100,15 +101,22 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     loop = Worker(
         connect_loop, held, segments, ReplyWriter(worker, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: loop.stop())
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
+
+    def give_back() -> None:
+        with contextlib.suppress(Failure):  # Redis is away, too: its leases run out
+            exchange = connect()
+            exchange.leave(ATTEMPTS_MAX)
+            exchange.announce()
+
+    drain = Drain(loop.stop, give_back, settings.drain_s)
+    drain.start()
     heart.start()
     keeper.start()
     settle_garbage()
     loop.serve()
-    # First nobody gives this worker work any more (serve has left the idle ones); then nothing new is loaded; the heart
+    # In time, or `drain` has ended the process. First nobody gives this worker work any more (serve has left the idle ones); then nothing new is loaded; the heart
     # stops before the worker leaves, since a beat would bring it back; what it might still lease goes to others.
     keeper.stop()
     heart.stop()
