@@ -32,7 +32,9 @@ class Settings(BaseSettings):
     url: str | None = Field(None, description="Endpoint of the command line tools; unset: the one in home.")
 
     device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
-    metrics_port: int = Field(0, ge=0, le=65535, description="Port of a worker's own /metrics; 0: none.")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of a worker's own /metrics, if started alone; 0: none."
+    )
     metrics_dir: Path | None = Field(None, description="Folder of the metric files shared on a host.")
     segments_dir: Path = Field(Path("/dev/shm"), description="Folder of the shared memory segments.")
     instance: str = Field("millrace", description="Prefix of shared memory names of this installation.")
@@ -52,7 +54,7 @@ class Settings(BaseSettings):
         gt=0,
         description="How long a client may be slower than 64 KiB a second with a request, or read nothing of a reply.",
     )
-    drain_s: float = Field(30, gt=0, description="How long a process may finish what it has when told to stop.")
+    drain_s: float = Field(30, gt=0, description="How long stopping may take: what was accepted is answered first.")
     lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")
     spin_us_max: int = Field(
         400,

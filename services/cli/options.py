@@ -33,6 +33,10 @@ Version = Annotated[
 ]
 
 
+#: options that are not called as their settings are
+_OPTIONS = {"drain_s": "drain-seconds", "models": "model", "pools": "pool", "redis_url": "redis"}
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """A running Millrace and, where it wants one, the key of its admin API."""
@@ -54,7 +58,7 @@ def load_settings(**overrides: Any) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]) if first["loc"] else "settings"
-        where = f"--{name.replace('_', '-')}" if name in given else f"MILLRACE_{name.upper()}"
+        where = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in given else f"MILLRACE_{name.upper()}"
         raise invalid(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from error
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,11 +90,11 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def working(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """A spinner while something takes its time, on terminals only."""
+def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """A spinner while something takes its time, on terminals only; what it gives changes the text."""
     console = notices()
     if quiet or not console.is_terminal:
-        yield
+        yield lambda _: None
         return
-    with console.status(text):
-        yield
+    with console.status(text) as status:
+        yield lambda more: status.update(f"{text} {escape(more)}")

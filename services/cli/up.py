@@ -51,6 +51,13 @@ Example = Annotated[
     bool | None,
     typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
 ]
+DrainSeconds = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="How long it may take to stop: what was accepted is answered first (MILLRACE_DRAIN_S); default 30.",
+    ),
+]
 CpuAffinity = Annotated[
     bool | None,
     typer.Option(
@@ -71,13 +78,15 @@ def up(
     redis: Redis = None,
     model: Models = None,
     example: Example = None,
+    drain_seconds: DrainSeconds = None,
     cpu_affinity: CpuAffinity = None,
     json_output: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, gateways and workers.
 
     Prints "ready http://HOST:PORT" on a line of its own when an inference has come back. What dies is started
-    again. Ctrl-C and SIGTERM answer what is on its way, then stop; a second time stops at once.
+    again. Ctrl-C and SIGTERM answer what is on its way, then stop; a second time stops at once. SIGHUP replaces all
+    processes, one after the other, as `millrace restart` does.
     """
     settings = load_settings(
         home=home,
@@ -89,6 +98,7 @@ def up(
         redis_url=redis,
         models=",".join(model) if model else None,
         example=example,
+        drain_s=drain_seconds,
         cpu_affinity=cpu_affinity,
     )
     from services.cli.front import Lines, Terminal

@@ -87,17 +87,17 @@ def _wheel_binary() -> Path | None:
     return None
 
 
-def socket_path(run_dir: Path) -> Path:
-    """Where the server's socket goes: the run folder, or a short private folder when that path is too long.
+def socket_path(run_dir: Path, name: str = "redis.sock") -> Path:
+    """Where a socket goes: the run folder, or a short private folder when that path is too long.
 
     Raises Failure(INVALID) if the private folder belongs to somebody else.
     """
-    path = run_dir / "redis.sock"
+    path = run_dir / name
     if len(os.fsencode(path)) < SOCKET_PATH_BYTES_MAX:
         return path
     digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
     for parent in (tempfile.gettempdir(), "/tmp"):
-        path = Path(parent) / f"millrace-{os.getuid()}-{digest}" / "redis.sock"
+        path = Path(parent) / f"millrace-{os.getuid()}-{digest}" / name
         if len(os.fsencode(path)) < SOCKET_PATH_BYTES_MAX:
             break
     _make_private(path.parent)
@@ -114,9 +114,9 @@ def _make_private(folder: Path) -> None:
 
 
 def remove_socket(path: Path, run_dir: Path) -> None:
-    """Take away a server's socket and, where `socket_path` made one, its private folder."""
+    """Take away a socket and, where `socket_path` made one, its private folder with the last socket of it."""
     path.unlink(missing_ok=True)
-    if path.parent != run_dir and path.parent.exists():
+    if path.parent != run_dir and path.parent.exists() and not any(path.parent.iterdir()):
         path.parent.rmdir()
 
 

@@ -27,17 +27,24 @@ Died = Callable[["Child", int], None]
 
 
 class Child:
-    """Keeps one program running. `say`: a line for the terminal. `died`: called with the pid, once for each death."""
+    """Keeps one program running. `say`: a line for the terminal. `died`: called with the pid, once for each death.
 
-    def __init__(self, program: Program, logs: Path, say: Say, died: Died) -> None:
+    `on_trial`: until `keep` its end is the end, and no reason to start it again.
+    """
+
+    def __init__(self, program: Program, logs: Path, say: Say, died: Died, *, on_trial: bool = False) -> None:
         self.program = program
         self.log_path = logs / f"{program.name}.log"
         self.backoff = Backoff()
         self.last_line = ""
+        self.how = ""  # it ended last
         self.process: Process | None = None
+        self.ready = asyncio.Event()  # set when a program that says so is
         self._say = say
         self._died = died
+        self._on_trial = on_trial
         self._stopping = asyncio.Event()
+        self._killed = False
         self._task: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
 
@@ -45,21 +52,37 @@ class Child:
         """Start the program, and again whenever it ends, until `stop`."""
         self._task = asyncio.create_task(self._keep_running(), name=f"child {self.program.name}")
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs; 0 while there is none."""
+        return self.process.pid if self.process is not None and self.process.returncode is None else 0
+
+    def keep(self) -> bool:
+        """The trial is over: from now on it is started again when it dies. False: it has ended."""
+        self._on_trial = False
+        return self._task is not None and not self._task.done()
+
+    async def ended(self) -> None:
+        """Return when it has, for good."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
     async def stop(self, timeout_s: float) -> None:
-        """SIGTERM, and SIGKILL after `timeout_s` seconds; returns when the process is gone."""
+        """SIGTERM, and SIGKILL after `timeout_s` seconds; returns when the process is gone. May be called again."""
         self._stopping.set()
         if self._task is None:
             return
         self.signal(signal.SIGTERM)
         done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
         if not done:
-            self._say(f"{self.program.name} did not stop within {timeout_s:g} s: killed")
+            self._say(f"{self.program.name} did not stop within {timeout_s:.3g} s: killed")
             self.kill()
-        await self._task
+        await asyncio.shield(self._task)
 
     def kill(self) -> None:
         """End the process and its own children now, and do not start it again."""
         self._stopping.set()
+        self._killed = True
         if self.process is not None and self.process.returncode is None:
             _kill_group(self.process.pid)
 
@@ -74,10 +97,15 @@ class Child:
         try:
             while not self._stopping.is_set():
                 started = loop.time()
-                pid, how = await self._live(log)
-                if self._stopping.is_set():
+                pid, self.how = await self._live(log)
+                planned = self._stopping.is_set()
+                if planned and not self._killed:
                     return
-                await self._mourn(pid, how, self.backoff.after_death(loop.time() - started))
+                delay_s = self.backoff.after_death(loop.time() - started)
+                self._died(self, pid)
+                if planned or self._on_trial:
+                    return
+                await self._mourn(delay_s)
         finally:
             log.close()
 
@@ -93,22 +121,25 @@ class Child:
         await self._hear_out()
         return process.pid, cause(code)
 
-    async def _mourn(self, pid: int, how: str, delay_s: float) -> None:
-        self._died(self, pid)
-        self._say(f"{self.program.name} {how}: starting it again in {delay_s:g} s (log: {self.log_path})")
+    async def _mourn(self, delay_s: float) -> None:
+        self._say(f"{self.program.name} {self.how}: starting it again in {delay_s:g} s (log: {self.log_path})")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def _fork(self, log: LogFile) -> Process:
         read_fd, write_fd = os.pipe()
+        command, fds = self.program.command, self.program.fds
+        ready_fd = self._await_ready() if self.program.says_ready else None
+        if ready_fd is not None:
+            command, fds = (*command, "--ready-fd", str(ready_fd)), (*fds, ready_fd)
         try:
             process = await asyncio.create_subprocess_exec(
-                *self.program.command,
+                *command,
                 stdin=DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,
                 env=child_environment(dict(self.program.environment)),
-                pass_fds=self.program.fds,
+                pass_fds=fds,
                 # Ctrl-C goes to the whole group of the terminal; in which order children stop is decided here alone.
                 start_new_session=True,
                 preexec_fn=tied_to_this_process(self.program.cores),
@@ -118,11 +149,28 @@ class Child:
             raise
         finally:
             os.close(write_fd)
+            if ready_fd is not None:
+                os.close(ready_fd)
         self._listening = asyncio.create_task(self._listen(read_fd, log), name=f"log of {self.program.name}")
         # A stop that came while the fork was on its way had nobody to send its signal to.
         if self._stopping.is_set():
             process.send_signal(signal.SIGTERM)
         return process
+
+    def _await_ready(self) -> int:
+        """A descriptor for a program that is about to start: `ready` is set when it writes there."""
+        self.ready.clear()
+        read_fd, write_fd = os.pipe()
+        loop = asyncio.get_running_loop()
+
+        def hear() -> None:
+            loop.remove_reader(read_fd)
+            if os.read(read_fd, 1):  # nothing: it ended before it was
+                self.ready.set()
+            os.close(read_fd)
+
+        loop.add_reader(read_fd, hear)
+        return write_fd
 
     async def _hear_out(self) -> None:
         """Take the last lines of a process that ended; one that escaped its group may hold the pipe for ever."""

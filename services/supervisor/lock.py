@@ -25,7 +25,7 @@ class HomeLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = self._read()
+            holder = holder_of(self._path.parent)
             self._close()
             raise Failure(
                 Code.CONFLICT,
@@ -34,14 +34,16 @@ class HomeLock:
             ) from error
         self.announce(None)
 
-    def announce(self, url: str | None) -> None:
-        """Write who holds the lock and, once known, the URL; `<home>/run/url` is for the command line tools."""
-        document = json.dumps({"pid": os.getpid(), "url": url}).encode()
+    def announce(self, url: str | None, control: Path | None = None) -> None:
+        """Write who holds the lock and, once known, the URL and the control socket.
+
+        `<home>/run/url` is for the command line tools.
+        """
+        document = json.dumps({"pid": os.getpid(), "url": url, "control": control and str(control)}).encode()
         # The lock holds whether or not it can say by whom: what is there is served from a full disk, too.
         with contextlib.suppress(OSError):
             os.pwrite(self._fd, document, 0)
             os.ftruncate(self._fd, len(document))
-        self._url_path.unlink(missing_ok=True)
         if url is not None:
             try:
                 self._url_path.write_text(url + "\n")
@@ -54,13 +56,15 @@ class HomeLock:
         os.ftruncate(self._fd, 0)
         self._close()
 
-    def _read(self) -> dict[str, object]:
-        with contextlib.suppress(ValueError):
-            document = json.loads(os.pread(self._fd, 4096, 0))
-            if isinstance(document, dict):
-                return document
-        return {}
-
     def _close(self) -> None:
         os.close(self._fd)
         self._fd = -1
+
+
+def holder_of(run_dir: Path) -> dict[str, object]:
+    """What the holder of a home's lock wrote: pid, url, control. Nothing if nobody did; it may be gone by now."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads((run_dir / "lock").read_bytes())
+        if isinstance(document, dict):
+            return document
+    return {}

@@ -21,6 +21,15 @@ def cpus(quota: Path = CPU_QUOTA) -> int:
     return allowed
 
 
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal; one that was closed is none (tty(4))."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def cores() -> set[int]:
     """The cores this process may use, by number; none where the system does not say."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

@@ -19,6 +19,7 @@ from services.names import check_name
 from services.settings import Settings
 
 WORKERS_MAX = 1024
+DRAIN_SHARE = 0.9  # of the time that an installation may take to stop: what one of its processes may
 _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 
 
@@ -26,7 +27,8 @@ _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 class Program:
     """A child to run. `environment`: what it gets on top of this process's.
 
-    `worker`: it has an id (services.worker_id). `cores`: the only ones it may use; empty: any.
+    `worker`: it has an id (services.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
+    is. `cores`: the only ones it may use; empty: any.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     fds: tuple[int, ...] = ()
     worker: bool = False
+    says_ready: bool = False
     cores: frozenset[int] = frozenset()
 
 
@@ -113,7 +116,9 @@ def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus:
             # On a single core whoever looks keeps the one from running that is looked for.
             "spin_us_max": settings.spin_us_max if cpus > 1 else 0,
             # A child that reaches its limit still has time to end by itself, and to say so.
-            "drain_s": settings.drain_s * 0.9,
+            "drain_s": settings.drain_s * DRAIN_SHARE,
+            # One port is not enough for several workers, nor for one and its replacement; the gateways show them all.
+            "metrics_port": 0,
         }
     )
 
@@ -127,6 +132,7 @@ def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = 
             command=(*entry.gateway, "--fd", str(fd), "--index", str(index)),
             environment=environment,
             fds=(fd,),
+            says_ready=True,
             cores=cores,
         )
         for index in range(settings.gateways)

@@ -1,14 +1,17 @@
 """All of an installation on one machine: Redis, gateways and workers, from one command to one Ctrl-C.
 
 lock -> listen -> Redis -> workers, gateways -> front.prepare (models, canary) -> front.ready … signal -> drain in order
+                                                SIGHUP, or a command on the control socket -> rolling restart
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -26,15 +29,22 @@ from services.queue.url import RedisAddress
 from services.settings import Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
+from services.supervisor.control import Control, Event, Tell
 from services.supervisor.cores import Cores, keep_apart
 from services.supervisor.lock import HomeLock
 from services.supervisor.plan import Entry, Program, Running
+from services.supervisor.readiness import until_ready
+from services.supervisor.rolling import Rolling
 from services.supervisor.segments import remove_segments
 from services.worker_id import worker_id
 
 REDIS_S_MAX = 10.0
 #: a child that dies so often in a row before anything was ever ready will not be ready
 DEATHS_MAX_AT_START = 5
+#: by when, of the time that stopping may take, the gateways and then the workers are gone: nobody waits any more for
+#: what a worker does after the gateways
+GATEWAYS_SHARE, WORKERS_SHARE = 0.9, 0.95
+RESTARTS = ("all", "gateways", "workers")
 
 
 class Front(Protocol):
@@ -69,6 +79,11 @@ class Supervisor:
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
         self._told: set[asyncio.Task[bool]] = set()
+        self._control = Control(self._on_command)
+        self._control_path: Path | None = None
+        self._rolling: asyncio.Task[None] | None = None
+        self._hung_up: asyncio.Task[None] | None = None
+        self._terminal = machine.has_terminal()
         self._end: asyncio.Future[None] = asyncio.Future()
         self._ready = False
         self._signals = 0
@@ -109,6 +124,9 @@ class Supervisor:
 
     async def _start(self) -> None:
         self._clear_files()
+        self._control_path = socket_path(self._run_dir, "control.sock")
+        await self._control.open(self._control_path)
+        self._lock.announce(None, self._control_path)
         plan.metrics_dir_of(self._settings).mkdir(mode=0o700)
         self._listener = listener.listen(self._settings.host, self._settings.http_port)
         port = self._listener.getsockname()[1]
@@ -121,7 +139,7 @@ class Supervisor:
             pools=plan.parse_pools(self._settings.pools),
             threads=plan.threads_of(self._settings, machine.cpus()),
         )
-        self._lock.announce(running.local_url)
+        self._lock.announce(running.local_url, self._control_path)
         assert self._address is not None
         settings = plan.settings_of_children(
             self._settings, port=port, redis_url=self._address.url, cpus=machine.cpus()
@@ -160,10 +178,57 @@ class Supervisor:
         )
 
     def _start_all(self, programs: Sequence[Program]) -> list[Child]:
-        children = [Child(p, self._settings.home / "logs", self._front.say, self._on_death) for p in programs]
-        for child in children:
-            child.start()
-        return children
+        return [self._start_child(program) for program in programs]
+
+    def _start_child(self, program: Program, *, on_trial: bool = False) -> Child:
+        child = Child(program, self._settings.home / "logs", self._front.say, self._on_death, on_trial=on_trial)
+        child.start()
+        return child
+
+    async def _on_command(self, request: Event, tell: Tell) -> None:
+        what = request.get("restart")
+        if what not in RESTARTS:
+            raise invalid(f"restart one of {', '.join(RESTARTS)}")
+        await self._restart(what, tell)
+
+    async def _restart(self, what: str, tell: Tell) -> None:
+        """Replace gateways, workers or all, one after the other. Raises Failure when it may not, or cannot go on."""
+        try:
+            await self._roll(what, tell)
+        except Failure as failure:
+            self._front.say(f"restart: {failure.message}")
+            raise
+
+    async def _roll(self, what: str, tell: Tell) -> None:
+        if not self._ready or self._end.done():
+            state = "is being stopped" if self._end.done() else "is still starting"
+            raise Failure(Code.CONFLICT, f"millrace {state}: nothing was restarted")
+        if self._rolling is not None:
+            raise Failure(Code.CONFLICT, "a restart is under way already: wait for its end")
+        assert self._address is not None
+        address = self._address
+        rolling = Rolling(
+            lambda program: self._start_child(program, on_trial=True),
+            lambda old, new: until_ready(old, new, address),
+            self._settings.drain_s,
+        )
+        # Workers first: what a newer gateway sends an older worker might not know.
+        groups = {"workers": [self._workers], "gateways": [self._gateways], "all": [self._workers, self._gateways]}
+        self._rolling = asyncio.create_task(rolling.run(groups[what], partial(self._tell, tell)), name="restart")
+        try:
+            # Not awaited itself: who asked for it may go, and it goes on.
+            await asyncio.wait({self._rolling})
+            if self._rolling.cancelled():
+                raise Failure(Code.UNAVAILABLE, "millrace is being stopped: the restart was not completed")
+            self._rolling.result()
+        finally:
+            self._rolling = None
+
+    def _tell(self, tell: Tell, event: Event) -> None:
+        if event["event"] == "replaced":
+            before, pid, seconds = event["pid_before"], event["pid"], event["seconds"]
+            self._front.say(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
+        tell(event)
 
     def _on_death(self, child: Child, pid: int) -> None:
         if child.program.worker and pid and self._address is not None:
@@ -178,34 +243,44 @@ class Supervisor:
             )
 
     async def _shut_down(self) -> None:
-        """Stop everything in order; the reason for each step stands beside it."""
+        """Stop everything in order and in time; the reason for each step stands beside it."""
+        began = asyncio.get_running_loop().time()
+        # Nothing new is started; who waits for a restart hears that there is none.
+        if self._rolling is not None:
+            self._rolling.cancel()
+            await asyncio.wait({self._rolling})
+        await self._control.close()
         if self._listener is not None:
             # Ours is a copy: while it is open, callers would be queued even after the last gateway is gone.
             self._listener.close()
         # Gateways first: they take no new requests and answer those they have, for which they need the others.
-        await self._stop(self._gateways)
+        await self._stop(self._gateways, began + self._settings.drain_s * GATEWAYS_SHARE)
         # Nobody asks any more: workers finish what they run and give their records back.
-        await self._stop(self._workers)
+        await self._stop(self._workers, began + self._settings.drain_s * WORKERS_SHARE)
         await asyncio.gather(*self._told, return_exceptions=True)
         # Redis last: all the others end by telling it something.
-        await self._stop(self._redis)
+        await self._stop(self._redis, began + self._settings.drain_s)
 
-    async def _stop(self, children: Sequence[Child]) -> None:
+    async def _stop(self, children: Sequence[Child], until: float) -> None:
         if self._signals > 1:
             self._kill_all()
-        await asyncio.gather(*(child.stop(self._settings.drain_s) for child in children))
+        left_s = max(0.0, until - asyncio.get_running_loop().time())
+        await asyncio.gather(*(child.stop(left_s) for child in children))
 
     def _clear_files(self) -> None:
         """Remove what an installation leaves on the machine while it runs: its own, or that of one that was killed."""
         for folder in (self._settings.segments_dir, self._run_dir):
             remove_segments(folder, plan.instance_of(self._settings))
-        if self._socket is not None:
-            remove_socket(self._socket, self._run_dir)
+        for path in (self._control_path, self._socket):
+            if path is not None:
+                remove_socket(path, self._run_dir)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
@@ -216,6 +291,18 @@ class Supervisor:
         self._front.say(f"{number.name}: answering what is on its way, then stopping (again to stop at once)")
         if not self._end.done():
             self._end.set_result(None)
+
+    def _on_hangup(self) -> None:
+        """`kill -HUP` asks for a restart. The kernel sends the same when the terminal is closed: then nobody is here."""
+        if self._terminal and not machine.has_terminal():
+            self._on_signal(signal.SIGHUP)
+            return
+        self._front.say("SIGHUP: replacing all processes, one after the other")
+        self._hung_up = asyncio.create_task(self._restart_unasked(), name="SIGHUP")
+
+    async def _restart_unasked(self) -> None:
+        with contextlib.suppress(Failure):  # was said
+            await self._restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
         for child in (*self._gateways, *self._workers, *self._redis):

@@ -219,6 +219,14 @@ def test_bench(millrace):
     assert "requests/s" in millrace.ok("bench", "digits", "-s", "0.3", "-c", 2)
 
 
+def test_restart(millrace):
+    said = millrace.ok("restart", "gateways")
+    assert "gateway-0" in said
+    assert "restarted 1 process in" in said
+    assert [one["process"] for one in millrace.json("restart")["replaced"]] == ["cpu-0", "gateway-0"]
+    assert millrace.json("demo")["accuracy"] >= 0.97
+
+
 def test_demo_and_version(millrace):
     assert millrace.json("demo")["accuracy"] >= 0.97
     assert millrace.ok("version").startswith("millrace ")
@@ -259,6 +267,9 @@ def test_a_broken_model_changes_nothing(millrace, tmp_path):
         (["up", "--http-port", "70000"], "--http-port"),
         (["up", "--pool", "cpu"], "NAME=WORKERS"),
         (["up", "--host", "0.0.0.0"], "MILLRACE_ADMIN_KEY"),
+        (["up", "--drain-seconds", "0"], "--drain-seconds: "),
+        (["restart", "redis"], "gateways"),
+        (["restart", "--home", "/nowhere"], "nothing runs in /nowhere: start it with `millrace up`"),
     ],
 )
 def test_failures_are_one_line(millrace, arguments, says):
@@ -298,7 +309,9 @@ def test_a_bad_variable_is_named():
     assert done.stderr.startswith("error: MILLRACE_GATEWAYS: ")
 
 
-@pytest.mark.parametrize("command", ["up", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"])
+@pytest.mark.parametrize(
+    "command", ["up", "restart", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"]
+)
 def test_every_command_explains_itself_with_an_example(tmp_path, command):
     said = Millrace(tmp_path).ok(command, "--help")
     assert "Examples" in said

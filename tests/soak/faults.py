@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.kit import v2
-from tests.kit.stack import Stack, asleep
+from tests.kit.stack import Stack, asleep, children
 from tests.kit.wait import wait_until
 from tests.soak.callers import Callers
 
@@ -48,6 +48,7 @@ class Faults:
             ("no memory", self._starve),
             ("slow clients", self._dawdle),
             ("a new version", self._roll),
+            ("all processes replaced", self._replace),
         ]
 
     def next(self) -> str:
@@ -57,6 +58,20 @@ class Faults:
         name, happen = self._ahead.pop()
         happen()
         return name
+
+    def _replace(self) -> None:
+        before = wait_until(self._kept, what="all processes")
+        self._stack.process.send_signal(signal.SIGHUP)
+        wait_until(
+            lambda: (now := self._kept()) is not None and set(now.values()).isdisjoint(before.values()),
+            timeout_s=120,
+            what="all processes replaced",
+        )
+
+    def _kept(self) -> dict[str, int] | None:
+        """Gateways and workers, while there is one of each name and none beside them."""
+        pids = {name: pid for name, pid in self._stack.pids().items() if name != "redis"}
+        return pids if len(pids) == 4 and len(children(self._stack.process.pid)) == 5 else None
 
     def _one(self, prefix: str) -> tuple[str, int]:
         """One that runs: others may be down, since a fault before this one, and on their way back."""

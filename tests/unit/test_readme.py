@@ -38,7 +38,7 @@ def test_the_settings_table_is_the_settings():
 
 def test_every_command_is_in_the_tour():
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert commands >= {"up", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"}
+    assert commands >= {"up", "restart", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"}
     missing = {name for name in commands - {"demo", "version"} if f"millrace {name}" not in README}
     assert not missing
 

@@ -35,7 +35,13 @@ def test_workers_share_the_machine_unless_told_otherwise():
 
 def test_children_get_every_setting_back(tmp_path, monkeypatch):
     settings = Settings(
-        home=tmp_path, fast_lane=False, admin_key="secret", pools="cpu=1,gpu=2", models="a=b", host="::1"
+        home=tmp_path,
+        fast_lane=False,
+        admin_key="secret",
+        pools="cpu=1,gpu=2",
+        models="a=b",
+        host="::1",
+        metrics_port=9100,
     )
     children = plan.settings_of_children(settings, port=1234, redis_url="unix:///s", cpus=8)
     for name, value in plan.environment_of(children).items():
@@ -44,6 +50,7 @@ def test_children_get_every_setting_back(tmp_path, monkeypatch):
     assert children.http_port == 1234
     assert children.threads == 2
     assert children.drain_s < settings.drain_s
+    assert children.metrics_port == 0
 
 
 def test_programs(tmp_path):
@@ -51,14 +58,14 @@ def test_programs(tmp_path):
     entry = Entry(("g",), ("w",))
     gateways, workers = plan.gateways(settings, 7, entry), plan.workers(settings, entry)
     assert [p.command for p in gateways] == [("g", "--fd", "7", "--index", str(i)) for i in (0, 1)]
-    assert all(p.fds == (7,) and not p.worker for p in gateways)
+    assert all(p.fds == (7,) and p.says_ready and not p.worker for p in gateways)
     assert [(p.name, p.environment["MILLRACE_DEVICE"]) for p in workers] == [
         ("cpu-0", "cpu"),
         ("cpu-1", "cpu"),
         ("gpu-0", "cuda"),
     ]
     assert workers[2].command == ("w", "--pool", "gpu", "--index", "0")
-    assert all(p.worker for p in workers)
+    assert all(p.worker and not p.says_ready for p in workers)
     assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
 
 

@@ -49,6 +49,8 @@ def main(kind: str, arguments: list[str]) -> None:
     segment.write_bytes(b"x")
     print(f"WARNING {name} is only a test")
     redis.rpush("test:started", f"{name}-{os.getpid()}")
+    if "--ready-fd" in options:
+        os.write(int(options["--ready-fd"]), b"ready\n")
     if kind == "gateway":
         server = HTTPServer(("127.0.0.1", 0), Handler, bind_and_activate=False)
         server.socket.close()

@@ -1,0 +1,78 @@
+"""When a replacement is as ready as what it replaces: a gateway says so itself, a worker's record shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from services.errors import Code, Failure
+from services.queue.board import Board
+from services.queue.url import RedisAddress
+from services.records import State, WorkerRecord
+from services.supervisor.child import Child
+from services.worker_id import worker_id
+
+LOOK_S = 0.1
+GATEWAY_S_MAX = 60.0
+LOAD_S_MAX = 300.0  # for one more version to be loaded and warmed up
+
+
+async def until_ready(old: Child, new: Child, address: RedisAddress) -> None:
+    """Return when `new` can do what `old` does. Raises Failure with the reason when it will not."""
+    if not new.program.worker:
+        try:
+            await asyncio.wait_for(new.ready.wait(), GATEWAY_S_MAX)
+        except TimeoutError as error:
+            raise Failure(Code.UNAVAILABLE, f"it is not ready after {GATEWAY_S_MAX:g} s") from error
+        return
+    board = Board(address)
+    try:
+        await _until_loaded(old, new, board)
+    finally:
+        await board.close()
+
+
+async def _until_loaded(old: Child, new: Child, board: Board) -> None:
+    seen: frozenset[str] | None = None
+    since = time.monotonic()
+    while True:
+        missing = behind(await _records(board), _id(old), _id(new))
+        if missing is not None and not missing:
+            return
+        if missing != seen:
+            seen, since = missing, time.monotonic()
+        elif time.monotonic() > since + LOAD_S_MAX:
+            what = f" {len(seen)} versions ({min(seen)})" if seen else ""
+            raise Failure(Code.UNAVAILABLE, f"after {LOAD_S_MAX:g} s it has not loaded{what}")
+        await asyncio.sleep(LOOK_S)
+
+
+async def _records(board: Board) -> Sequence[WorkerRecord]:
+    try:
+        return await board.workers()
+    except Failure:
+        return ()  # Redis is away: it comes back, or the time is over
+
+
+def _id(child: Child) -> str:
+    return worker_id(child.program.name, child.pid)
+
+
+def behind(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:
+    """Releases that worker `old` can run and `new` cannot yet; None: `new` has not said anything.
+
+    Raises Failure(MODEL) with the reason for a release that `new` failed to load.
+    """
+    records = {worker.id: worker for worker in workers}
+    if new not in records:
+        return None
+    instances = {instance.release: instance for instance in records[new].instances}
+    ready = {release for release, instance in instances.items() if instance.state is State.READY}
+    held = records[old].instances if old in records else ()
+    missing = frozenset(instance.release for instance in held if instance.state is State.READY) - ready
+    for release in sorted(missing & instances.keys()):
+        failed = instances[release]
+        if failed.state is State.FAILED:
+            raise Failure(Code.MODEL, f"version {failed.version} of {failed.model} failed: {failed.reason}")
+    return missing

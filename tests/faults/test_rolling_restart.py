@@ -1,0 +1,289 @@
+"""Every process is replaced while callers go on, on connections that they keep; single processes are told to stop.
+
+No request fails, none is refused, and readiness never goes: with one gateway and one worker, too.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from services.settings import child_environment
+from tests.kit import models, v2
+from tests.kit.load import Load, constant_load
+from tests.kit.stack import Stack, asleep, children, running_stack
+from tests.kit.wait import wait_until
+
+X = np.array([[1, 2], [3, 4]], np.float32)
+BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
+INFER = "/v2/models/m/infer"
+READY = "/v2/health/ready"
+#: with these, a request that had to wait for a lease to run out would fail
+LONG_LEASES = {"lease_ms": 50_000}
+WAIT_S = 60.0
+
+
+def restart(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`millrace restart`, to its end."""
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "services.cli", "restart", "--home", str(stack.home), *arguments],
+        env=child_environment({}),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def restarted(stack: Stack, *arguments: str) -> list[dict[str, Any]]:
+    """What `millrace restart` replaced, in order."""
+    done = restart(stack, *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    replaced: list[dict[str, Any]] = json.loads(done.stdout)["replaced"]
+    return replaced
+
+
+def check_answers(load: Load) -> None:
+    """Every answer is a 200 with the caller's own rows."""
+    for answer in load.answers:
+        assert answer.status == 200, answer.body
+        got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
+        np.testing.assert_array_equal(got, X * (answer.sent + 1) * np.float32(2))
+
+
+def closes(load: Load) -> int:
+    """Answers that told their caller to go on elsewhere."""
+    return sum(answer.headers.get("connection") == "close" for answer in load.answers)
+
+
+class Watch:
+    """Asks, on a connection of its own each time, whether the installation is ready; counts processes beside that."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.pooled: Counter[int] = Counter()
+        self.processes_max = 0
+        self._stack = stack
+        self._errors: list[BaseException] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch")
+
+    def _run(self) -> None:
+        limits = httpx.Limits(max_keepalive_connections=4)
+        try:
+            with httpx.Client(base_url=self._stack.url, timeout=WAIT_S, limits=limits, trust_env=False) as pool:
+                while not self._stopping.wait(0.01):
+                    self.statuses[httpx.get(self._stack.url + READY, timeout=WAIT_S, trust_env=False).status_code] += 1
+                    body, headers = BODIES[0]
+                    self.pooled[pool.post(INFER, content=body, headers=headers).status_code] += 1
+                    self.processes_max = max(self.processes_max, len(children(self._stack.process.pid)))
+        except BaseException as error:
+            self._errors.append(error)
+
+    def check(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+        assert set(self.statuses) == {200}, self.statuses
+        assert set(self.pooled) == {200}, self.pooled
+
+
+@contextmanager
+def watching(stack: Stack) -> Iterator[Watch]:
+    watch = Watch(stack)
+    watch._thread.start()
+    try:
+        yield watch
+    finally:
+        watch._stopping.set()
+        watch._thread.join(WAIT_S)
+    watch.check()
+
+
+@pytest.mark.parametrize(("gateways", "workers"), [(1, 1), (2, 2)])
+def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, gateways: int, workers: int) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(
+        tmp_path, gateways=gateways, pools=f"cpu={workers}", models={"m": path}, settings=LONG_LEASES
+    ) as stack:
+        before = stack.pids()
+        with constant_load(stack.port, INFER, BODIES, callers=6) as load, watching(stack) as watch:
+            load.more(50)
+            replaced = restarted(stack)
+            load.more(50)
+        check_answers(load)
+        after = stack.pids()
+        names = [f"cpu-{i}" for i in range(workers)] + [f"gateway-{i}" for i in range(gateways)]
+        assert [one["process"] for one in replaced] == names  # one after the other, in this order
+        assert {one["process"]: one["pid_before"] for one in replaced} == {name: before[name] for name in names}
+        assert {one["process"]: one["pid"] for one in replaced} == {name: after[name] for name in names}
+        assert all(before[name] != after[name] for name in names)
+        assert before["redis"] == after["redis"]
+        assert watch.processes_max == len(before) + 1  # never more than one beside those that serve
+        assert stack.metrics().value("millrace_reclaimed_total") == 0  # what was leased went back or was run
+        assert not any("starting it again" in line for line in stack.lines)  # a planned end is no death
+        print(
+            f"{gateways} gateways, {workers} workers: {len(load.answers)} answers on {6 + closes(load)} connections, "
+            f"{watch.pooled[200]} on a pool's; 0 failed, 0 refused; ready {watch.statuses[200]} times of as many"
+        )
+
+
+def test_a_hangup_signal_asks_for_the_same_and_a_second_restart_waits_for_the_first(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, models={"m": path}, settings=LONG_LEASES) as stack:
+        before = stack.pids()
+        with constant_load(stack.port, INFER, BODIES, callers=2) as load:
+            load.more(10)
+            with asleep(before["redis"]):  # whoever starts now waits for it
+                stack.process.send_signal(signal.SIGHUP)
+                stack.heard("SIGHUP: replacing all processes")
+                refused = restart(stack)
+                assert refused.returncode == 1
+                assert refused.stderr.strip() == "error: a restart is under way already: wait for its end"
+            stack.heard("gateway-0 was replaced")
+            load.more(10)
+        check_answers(load)
+        assert all(stack.pids()[name] != before[name] for name in ("cpu-0", "gateway-0"))
+
+
+def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, models={"m": path}, settings=LONG_LEASES) as stack:
+        before = stack.pids()
+        (served,) = (stack.home / "repository" / "models" / "m" / "1").rglob("*.onnx")
+        content = served.read_bytes()
+        served.chmod(0o600)
+        (metrics,) = stack.segments_dir.glob(f"{stack.instance}-metrics")
+        aside = metrics.with_name(f"{metrics.name}-aside")
+        with constant_load(stack.port, INFER, BODIES, callers=4) as load, watching(stack):
+            served.write_bytes(content[:-1])  # the disk loses a byte of what the worker has long loaded
+            failed = restart(stack)
+            assert failed.returncode == 1
+            assert failed.stdout == ""
+            assert failed.stderr.startswith(
+                "error: cpu-0 was not replaced and serves on: its replacement was not ready"
+            )
+            assert "sha256 differs" in failed.stderr
+            assert failed.stderr.endswith("(nothing was replaced)\n")
+            assert failed.stderr.count("\n") == 1
+            assert stack.pids() == before
+            load.more(20)
+
+            served.write_bytes(content)
+            metrics.rename(aside)  # a gateway has nowhere to count: it ends at once
+            metrics.write_text("")
+            failed = restart(stack, "gateways")
+            metrics.unlink()
+            aside.rename(metrics)
+            assert failed.returncode == 1
+            assert "gateway-0 was not replaced and serves on" in failed.stderr
+            assert "it ended with exit code 1: error: [Errno 17] File exists" in failed.stderr
+            assert stack.pids() == before
+            load.more(20)
+
+            assert [one["process"] for one in restarted(stack)] == ["cpu-0", "gateway-0"]
+            load.more(20)
+        check_answers(load)
+        assert not any("starting it again" in line for line in stack.lines)
+
+
+def slow_requests(stack: Stack, number: int) -> list[http.client.HTTPConnection]:
+    """Requests in flight: nobody runs them yet."""
+    body, headers = BODIES[0]
+    sent = [stack.send(INFER, body, headers) for _ in range(number)]
+    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= number)
+    return sent
+
+
+def ready(gateway: httpx.Client) -> int:
+    return gateway.get(READY).status_code
+
+
+def told(connections: Sequence[http.client.HTTPConnection]) -> list[tuple[int, str | None, str | None]]:
+    """Status, Connection and Retry-After of what was in flight."""
+    replies = []
+    for connection in connections:
+        reply = connection.getresponse()
+        reply.read()
+        replies.append((reply.status, reply.getheader("connection"), reply.getheader("retry-after")))
+        connection.close()
+    return replies
+
+
+def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, gateways=2, models={"m": path}, settings=LONG_LEASES) as stack:
+        pids = stack.pids()
+        leaving, staying = pids["gateway-0"], pids["gateway-1"]
+        with stack.gateway(0) as gateway, constant_load(stack.port, INFER, BODIES, callers=2) as load:
+            load.more(10)
+            with asleep(pids["cpu-0"]):
+                with asleep(staying):
+                    sent = slow_requests(stack, 20)
+                    began = time.monotonic()
+                    os.kill(leaving, signal.SIGTERM)
+                    # the gateway's own connection is still served, and says so first, while nothing else has changed
+                    wait_until(lambda: ready(gateway) == 503, what="not ready")
+                    assert stack.pids()["gateway-0"] == leaving
+                # new connections go to the other one, which is there for the installation
+                assert httpx.get(stack.url + "/v2/health/live", trust_env=False).headers.get("connection") is None
+            assert told(sent) == [(200, "close", None)] * 20
+            wait_until(lambda: stack.pids().get("gateway-0", leaving) != leaving, what="gone")
+            took_s = time.monotonic() - began
+            load.more(10)
+        check_answers(load)
+        assert took_s < 30  # the default limit
+        print(f"20 of 20 in flight answered, {len(load.answers)} beside them; gone after {took_s:.2f} s of at most 30")
+        stack.heard("gateway-0 was ended by SIGTERM: starting it again")
+
+
+def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "m.onnx")
+    with running_stack(tmp_path, models={"m": path}, settings=LONG_LEASES | {"drain_s": 4}) as stack:
+        with asleep(stack.pids()["cpu-0"]):
+            sent = slow_requests(stack, 10)
+            began = time.monotonic()
+            stack.process.send_signal(signal.SIGTERM)
+            assert told(sent) == [(503, "close", "1")] * 10
+            wait_until(lambda: "gateway-0" not in stack.pids(), what="gone")
+            print(f"10 of 10 refused; the gateway was gone after {time.monotonic() - began:.2f} s of at most 4")
+        assert stack.end() == 0
+        took_s = time.monotonic() - began
+        assert took_s < 4 + 1  # and a second for a slow machine
+        assert not any("gateway-0 did not stop" in line for line in stack.lines)
+
+
+def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path) -> None:
+    path = models.slow(tmp_path / "slow.onnx", rounds=150_000)  # most of a second, and three times the drain's
+    config = {"rows_max": 1}
+    with running_stack(tmp_path, settings=LONG_LEASES | {"drain_s": 0.3}) as stack:
+        stack.push("slow", path, config=json.dumps(config))
+        worker = stack.pids()["cpu-0"]
+        body, headers = v2.request({"x": np.ones((1, 128), np.float32)})
+        sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(4)]
+        wait_until(lambda: _leased(stack) >= 2)  # one runs, and at least one is in hand behind it
+        os.kill(worker, signal.SIGTERM)
+        stack.heard("cpu-0 ended with exit code 3: starting it again")
+        assert "others run it" in stack.logs()
+        assert told(sent) == [(200, None, None)] * 4
+        # it gave its lease back: nobody had to take it for a worker that died of its batch
+        assert stack.metrics().value("millrace_reclaimed_total") == 0
+
+
+def _leased(stack: Stack) -> int:
+    """Batches that a worker has and has not answered."""
+    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("mr:{cpu}:stream:*"))

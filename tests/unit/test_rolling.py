@@ -1,0 +1,325 @@
+"""A rolling restart's parts over small real programs: trials, the order of replacing, what readiness is, the control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.errors import Code, Failure, invalid
+from services.records import InstanceRecord, State, WorkerRecord
+from services.supervisor.child import Child
+from services.supervisor.control import Control, Event, Tell, ask
+from services.supervisor.plan import Program
+from services.supervisor.readiness import behind
+from services.supervisor.rolling import Rolling
+
+PATIENCE_S = 30.0
+
+#: says that it is ready, and ends when it is told to; with a file in its way it ends at once
+GOOD = (
+    "import os, sys, time; os.path.exists(sys.argv[1]) and sys.exit('in the way'); os.write(int(sys.argv[3]), b'ready')"
+)
+STAYS = GOOD + "; time.sleep(600)"
+#: does not care to be told
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAYS
+
+
+class Nursery:
+    """Starts children, and keeps what they said and how they died."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.died: list[tuple[str, int]] = []
+        self.made: list[Child] = []
+
+    def program(self, name: str, code: str = STAYS) -> Program:
+        return Program(name, (sys.executable, "-c", code, str(self.in_the_way_of(name))), says_ready=True)
+
+    def in_the_way_of(self, name: str) -> Path:
+        return self.folder / f"{name}.stop"
+
+    def start(self, program: Program, *, on_trial: bool = True) -> Child:
+        child = Child(program, self.folder, self.said.append, self._on_death, on_trial=on_trial)
+        self.made.append(child)
+        child.start()
+        return child
+
+    def _on_death(self, child: Child, pid: int) -> None:
+        self.died.append((child.program.name, pid))
+
+    async def running(self, *names: str) -> list[Child]:
+        """Children that are ready and kept."""
+        children = [self.start(self.program(name), on_trial=False) for name in names]
+        for child in children:
+            await asyncio.wait_for(child.ready.wait(), PATIENCE_S)
+        return children
+
+    def alive(self) -> list[str]:
+        return [child.program.name for child in self.made if child.pid]
+
+    async def end(self) -> None:
+        for child in self.made:
+            child.kill()
+            await child.ended()
+
+
+async def until_ready(_: Child, new: Child) -> None:
+    await new.ready.wait()
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Nursery:
+    return Nursery(tmp_path)
+
+
+def run(nursery: Nursery, work: Any) -> None:
+    async def whole() -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await work
+        finally:
+            await nursery.end()
+
+    asyncio.run(whole())
+
+
+def test_on_trial_an_end_is_the_end(nursery):
+    async def work() -> None:
+        nursery.in_the_way_of("a").touch()
+        child = nursery.start(nursery.program("a"))
+        await child.ended()
+        assert not child.ready.is_set()
+        assert not child.keep()
+        assert (child.how, child.last_line) == ("ended with exit code 1", "in the way")
+        assert nursery.said == []
+        assert [name for name, _ in nursery.died] == ["a"]
+
+    run(nursery, work())
+
+
+def test_a_planned_end_is_no_death_unless_it_took_a_kill(nursery):
+    async def work() -> None:
+        (child,) = await nursery.running("a")
+        await child.stop(PATIENCE_S)
+        await child.stop(PATIENCE_S)  # as a shut-down does with what a restart is stopping
+        assert nursery.died == []
+        stubborn = nursery.start(nursery.program("b", STUBBORN))
+        await stubborn.ready.wait()
+        pid = stubborn.pid
+        await stubborn.stop(0.01)
+        assert nursery.died == [("b", pid)]
+        assert nursery.said == ["b did not stop within 0.01 s: killed"]
+
+    run(nursery, work())
+
+
+def test_one_after_the_other_the_new_one_first(nursery):
+    async def work() -> None:
+        first, second = await nursery.running("a", "b"), await nursery.running("c")
+        before = {child.program.name: child.pid for child in (*first, *second)}
+        told: list[Event] = []
+        beside: list[int] = []
+
+        async def ready(old: Child, new: Child) -> None:
+            await new.ready.wait()
+            assert old.pid == before[old.program.name]  # nobody has told it anything
+            beside.append(len(nursery.alive()))
+
+        await Rolling(nursery.start, ready, PATIENCE_S).run([first, second], told.append)
+        assert beside == [4, 4, 4]
+        assert [(event["event"], event["process"]) for event in told] == [
+            (event, name) for name in ("a", "b", "c") for event in ("starting", "replaced")
+        ]
+        now = {child.program.name: child.pid for child in (*first, *second)}
+        assert list(now) == ["a", "b", "c"]
+        assert {event["process"]: event["pid"] for event in told if event["event"] == "replaced"} == now
+        assert all(now[name] != before[name] for name in now)
+        assert sorted(nursery.alive()) == ["a", "b", "c"]
+        assert nursery.died == []
+
+    run(nursery, work())
+
+
+def test_kept_ones_are_started_again_like_any_other(nursery):
+    async def work() -> None:
+        children = await nursery.running("a")
+        await Rolling(nursery.start, until_ready, PATIENCE_S).run([children], lambda _: None)
+        pid = children[0].pid
+        children[0].ready.clear()
+        assert children[0].process is not None
+        children[0].process.kill()
+        await children[0].ready.wait()
+        assert children[0].pid != pid
+        assert nursery.died == [("a", pid)]
+
+    run(nursery, work())
+
+
+def test_a_replacement_that_is_not_ready_ends_the_restart_and_the_old_one_stays(nursery):
+    async def work() -> None:
+        children = await nursery.running("a", "b", "c")
+        pids = [child.pid for child in children]
+        nursery.in_the_way_of("b").touch()
+        with pytest.raises(Failure) as failed:
+            await Rolling(nursery.start, until_ready, PATIENCE_S).run([children], lambda _: None)
+        message = failed.value.message
+        assert message.startswith("b was not replaced and serves on: its replacement was not ready: it ended with exit")
+        assert "in the way" in message
+        assert message.endswith("(1 of 3 processes were replaced)")
+        assert [child.program.name for child in children] == ["a", "b", "c"]
+        assert children[0].pid != pids[0]
+        assert [child.pid for child in children[1:]] == pids[1:]
+
+        async def never(_: Child, new: Child) -> None:
+            await new.ready.wait()
+            raise Failure(Code.UNAVAILABLE, "no")
+
+        with pytest.raises(Failure, match=r"not ready: no .*nothing was replaced"):
+            await Rolling(nursery.start, never, PATIENCE_S).run([children[2:]], lambda _: None)
+        assert children[2].pid == pids[2]
+        assert sorted(nursery.alive()) == ["a", "b", "c"]
+
+    run(nursery, work())
+
+
+def test_a_restart_that_is_cancelled_leaves_all_that_runs_to_be_stopped(nursery):
+    async def work() -> None:
+        children = await nursery.running("a")
+        waiting = asyncio.Event()
+
+        async def never(_: Child, new: Child) -> None:
+            await new.ready.wait()
+            waiting.set()
+            await asyncio.sleep(PATIENCE_S)
+
+        task = asyncio.create_task(Rolling(nursery.start, never, PATIENCE_S).run([children], lambda _: None))
+        await waiting.wait()
+        task.cancel()
+        await asyncio.wait({task})
+        assert len(children) == 2
+        await asyncio.gather(*(child.stop(PATIENCE_S) for child in children))
+        assert nursery.alive() == []
+
+    run(nursery, work())
+
+
+def worker(name: str, **states: State) -> WorkerRecord:
+    instances = tuple(
+        InstanceRecord(release=release, model=release, version=1, state=state, reason="damaged")
+        for release, state in states.items()
+    )
+    return WorkerRecord(
+        id=name, pool="cpu", device="cpu", backend="x", pid=1, host="h", started=0, heartbeat=0, instances=instances
+    )
+
+
+def test_a_worker_is_ready_when_it_can_run_what_the_old_one_runs():
+    old = worker("old", a=State.READY, b=State.READY, c=State.FAILED, d=State.LOADING, e=State.DRAINING)
+
+    def missing(**states: State) -> frozenset[str] | None:
+        return behind([old, worker("new", **states)], "old", "new")
+
+    assert behind([old], "old", "new") is None
+    assert missing() == frozenset("ab")
+    assert missing(a=State.READY, b=State.WARMING) == frozenset("b")
+    assert missing(a=State.READY, b=State.READY, c=State.FAILED) == frozenset()
+    with pytest.raises(Failure, match="version 1 of b failed: damaged"):
+        missing(a=State.READY, b=State.FAILED)
+    # the old one is gone, or Redis forgot it: nothing is known that the new one should do
+    assert behind([worker("new")], "old", "new") == frozenset()
+
+
+def talk(path: Path, work: Any, handle: Any) -> None:
+    async def whole() -> None:
+        control = Control(handle)
+        await control.open(path)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await work
+        finally:
+            await control.close()
+
+    asyncio.run(whole())
+
+
+async def heard(path: Path, request: Event) -> Sequence[Event]:
+    return [event async for event in ask(path, request)]
+
+
+def test_a_command_hears_what_happens_and_how_it_ended(tmp_path):
+    path = tmp_path / "c"
+
+    async def handle(request: Event, tell: Tell) -> None:
+        for number in range(3):
+            tell({"event": "counted", "number": number})
+        if request["restart"] != "all":
+            raise invalid("only all")
+
+    async def work() -> None:
+        assert [event["number"] for event in await heard(path, {"restart": "all"})] == [0, 1, 2]
+        with pytest.raises(Failure, match="only all") as failed:
+            await heard(path, {"restart": "x"})
+        assert failed.value.code is Code.INVALID
+        for nonsense in (b"x\n", b"[]\n", b"x" * 100_000 + b"\n"):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(nonsense)
+            assert b'"failed"' in await reader.read()
+            writer.close()
+
+    talk(path, work(), handle)
+    with pytest.raises(OSError):
+        asyncio.run(heard(path, {}))
+
+
+def test_a_command_that_goes_away_stops_nothing(tmp_path):
+    path = tmp_path / "c"
+    began, gone, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Event, tell: Tell) -> None:
+        began.set()
+        await gone.wait()
+        for number in range(10):
+            tell({"event": "going on", "number": number})
+            await asyncio.sleep(0)
+        done.set()
+
+    async def work() -> None:
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"{}\n")
+        await began.wait()
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+        await done.wait()
+
+    talk(path, work(), handle)
+
+
+def test_a_supervisor_that_ends_in_between_is_noticed(tmp_path):
+    path = tmp_path / "c"
+
+    async def whole() -> None:
+        began = asyncio.Event()
+
+        async def handle(*_: object) -> None:
+            began.set()
+            await asyncio.sleep(PATIENCE_S)
+
+        control = Control(handle)
+        await control.open(path)
+        asking = asyncio.create_task(heard(path, {}))
+        await began.wait()
+        await control.close()
+        with pytest.raises(Failure, match="ended before all was done"):
+            await asking
+
+    began = time.monotonic()
+    asyncio.run(whole())
+    assert time.monotonic() - began < PATIENCE_S
