@@ -82,6 +82,7 @@ class Heart:
 
     def _beat(self, exchange: Exchange) -> None:
         published: WorkerRecord | None = None
+        holds: list[str] | None = None
         while not self._stopping:
             record = self._record()
             began = time.monotonic()
@@ -89,8 +90,10 @@ class Heart:
             if not known or began - self._beaten >= self._lease_s:
                 self._since = time.monotonic()  # before the beat counts: what was leased until now may be another's
             self._beaten = began
-            if not known or published is None:
-                exchange.hold(self._lanes())
+            lanes = self._lanes()
+            if not known or lanes != holds:
+                exchange.hold(lanes)
+                holds = lanes
             if published is None or record.instances != published.instances:
                 exchange.announce()
                 published = record

@@ -1,6 +1,6 @@
 """keeper: a thread that keeps what this worker holds equal to what the repository has for its pool.
 
-new version: verify digests -> load -> warm up and measure -> hold its lane -> ready
+new version: verify digests -> load -> warm up and measure -> ready; then the heart holds its lane
 gone version: draining -> its stream runs dry -> release -> nothing leased any more -> close
 """
 
@@ -121,7 +121,6 @@ class Keeper:
             profile = measure(instance, manifest.signature, holding.rows_max, WARM_UP_S_MAX)
             rows = profile.efficient_rows() if profile.seconds else holding.rows_max
             self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds), rows_efficient=rows))
-            self._hold(manifest.release)
         except Failure as failure:
             self._fail(holding, failure.message)
             if failure.code is not Code.MODEL:
@@ -139,19 +138,6 @@ class Keeper:
         if holding.instance is not None:
             holding.instance.close()
         self._held.set(replace(holding, state=State.FAILED, reason=reason, instance=None))
-
-    def _hold(self, release: str) -> None:
-        """Redis being away is no reason to fail: the heart holds all ready lanes when it comes back."""
-        try:
-            exchange = self._connect()
-        except Failure:
-            return
-        try:
-            exchange.hold([release])
-        except Failure as failure:
-            log.warning("%s", failure.message)
-        finally:
-            exchange.close()
 
     def _unload(self, holding: Holding) -> None:
         release = holding.manifest.release

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,6 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
         (served,) = (stack.home / "repository" / "models" / "m" / "1").rglob("*.onnx")
         content = served.read_bytes()
         served.chmod(0o600)
-        (metrics,) = stack.segments_dir.glob(f"{stack.instance}-metrics")
-        aside = metrics.with_name(f"{metrics.name}-aside")
         with constant_load(stack.port, INFER, BODIES, callers=4) as load, watching(stack):
             served.write_bytes(content[:-1])  # the disk loses a byte of what the worker has long loaded
             failed = restart(stack)
@@ -184,14 +183,14 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
             load.more(20)
 
             served.write_bytes(content)
-            metrics.rename(aside)  # a gateway has nowhere to count: it ends at once
-            metrics.write_text("")
-            failed = restart(stack, "gateways")
-            metrics.unlink()
-            aside.rename(metrics)
+            with ThreadPoolExecutor(1) as beside:
+                restarting = beside.submit(restart, stack, "gateways")
+                known = set(before.values())
+                (new,) = wait_until(lambda: set(children(stack.process.pid)) - known, what="the replacement")
+                os.kill(new, signal.SIGKILL)
+                failed = restarting.result(WAIT_S)
             assert failed.returncode == 1
             assert "gateway-0 was not replaced and serves on" in failed.stderr
-            assert "it ended with exit code 1: error: [Errno 17] File exists" in failed.stderr
             assert stack.pids() == before
             load.more(20)
 
@@ -275,7 +274,7 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
         worker = stack.pids()["cpu-0"]
         body, headers = v2.request({"x": np.ones((1, 128), np.float32)})
         sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(4)]
-        wait_until(lambda: _leased(stack) >= 2)  # one runs, and at least one is in hand behind it
+        wait_until(lambda: _leased(stack) >= 1)  # it runs; behind so long a run nothing is taken
         os.kill(worker, signal.SIGTERM)
         stack.heard("cpu-0 ended with exit code 3: starting it again")
         assert "others run it" in stack.logs()
