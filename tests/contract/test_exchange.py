@@ -182,19 +182,17 @@ def test_who_did_not_ask_for_long_saved_nothing(pool):
     assert (turns.count("a"), turns.count("b")) == (10, 10)
 
 
-def test_only_lanes_that_are_ahead_are_remembered_and_none_when_nothing_waits(pool):
+def test_lanes_that_are_not_ahead_are_forgotten_in_time_and_all_when_nothing_waits(pool):
     lanes = [f"l{number:03}" for number in range(200)]
     pool.join("w", *lanes)
     for lane in lanes:
-        pool.put(lane, lane, cost_ms=5)
+        pool.put(lane, lane, cost_ms=500)
     take_turns(pool, 199)
-    assert len(pool.check().shares) == 199
+    assert len(pool.check().shares) == 200
     for number in range(3):
-        pool.put(lanes[0], f"again {number}", cost_ms=5)
-    assert take_turns(pool, 3) == [lanes[-1], lanes[0], lanes[0]]
-    assert set(pool.check().shares) == {""}
-    take_turns(pool, 1)
-    assert set(pool.check().shares) == {"", lanes[0]}
+        pool.put(lanes[0], f"again {number}", cost_ms=500)
+    assert take_turns(pool, 4) == [lanes[-1], *lanes[:1] * 3]
+    assert set(pool.check().shares) <= {"", lanes[0]}
     assert pool.next("w") == []
     assert pool.check().shares == {}
 

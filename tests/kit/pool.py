@@ -76,8 +76,6 @@ class Picture:
             found = []
         if set(self.ready) != set(self.deadlines):
             found.append(f"in `ready` are {sorted(self.ready)}, in `deadlines` {sorted(self.deadlines)}")
-        past = [lane for lane, tag in self.shares.items() if tag < self.shares.get("", 0)]
-        found += [f"{lane} has a tag of the past" for lane in past]
         for worker in self.idle:
             waits = held.get(worker, set()) & undelivered
             found += [f"{worker} is idle while {lane} waits" for lane in sorted(waits)]

@@ -6,6 +6,7 @@
 -- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or how many lie
 -- in the inbox; none: idle now
 -- A lease that was lost (reclaimed after a freeze) acknowledges nothing: its reply is dropped, another run answers.
+local FORGET_MS = 1000
 local prefix, worker, wanted, leave = ARGV[1], ARGV[2], tonumber(ARGV[4]), ARGV[5] == '1'
 local k = 7
 for _ = 1, tonumber(ARGV[6]) do
@@ -33,7 +34,7 @@ else
   if waiting then return waiting end
 end
 
--- choose() -> the lane whose turn it is, and its tag; nil when no ready lane is held.
+-- choose() -> the lane whose turn it is, the virtual time at its turn and the one before; nil: no ready lane is held.
 -- Workers are shared by time (start-time fair queueing, Goyal et al. 1996): a run moves the tag of its lane on by what it
 -- costs, and the lane with the least tag is next. The virtual time, kept in `shares` under the name '', is the tag of the
 -- last lane that was next; lanes behind it count as it: who did not ask saved nothing. Of those, and of others of the same
@@ -41,45 +42,44 @@ end
 local function choose()
   local start = 0
   while true do
-    local lanes = redis.call('ZRANGE', KEYS[1], start, start + PAGE - 1)
-    if #lanes == 0 then
+    local page = redis.call('ZRANGE', KEYS[1], start, start + PAGE - 1, 'WITHSCORES')
+    if #page == 0 then
       if start == 0 then redis.call('DEL', KEYS[6]) end
       return nil
     end
     start = start + PAGE
+    local lanes, tags = {}, {}
+    for i = 1, #page, 2 do lanes[#lanes + 1], tags[#tags + 1] = page[i], tonumber(page[i + 1]) end
     local held = redis.call('SMISMEMBER', KEYS[4], unpack(lanes))
-    local mine = {}
+    local even, before, now = {}, nil, nil
     for i, lane in ipairs(lanes) do
-      if held[i] == 1 then mine[#mine + 1] = lane end
-    end
-    if #mine > 0 then
-      local now = tonumber(redis.call('ZSCORE', KEYS[6], '') or 0)
-      local tags = redis.call('ZMSCORE', KEYS[1], unpack(mine))
-      local least = tonumber(tags[1])
-      if least > now then
-        now = least
-        redis.call('ZADD', KEYS[6], now, '')
-        redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', string.format('(%.17g', now)) -- they say nothing any more
+      if held[i] == 1 then
+        if not now then
+          before = tonumber(redis.call('ZSCORE', KEYS[6], '') or 0)
+          now = math.max(before, tags[i])
+        end
+        if tags[i] > now then break end
+        even[#even + 1] = lane
       end
-      local last = 1
-      while last < #mine and tonumber(tags[last + 1]) <= now do last = last + 1 end
-      if last == 1 then return mine[1], now end
-      local deadlines = redis.call('HMGET', KEYS[7], unpack(mine, 1, last))
-      local chosen = 1
-      for i = 2, last do
+    end
+    if #even == 1 then return even[1], now, before end
+    if #even > 1 then
+      local chosen, deadlines = 1, redis.call('HMGET', KEYS[7], unpack(even))
+      for i = 2, #even do
         if tonumber(deadlines[i]) < tonumber(deadlines[chosen]) then chosen = i end
       end
-      return mine[chosen], now
+      return even[chosen], now, before
     end
   end
 end
 
--- take(lane) -> entries from the front of a lane, leased now: one, and as many more as fit into one run with it.
+-- take(lane) -> entries from the front of a lane, leased now: one, and as many more as fit into one run with it; and how
+-- many waited.
 local function take(lane)
   local stream = prefix .. 'stream:' .. lane
   local left = undelivered(prefix, lane)
   local got = lease(stream, worker, 1)
-  if #got == 0 then return got, left end
+  if left < 2 or #got == 0 then return got, left end
   -- A fair part of what waits: what one worker holds in hand, no other can run.
   local most = math.min(wanted, math.ceil(left / math.max(1, redis.call('ZCARD', KEYS[5])))) - 1
   local fill = tonumber(got[1][2][14] or 1)
@@ -90,19 +90,29 @@ local function take(lane)
   return got, left
 end
 
-local lane, tag = choose()
-while lane do
-  local got, left = take(lane)
+-- charge(lane, got, left, now, before): what it leases now moves the lane's tag on.
+local function charge(lane, got, left, now, before)
+  local tag = now
   for _, entry in ipairs(got) do tag = tag + tonumber(entry[2][12] or 1) end
-  if #got > 0 and #got < left then
+  if #got < left then
     redis.call('ZADD', KEYS[1], tag, lane)
     -- A stream is first in, first out: the entry behind is hardly more urgent than the last one taken.
     redis.call('HSET', KEYS[7], lane, got[#got][2][6])
+    if now > before then redis.call('ZADD', KEYS[6], now, '') end
   else
     step_back(prefix, lane)
-    redis.call('ZADD', KEYS[6], tag, lane)
+    redis.call('ZADD', KEYS[6], now, '', tag, lane)
   end
+  if math.floor(now / FORGET_MS) > math.floor(before / FORGET_MS) then -- tags before the virtual time say nothing
+    redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', string.format('(%.17g', now))
+  end
+end
+
+local lane, now, before = choose()
+while lane do
+  local got, left = take(lane)
   if #got > 0 then
+    charge(lane, got, left, now, before)
     redis.call('ZREM', KEYS[2], worker)
     for i, entry in ipairs(got) do
       if leave then hand_over(prefix, worker, lane, entry)
@@ -110,7 +120,8 @@ while lane do
     end
     return leave and #got or got
   end
-  lane, tag = choose()
+  step_back(prefix, lane)
+  lane, now, before = choose()
 end
 redis.call('ZADD', KEYS[2], ARGV[3], worker)
 if not redis.call('ZSCORE', KEYS[5], worker) then -- new, or reclaimed: it may be gone again before its next beat

@@ -56,13 +56,12 @@ end
 
 -- line_up(prefix, lane, deadline): the lane has an undelivered entry with this deadline. What it ran before is not forgotten.
 local function line_up(prefix, lane, deadline)
-  local known = redis.call('HGET', prefix .. 'deadlines', lane)
-  if not known then
+  local deadlines = prefix .. 'deadlines'
+  if redis.call('HSETNX', deadlines, lane, deadline) == 1 then
     local tags = redis.call('ZMSCORE', prefix .. 'shares', '', lane)
     redis.call('ZADD', prefix .. 'ready', math.max(tonumber(tags[1] or 0), tonumber(tags[2] or 0)), lane)
-  end
-  if not known or tonumber(deadline) < tonumber(known) then
-    redis.call('HSET', prefix .. 'deadlines', lane, deadline)
+  elseif tonumber(deadline) < tonumber(redis.call('HGET', deadlines, lane)) then
+    redis.call('HSET', deadlines, lane, deadline)
   end
 end
 
