@@ -32,9 +32,10 @@ SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have co
 #: frees a slot: what that slot brings is there only after the run and another way. One more batch fills the gap.
 LONG_RUN_S = 0.02
 COST_MS_MIN = 0.05  # of a batch, in its share of the workers: what there is beside the run
-TURN_S = (
-    0.01  # the longest run, if it has more than one row, while other lanes of the pool are in use: they wait for it
-)
+#: The longest run while other lanes of the pool are in use: they wait for it. Or so many times that of a single row, where
+#: that is more: a run is not cut to pieces that take hardly less.
+TURN_S = 0.01
+TURN_RUNS = 1.5
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
 PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
@@ -94,7 +95,9 @@ class Lane:
     def _size(self) -> None:
         """How many rows run together, and what follows from it. A lane alone in its pool runs as many as are efficient."""
         profile = self._profile
-        rows = profile.rows_within(TURN_S, self._rows_efficient) if self._beside else self._rows_efficient
+        rows = self._rows_efficient
+        if self._beside:
+            rows = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows)
         self._batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
         self._credits = self._instances * (DEPTH + 1 if gap else DEPTH)

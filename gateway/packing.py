@@ -75,7 +75,7 @@ class Packer:
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
         deadlines = [skew + request.deadline * 1000 for request in requests]
-        header = BatchHeader(name, replies, wall_ms, rows, deadlines, inputs, room, blob_name)
+        header = BatchHeader(name, replies, wall_ms, rows, deadlines, inputs, room, blob_name, not requests[0].counted)
         return Packed(encode_batch(header, tensors), blob, places, shared)
 
     def _allocate(self, size_bytes: int) -> Place | None:

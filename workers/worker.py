@@ -31,7 +31,7 @@ INBOX_WAIT_S = 0.5  # how often an idle worker looks whether it should stop
 #: nothing more urgent can come before it. While several lanes are served, also a run of more than LONG_RUN_S is too long.
 AHEAD_RUN_S_MAX = 0.1
 LONG_RUN_S = 0.001
-SHARED_S = 0.2  # for so long after a run of another lane several are served
+SHARED_S = 1.0  # for so long after a run of another lane several are served
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
@@ -117,7 +117,7 @@ class Worker:
 
     def _over_soon(self, group: list[Lease]) -> bool:
         lane, now = group[0].lane, time.monotonic()
-        if lane != self._lane:
+        if lane != self._lane and not group[0].header.canary:
             self._lane, self._changed = lane, now
         holding = self._held.get(lane)
         run_s = holding.run_s(sum([lease.rows for lease in group])) if holding is not None else 0.0

@@ -27,7 +27,7 @@ STORM_S = 30.0
 QUIET_S = 10.0
 CALM_S = 5.0  # after a storm all is as before
 CONNECTIONS = 32  # that fill all batches
-CALM_RATE = 10.0
+CALM_RATE = 5.0
 ROUNDS = (
     10_000  # of matrix products: some tens of milliseconds a run, so that the load itself takes little of the machine
 )

@@ -46,6 +46,7 @@ BATCHES = st.builds(
     st.lists(st.builds(BatchInput, *TENSOR), max_size=3),
     st.lists(PLACES, max_size=3),
     NAMES,
+    st.booleans(),
 )
 REPLIES = st.builds(
     ReplyHeader,

@@ -181,3 +181,12 @@ def test_while_other_lanes_are_in_use_runs_are_short(tmp_path):
         bench.answer()
     bench.come(16)
     assert bench.put == [16]
+
+
+def test_runs_are_not_cut_to_pieces_that_take_hardly_less(tmp_path):
+    bench = LaneBench(tmp_path, {1: TURN_S * 2, 8: TURN_S * 2.9, 16: TURN_S * 4})
+    other = bench.another("other", {1: TURN_S})
+    other.add(bench.request(), 16)
+    bench.turn()
+    bench.come(16)
+    assert bench.put == [1, 8, 8]
