@@ -21,6 +21,7 @@ from tests.bench import servers
 from tests.bench.load import Load, LoadError, Payload, binary_payload, json_payload, measure
 from tests.bench.processes import Memory, memory, pin, running_module
 from tests.bench.servers import ROOT
+from tests.bench.storm import measure_storm
 from tests.kit import models
 
 MIB = 2**20
@@ -228,13 +229,62 @@ def idle_memory(folder: Path, say: Say) -> Result:
     )
 
 
+def storm(folder: Path, say: Say) -> Result:
+    """Five times as much as a model can do is asked of it, alone and beside another one."""
+    found = measure_storm(folder, say)
+    figures = (
+        Figure(
+            name="in a storm: answered in time",
+            measured=found.good / found.capacity,
+            bound=0.9,
+            unit="of the capacity",
+            detail=f"{found.good:.0f}/s of {found.capacity:.0f}/s within {found.timeout_ms:.0f} ms, "
+            f"{found.refused:.0f}/s refused, {found.expired:.0f}/s too late",
+        ),
+        Figure(
+            name="in a storm: refusals, 99th percentile",
+            measured=found.refusal_p99_ms,
+            bound=50,
+            unit="ms",
+            detail=f"{found.refused:.0f}/s",
+            at_most=True,
+        ),
+        Figure(
+            name="in a storm: memory of the gateway",
+            measured=found.grew_mb,
+            bound=100,
+            unit="MB more",
+            detail="",
+            at_most=True,
+        ),
+        Figure(
+            name="5 s after a storm: median latency",
+            measured=found.after_p50_ms / found.quiet_p50_ms,
+            bound=1.2,
+            unit="x before",
+            detail=f"{found.after_p50_ms:.1f} ms, before {found.quiet_p50_ms:.1f} ms",
+            at_most=True,
+        ),
+        Figure(
+            name="beside a storm: another model's 99th percentile",
+            measured=found.neighbour_p99_ms / found.neighbour_quiet_p99_ms,
+            bound=2,
+            unit="x its quiet value",
+            detail=f"{found.neighbour_p99_ms:.1f} ms, quiet {found.neighbour_quiet_p99_ms:.1f} ms",
+            at_most=True,
+        ),
+    )
+    return Result(figures, ())
+
+
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Everything, in about `rounds` x 9 x `seconds`. Raises LoadError or StartError."""
+    """Everything, in about `rounds` x 9 x `seconds`, and three minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
         folder = Path(name)
         parts = [
             small_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
+            storm(folder, say),
             idle_memory(folder, say),
         ]
     return Result(

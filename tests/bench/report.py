@@ -134,7 +134,10 @@ what is compared takes turns, {rounds} rounds of {seconds} seconds each, and the
   it is by default. The small model is an MLP (64-256-256-10), one row of 64 floats for each request.
 - **squeezenet**: its shape with random weights, one image of 602 KB for each request. The worker, and in turn a plain
   loop around an ONNX Runtime session, have one core for themselves; the gateway, Redis and the load have the other.
-- The load is `wrk` with one thread on the same machine. CPU per request is the user and system time of all processes
+- **storm**: a model with runs of some 15 ms (at most four rows) is asked for five times what it can do, for 30 seconds,
+  by callers that come whether or not earlier ones are answered (Poisson) and wait for five such runs. Beside it, a
+  model of the same kind is asked five times a second.
+- The other load is `wrk` with one thread on the same machine. CPU per request is the user and system time of all processes
   of the server, Redis and the supervisor included, without wrk's.
 
 {_rows(("load", "connections", "rate", "p50", "p99", "CPU per request"), loads)}
