@@ -37,7 +37,6 @@ COST_MS_MIN = 0.05  # of a batch, in its share of the workers: what there is bes
 TURN_S = 0.01
 TURN_RUNS = 1.5
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
-PARKED_S = 60.0  # how long shared memory rests that a frozen worker might still write to
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
 
 
@@ -60,6 +59,7 @@ class Lane:
         self._soon = shared.soon
         self._quarantine = shared.quarantine
         self._neighbours = shared.neighbours
+        self._rest_s = shared.rest_s
         self._spin = Spin(shared.spin_s_max)
         self._looking = False
         self._look_until = 0.0
@@ -305,7 +305,7 @@ class Lane:
 
     def _give_back(self, outstanding: Outstanding, attempt: int) -> None:
         if attempt > 1:
-            self._parked.append((self._clock() + PARKED_S, outstanding.places))
+            self._parked.append((self._clock() + self._rest_s, outstanding.places))
         else:
             self._packer.free(outstanding.places)
 
@@ -350,7 +350,7 @@ class Lane:
         self._outstanding -= 1
         self._forecast.gone(outstanding.run_s)
         if outstanding.places:
-            self._parked.append((self._clock() + PARKED_S, outstanding.places))
+            self._parked.append((self._clock() + self._rest_s, outstanding.places))
 
     def put_again(self, outstanding: Outstanding) -> None:
         """Redis lost a batch: what still waits in it is put as a new one."""

@@ -31,6 +31,8 @@ from services.settings import Settings
 
 log = logging.getLogger("millrace.lanes")
 
+REST_LEASES = 30  # shared memory rests so many times as long as a worker may be silent
+
 Path = tuple[str, str | None]
 
 
@@ -125,6 +127,7 @@ class Lanes:
                 self.quarantine,
                 self._settings.queue_rows_max,
                 self._settings.spin_us_max / 1e6,
+                REST_LEASES * self._settings.lease_ms / 1000,
                 asyncio.get_running_loop().call_soon,
             )
         return self._shared[pool]

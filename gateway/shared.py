@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Shared:
     """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop.
 
-    `rows_waiting_max`: of each lane. `spin_s_max`: how long at most the event loop turns for a reply.
+    `rows_waiting_max`: of each lane. `spin_s_max`: how long at most the event loop turns for a reply. `rest_s`: how long
+    shared memory rests that a frozen worker might still write to.
     """
 
     link: PoolLink
@@ -29,6 +30,7 @@ class Shared:
     quarantine: Quarantine
     rows_waiting_max: int
     spin_s_max: float
+    rest_s: float
     soon: Callable[[Callable[[], None]], object]
     clock: Callable[[], float] = time.monotonic
     neighbours: Neighbours = field(default_factory=Neighbours)

@@ -25,6 +25,7 @@ from tests.kit.versions import publish
 
 ROW = bytes(16)  # of tests.kit.versions' signature
 SPIN_S = 0.0004
+REST_S = 60.0
 PERMITS = 1000
 BYTES_MAX = 1 << 20
 ROWS_WAITING_MAX = 1000
@@ -74,6 +75,7 @@ class LaneBench:
             Quarantine(tally.gauge(catalogue.QUARANTINED), refused),
             rows_waiting_max,
             SPIN_S,
+            REST_S,
             self._soon.append,
             lambda: self.now,
         )

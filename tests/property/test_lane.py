@@ -21,13 +21,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gateway.lane import ABANDON_S, DEPTH, PARKED_S, Lane
+from gateway.lane import ABANDON_S, DEPTH, Lane
 from gateway.outputs import Outputs, Reply
 from gateway.request import Request
 from services.batch import decode_batch
 from services.errors import Code, Failure
 from services.profile import Profile
-from tests.kit.lane_bench import LaneBench
+from tests.kit.lane_bench import REST_S, LaneBench
 
 PERMITS = 12
 ROWS_WAITING_MAX = 16
@@ -223,7 +223,7 @@ class LaneMachine(RuleBasedStateMachine):
         if not self.bench.link.up:
             self.redis_goes_or_comes()
         self.time_passes(80.0 + ABANDON_S)
-        self.time_passes(PARKED_S)
+        self.time_passes(REST_S)
         assert not self._waiting()
         assert not self.bench.pending
         assert all(lane.idle for lane in self.lanes)

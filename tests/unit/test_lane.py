@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lane import DEPTH, LONG_RUN_S, PARKED_S, SHORT_RUN_S, TURN_S
+from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, TURN_S
 from gateway.neighbours import SEVERAL_S
 from services.errors import Code, Failure
 from services.segments.pool import SegmentPool
-from tests.kit.lane_bench import ROW, SPIN_S, LaneBench
+from tests.kit.lane_bench import REST_S, ROW, SPIN_S, LaneBench
 
 
 def bench_of(home: Path, seconds: float, instances: int) -> LaneBench:
@@ -142,7 +142,7 @@ def test_shared_memory_that_a_frozen_worker_may_still_write_to_rests(tmp_path):
         assert segments.in_use_bytes > 0
         bench.answer(attempt=attempt)
     assert segments.in_use_bytes > 0  # the worker of the first attempt may be in the middle of a copy
-    bench.now += PARKED_S
+    bench.now += REST_S
     bench.lane.tick(bench.now)
     assert segments.in_use_bytes == 0
     segments.close()
