@@ -12,6 +12,7 @@ COMPILE := $(UV) pip compile pyproject.toml $(RESOLVE)
 COMPILE_GROUP := $(UV) pip compile $(RESOLVE) --group
 ARGS ?=
 MINUTES ?= 10
+JOBS ?= 3
 FUZZ_LOCK := deploy/locks/fuzz.txt
 
 .DEFAULT_GOAL := help
@@ -24,8 +25,8 @@ run: install ## start everything here, the digits example loaded (ARGS="--http-p
 demo: install ## send held-out digits to a running Millrace: accuracy, rate, latency
 	@$(BIN)/millrace demo $(ARGS)
 
-test: install ## run the tests (ARGS="tests/unit -x")
-	@$(BIN)/python -m pytest $(ARGS)
+test: install ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
+	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile)
 
 check: install ## lint, format, types, rules between folders
 	@$(BIN)/ruff check .
