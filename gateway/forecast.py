@@ -56,12 +56,13 @@ class Forecast:
 
     def place(self, instances: int, profile: Profile, rows_full: int) -> None:
         """What is known of the lane's instances. `rows_full`: that run together."""
-        known_s, self._profile, self._rows_full = self.full_s, profile, rows_full
+        known_s, measured_s = self._profile.predict(rows_full), profile.predict(rows_full)
+        self._profile, self._rows_full = profile, rows_full
         if instances != self._instances:
             self._instances, self._busy = instances, False
-        elif known_s and (full_s := profile.predict(rows_full)):
+        elif known_s and measured_s:
             # Workers correct their profiles by what runs really take: that is in the pace already.
-            self.pace = min(max(known_s / full_s, PACE_MIN), PACE_MAX)
+            self.pace = min(max(self.pace * known_s / measured_s, PACE_MIN), PACE_MAX)
         self._scale()
 
     def _scale(self) -> None:

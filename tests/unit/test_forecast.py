@@ -80,6 +80,15 @@ def test_the_pace_follows_the_replies_of_a_busy_lane():
     assert one.pace == pytest.approx(1, rel=0.01)
 
 
+def test_fewer_rows_in_a_run_are_no_other_pace():
+    profile = Profile({1: 1.0, 16: 3.0})
+    one = Forecast()
+    for rows in (16, 1, 16):
+        one.place(1, profile, rows)
+        assert one.pace == 1
+    assert one.full_s == 3
+
+
 def test_replies_that_come_irregularly_ask_for_a_margin():
     one, now = forecast({1: 1.0}), 0.0
     one.put(1.0, now)
