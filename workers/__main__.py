@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 
 from services.errors import Failure
 from services.garbage import settle_garbage
@@ -104,28 +105,30 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
 
-    def give_back() -> None:
-        with contextlib.suppress(Failure):  # Redis is away, too: its leases run out
-            exchange = connect()
-            exchange.leave(ATTEMPTS_MAX)
-            exchange.announce()
-
-    drain = Drain(loop.stop, give_back, settings.drain_s)
+    drain = Drain(loop.stop, lambda: _leave(connect), settings.drain_s)
     drain.start()
     heart.start()
     keeper.start()
     settle_garbage()
     loop.serve()
-    # In time, or `drain` has ended the process. First nobody gives this worker work any more (serve has left the idle ones); then nothing new is loaded; the heart
-    # stops before the worker leaves, since a beat would bring it back; what it might still lease goes to others.
+    # In time, or `drain` has ended the process. First nobody gives this worker work any more (serve has left the idle
+    # ones); then nothing new is loaded; the heart stops before the worker leaves, since a beat would bring it back.
     keeper.stop()
     heart.stop()
-    exchange = connect()
-    exchange.leave(ATTEMPTS_MAX)
-    exchange.announce()
-    exchange.close()
+    _leave(connect)
     tally.close()
     return 0
+
+
+def _leave(connect: Callable[[], Exchange]) -> None:
+    """Take the worker out of its pool; what it might still lease goes to others. While Redis is away its leases run out."""
+    with contextlib.suppress(Failure):
+        exchange = connect()
+        try:
+            exchange.leave(ATTEMPTS_MAX)
+            exchange.announce()
+        finally:
+            exchange.close()
 
 
 if __name__ == "__main__":

@@ -8,27 +8,15 @@ import signal
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from services.queue.server import choose_binary, remove_socket, server_command, socket_path, wait_until_answers
 from services.queue.url import RedisAddress, client
-from tests.kit import models, v2
-from tests.kit.load import Load, constant_load
+from tests.kit import models
+from tests.kit.doubled import BODIES, check_answers
+from tests.kit.load import constant_load
 from tests.kit.stack import asleep, running_stack
 from tests.kit.wait import wait_until
-
-X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
-
-
-def check_answers(load: Load) -> None:
-    """Every answer is a 200 with the caller's own rows."""
-    for answer in load.answers:
-        assert answer.status == 200, answer.body
-        got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
-        np.testing.assert_array_equal(got, X * (answer.sent + 1) * np.float32(2))
-    print(f"{len(load.answers)} requests, all answered right")
 
 
 def started(folder: Path) -> subprocess.Popen[bytes]:

@@ -26,12 +26,11 @@ import pytest
 
 from services.settings import child_environment
 from tests.kit import models, v2
+from tests.kit.doubled import BODIES, check_answers
 from tests.kit.load import Load, constant_load
 from tests.kit.stack import Stack, asleep, children, running_stack
 from tests.kit.wait import wait_until
 
-X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
 INFER = "/v2/models/m/infer"
 READY = "/v2/health/ready"
 #: with these, a request that had to wait for a lease to run out would fail
@@ -57,14 +56,6 @@ def restarted(stack: Stack, *arguments: str) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stderr
     replaced: list[dict[str, Any]] = json.loads(done.stdout)["replaced"]
     return replaced
-
-
-def check_answers(load: Load) -> None:
-    """Every answer is a 200 with the caller's own rows."""
-    for answer in load.answers:
-        assert answer.status == 200, answer.body
-        got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
-        np.testing.assert_array_equal(got, X * (answer.sent + 1) * np.float32(2))
 
 
 def closes(load: Load) -> int:

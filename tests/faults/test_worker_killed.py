@@ -9,21 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.kit import models, v2
-from tests.kit.load import Load, constant_load
+from tests.kit.doubled import BODIES, check_answers
+from tests.kit.load import constant_load
 from tests.kit.stack import asleep, running_stack
 from tests.kit.wait import wait_until
-
-X = np.array([[1, 2], [3, 4]], np.float32)
-BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2)) for i in range(1, 9)]
-
-
-def check_answers(load: Load) -> None:
-    """Every answer is a 200 with the caller's own rows."""
-    for answer in load.answers:
-        assert answer.status == 200, answer.body
-        got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
-        np.testing.assert_array_equal(got, X * (answer.sent + 1) * np.float32(2))
-    print(f"{len(load.answers)} requests, all answered right")
 
 
 def test_a_worker_that_is_killed_under_load_costs_no_request(tmp_path: Path) -> None:
