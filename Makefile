@@ -14,6 +14,7 @@ ARGS ?=
 MINUTES ?= 10
 JOBS ?= 3
 FUZZ_LOCK := deploy/locks/fuzz.txt
+CLIENTS_LOCK := deploy/locks/clients.txt
 
 .DEFAULT_GOAL := help
 .PHONY: run test install check bench demo soak fuzz lock clean help
@@ -25,7 +26,7 @@ run: install ## start everything here, the digits example loaded (ARGS="--http-p
 demo: install ## send held-out digits to a running Millrace: accuracy, rate, latency
 	@$(BIN)/millrace demo $(ARGS)
 
-test: install ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
+test: install $(VENV)/.clients ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile)
 
 check: install ## lint, format, types, rules between folders
@@ -50,6 +51,7 @@ lock: install ## resolve the dependencies again, into deploy/locks
 	$(COMPILE) --extra cpu --group dev --quiet --output-file deploy/locks/dev.txt
 	$(COMPILE) --extra cpu --quiet --output-file deploy/locks/cpu.txt
 	$(COMPILE) --extra gpu --quiet --output-file deploy/locks/gpu.txt
+	$(COMPILE_GROUP) clients --quiet --output-file $(CLIENTS_LOCK)
 	$(COMPILE_GROUP) fuzz --quiet --output-file $(FUZZ_LOCK)
 
 clean: ## remove the environment and all caches, not your models
@@ -85,6 +87,12 @@ $(VENV)/.lock: $(LOCK)
 # Large, and for Linux on x86-64 alone: elsewhere nothing is installed, and Hypothesis does its work.
 $(VENV)/.fuzz: $(VENV)/.lock $(FUZZ_LOCK)
 	@$(PIP) install --require-hashes --only-binary :all: -r $(FUZZ_LOCK)
+	@touch $@
+
+# Clients that cannot share the project's environment; the tests start them as programs.
+$(VENV)/.clients: $(VENV)/.lock $(CLIENTS_LOCK)
+	@$(BIN)/python -m venv --clear $(VENV)/clients
+	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(CLIENTS_LOCK)
 	@touch $@
 
 $(VENV)/.project: $(VENV)/.lock pyproject.toml

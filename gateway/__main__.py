@@ -15,6 +15,7 @@ import uvicorn
 
 from gateway.admission import Admission
 from gateway.app import build_app
+from gateway.caller import Caller
 from gateway.canary import Canary
 from gateway.catalog import Catalog
 from gateway.deps import Deps
@@ -81,6 +82,7 @@ class Gateway:
             self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
         self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
+        self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
@@ -166,6 +168,7 @@ class Gateway:
             repository=self.repository,
             catalog=self.catalog,
             infer=self.infer,
+            caller=self.caller,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,

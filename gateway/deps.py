@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.caller import Caller
 from gateway.infer_types import InferHandler
 from gateway.views import Snapshot
 from services.records import State
@@ -53,6 +54,7 @@ class Deps:
     repository: Repository
     catalog: Catalog
     infer: InferHandler
+    caller: Caller
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]

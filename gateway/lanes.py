@@ -20,6 +20,7 @@ from gateway.rest_responder import RestResponder
 from gateway.shared import Shared
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
+from gateway.v2.plans import InputPlans
 from gateway.views import Snapshot, VersionView, shown, version_number
 from services.errors import Failure, not_found
 from services.metrics import catalogue
@@ -37,9 +38,10 @@ Path = tuple[str, str | None]
 
 
 class Route(NamedTuple):
-    """A version that takes requests: how to read them, where they wait, how to write replies."""
+    """A version that takes requests: where they wait, how to read them, how to write replies of v2 REST."""
 
     lane: Lane
+    plans: InputPlans
     decoder: Decoder
     responder: RestResponder
     timeout_s: float
@@ -109,9 +111,11 @@ class Lanes:
                 Packer(manifest.signature, self._segments, self._settings.segment_tensor_bytes_min),
                 LaneTallies(self._tally, manifest),
             )
+            plans = InputPlans(manifest.model, manifest.signature, rows_max)
             route = Route(
                 lane,
-                Decoder(manifest.model, manifest.version, manifest.signature, rows_max, self._settings.body_bytes_max),
+                plans,
+                Decoder(plans, self._settings.body_bytes_max),
                 RestResponder(Encoder(manifest.model, manifest.version, manifest.signature)),
                 manifest.config.timeout_ms_default / 1000,
             )
@@ -141,10 +145,13 @@ class Lanes:
         lane.place(len(ready), profile, rows, shared=shared, failed=failed)
 
     def find(self, model: str, version: str | None) -> Route:
-        """The route of a path that is not in `routes` as it is written: a version may have leading zeros.
+        """The route of a path; where it is not in `routes` as it is written, its version may have leading zeros.
 
         Raises Failure, in the reference's words, where there is none.
         """
+        route = self.routes.get((model, version))
+        if route is not None:
+            return route
         number = None if version is None else version_number(model, version)
         self._snapshot.model(model).version(number)
         route = self.routes.get((model, None if number is None else str(number)))

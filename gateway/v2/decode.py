@@ -20,7 +20,7 @@ import orjson
 from gateway.request import InputTensor
 from gateway.v2.call import InferCall, Options
 from gateway.v2.document import members, missing, mistyped, parse_json, shown, whole
-from gateway.v2.elements import check_booleans, check_strings, raw_from_json, raw_from_strings
+from gateway.v2.elements import raw_from_json, raw_from_strings
 from gateway.v2.envelopes import (
     PREFIX_BYTES_MAX,
     BinaryEnvelope,
@@ -31,9 +31,9 @@ from gateway.v2.envelopes import (
 )
 from gateway.v2.options import read_options
 from gateway.v2.plan import Extent, InputPlan
+from gateway.v2.plans import InputPlans, raw_tensor
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
-from services.tensor import Signature
 
 __all__ = ["Decoder", "InferCall", "parse_header_length"]
 
@@ -68,19 +68,15 @@ def parse_header_length(value: bytes | None) -> int | None:
 class Decoder:
     """Reads the requests of one release.
 
-    `rows_max`: rows of one request at most. `json_bytes_max`: bytes of the JSON part at most; binary tensors are not
-    counted.
+    `json_bytes_max`: bytes of the JSON part at most; binary tensors are not counted.
     """
 
-    def __init__(self, model: str, version: int, signature: Signature, rows_max: int, json_bytes_max: int) -> None:
-        self._model = model
-        self._version = version
+    def __init__(self, plans: InputPlans, json_bytes_max: int) -> None:
+        self._model = plans.model
         self._json_bytes_max = json_bytes_max
-        self._plans = [
-            InputPlan(model, index, spec, signature.batching, rows_max) for index, spec in enumerate(signature.inputs)
-        ]
-        self._inputs = {plan.name: plan for plan in self._plans}
-        self._outputs = {spec.name: index for index, spec in enumerate(signature.outputs)}
+        self._plans = plans
+        self._first = next(iter(plans), None)
+        self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
         self._json: dict[bytes, JsonEnvelope] = {}
         self._binary: dict[bytes, BinaryEnvelope] = {}
         # those in use are tried before any is looked up
@@ -145,7 +141,7 @@ class Decoder:
         document = parse_json(text)
         call = self._read(document, text, body[header_bytes:])
         if not call.options.id and header_bytes <= PREFIX_BYTES_MAX:
-            envelope = binary_envelope(call, text, document["inputs"], self._inputs)
+            envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
             if envelope is not None:
                 remember(self._binary, text, envelope)
         return call
@@ -156,8 +152,8 @@ class Decoder:
             return self._decode_raw(memoryview(body))
         document = parse_json(body)
         call = self._read(document, body, memoryview(b""))
-        if not call.options.id and len(self._plans) == 1:
-            learnt = json_envelope(call, body, self._plans[0])
+        if not call.options.id and self._first is not None and len(self._plans) == 1:
+            learnt = json_envelope(call, body, self._first)
             if learnt is not None:
                 remember(self._json, *learnt)
         return call
@@ -174,11 +170,11 @@ class Decoder:
         for item in items:
             plan = self._plan(item)
             if found[plan.index] is not None:
-                raise invalid(f"input '{plan.name}' already exists in request")
+                raise self._plans.twice(plan)
             extent = plan.extent(item)
             if rows != extent.rows:
                 if rows >= 0:
-                    raise invalid(f"input '{plan.name}' batch size does not match other inputs for '{self._model}'")
+                    raise self._plans.rows_differ(plan)
                 rows = extent.rows
             parameters = item.get("parameters")
             if parameters is None and "data" in item:
@@ -191,9 +187,7 @@ class Decoder:
                 found[plan.index] = tensor
         if at != len(tail):
             raise invalid(f"unexpected additional input data for model '{self._model}'")
-        inputs = [tensor for tensor in found if tensor is not None]
-        if len(inputs) != len(found):
-            raise self._missing_inputs(found)
+        inputs = self._plans.complete(found)
         rows = rows if rows >= 0 else 1
         if len(document) == 1:
             return InferCall(inputs, Options(rows))
@@ -208,10 +202,7 @@ class Decoder:
             missing("name", " in 'inputs'")
         if type(name) is not str:
             mistyped("name", "string", " in 'inputs'")
-        plan = self._inputs.get(name)
-        if plan is None:
-            raise invalid(f"unexpected inference input '{shown(name)}' for model '{self._model}'")
-        return plan
+        return self._plans.named(name)
 
     def _tensor(
         self, plan: InputPlan, extent: Extent, item: dict[str, Any], text: bytes, tail: memoryview
@@ -235,36 +226,19 @@ class Decoder:
                 f"unexpected size for input '{plan.name}', expecting {size_bytes - len(tail)} additional bytes "
                 f"for model '{self._model}'"
             )
-        return self._binary_tensor(plan, extent, tail[:size_bytes])
-
-    def _binary_tensor(self, plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor:
-        if plan.datatype == BYTES:
-            check_strings(plan, extent, data)
-        elif len(data) != extent.size_bytes:
-            raise plan.size_mismatch(extent, len(data))
-        elif not plan.opaque:
-            check_booleans(plan, data)
-        return InputTensor(extent.shape, data, len(data))
+        return raw_tensor(plan, extent, tail[:size_bytes])
 
     def _decode_raw(self, body: memoryview) -> InferCall:
         """A raw request: the whole body is the one input's tensor, and all outputs are binary."""
-        if len(self._plans) != 1:
+        plan = self._first
+        if plan is None or len(self._plans) != 1:
             raise invalid(
                 f"Raw request must only have 1 input (found 1) to be deduced but got {len(self._plans)} inputs in "
                 f"'{self._model}' model configuration"
             )
-        plan = self._plans[0]
         extent = plan.deduce(len(body))
         data = memoryview(raw_from_strings([bytes(body)])) if plan.datatype == BYTES else body
-        return InferCall([self._binary_tensor(plan, extent, data)], Options(extent.rows, binary_default=True))
-
-    def _missing_inputs(self, found: list[InputTensor | None]) -> Failure:
-        got = [plan.name for plan, tensor in zip(self._plans, found, strict=True) if tensor is not None]
-        lacking = [plan.name for plan in self._plans if plan.name not in got]
-        return invalid(
-            f"expected {len(found)} inputs but got {len(got)} inputs for model '{self._model}'. Got input(s) {got}, "
-            f"but missing required input(s) {lacking}. Please provide all required input(s)."
-        )
+        return InferCall([raw_tensor(plan, extent, data)], Options(extent.rows, binary_default=True))
 
     def _too_large(self, size_bytes: int) -> Failure:
         return Failure(

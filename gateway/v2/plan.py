@@ -72,8 +72,9 @@ class InputPlan:
 
     def extent(self, item: dict[str, Any]) -> Extent:
         """Check the datatype and shape of `item`, an element of `inputs`. Raises Failure(INVALID)."""
-        if item.get("datatype") != self.datatype:
-            self._refuse_datatype(item)
+        datatype = item.get("datatype")
+        if datatype != self.datatype:
+            self._refuse_datatype(datatype)
         shape = item.get("shape")
         if type(shape) is not list:
             if "shape" not in item:
@@ -84,6 +85,17 @@ class InputPlan:
                 mistyped("shape", "unsigned-integer", self.where)
         key = tuple(shape)
         return self._extents.get(key) or self._extent_of(key)
+
+    def fit(self, datatype: str, shape: tuple[int, ...]) -> Extent:
+        """The same of a request that is no JSON. Raises Failure(INVALID)."""
+        if datatype != self.datatype:
+            self._refuse_datatype(datatype)
+        extent = self._extents.get(shape)
+        if extent is None:
+            if min(shape, default=0) < 0:
+                mistyped("shape", "unsigned-integer", self.where)
+            extent = self._extent_of(shape)
+        return extent
 
     def _extent_of(self, shape: tuple[int, ...]) -> Extent:
         elements = bounded = 1
@@ -143,8 +155,7 @@ class InputPlan:
             f"Expected {_dims(self.shape)}, got {shown(_dims(shape))}."
         )
 
-    def _refuse_datatype(self, item: dict[str, Any]) -> None:
-        datatype = item.get("datatype")
+    def _refuse_datatype(self, datatype: object) -> None:
         if datatype is None:
             missing("datatype", self.where)
         if type(datatype) is not str:

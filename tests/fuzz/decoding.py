@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gateway.refusals import error_reply
 from gateway.v2.compression import decompress
 from gateway.v2.decode import Decoder, parse_header_length
+from gateway.v2.plans import InputPlans
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
@@ -52,7 +53,7 @@ class Read(NamedTuple):
 
 
 def _decoders() -> list[Decoder]:
-    return [Decoder("m", 1, signature, ROWS_MAX, JSON_BYTES_MAX) for signature in SIGNATURES]
+    return [Decoder(InputPlans("m", signature, ROWS_MAX), JSON_BYTES_MAX) for signature in SIGNATURES]
 
 
 _SEASONED = _decoders()  # they see all inputs of a run

@@ -13,8 +13,12 @@ from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from gateway.app import build_app
+from gateway.caller import Caller
 from gateway.deps import Deps
 from gateway.infer_types import HttpReply, InferHeaders
+from gateway.lanes import Route
+from gateway.views import version_number
+from services.errors import Code, Failure
 from services.repository.folder import FolderRepository
 from services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
@@ -111,6 +115,7 @@ class Application:
                 repository=self.repository,
                 catalog=self.catalog,
                 infer=self.inbox,
+                caller=Caller(self._find, 600),
                 ready=self._ready,
                 answering=lambda _: self._ready(),
                 metrics=self._metrics,
@@ -137,6 +142,11 @@ class Application:
             server.should_exit = True
             await running
             listener.close()
+
+    def _find(self, model: str, version: str | None) -> Route:
+        number = None if version is None else version_number(model, version)
+        manifest = self.catalog.snapshot.model(model).version(number).manifest
+        raise Failure(Code.UNAVAILABLE, f"no worker serves version {manifest.version} of {model!r}")
 
     def _ready(self) -> bool:
         return self.is_ready()

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.v2.decode import Decoder, parse_header_length
 from gateway.v2.elements import raw_from_strings
+from gateway.v2.plans import InputPlans
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
 from tests.unit.test_v2_decode import MLP, binary, body, floats, mlp, one
@@ -32,7 +33,7 @@ def refusal(decoder: Decoder, text: bytes, header_bytes: int | None = None, code
             decoder.decode(text, header_bytes)
         assert caught.value.code is code
         messages.append(caught.value.message)
-        if decoder._model == "m" and decoder._plans[0].shape == (-1, 4):
+        if decoder._model == "m" and next(iter(decoder._plans)).shape == (-1, 4):
             decoder.decode(body(GOOD, [1, 4]), None)
             decoder.decode(*binary(floats(*GOOD), [1, 4]))
     assert messages[0] == messages[1]
@@ -141,7 +142,7 @@ def test_rows_beyond_the_limit() -> None:
 
 def test_inputs_must_agree_on_rows_and_come_once() -> None:
     specs = tuple(TensorSpec(name=name, datatype="INT8", shape=(-1,)) for name in "ab")
-    decoder = Decoder("two", 1, Signature(inputs=specs, outputs=(), batching=True), 8, 1 << 20)
+    decoder = Decoder(InputPlans("two", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
     items = [
         {"name": "a", "datatype": "INT8", "shape": [1], "data": [1]},
         {"name": "b", "datatype": "INT8", "shape": [2], "data": [1, 2]},
@@ -300,7 +301,7 @@ def test_a_negative_header_length_does_not_find_a_known_envelope() -> None:
 
 def test_raw_requests_that_cannot_be_deduced() -> None:
     specs = tuple(TensorSpec(name=name, datatype="INT8", shape=(-1,)) for name in "abc")
-    three = Decoder("three", 1, Signature(inputs=specs, outputs=(), batching=True), 8, 1 << 20)
+    three = Decoder(InputPlans("three", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
     assert "Raw request must only have 1 input (found 1) to be deduced but got 3 inputs in" in refusal(three, b"", None)
     message = refusal(one("BYTES", (-1, 2), batching=True), b"a", 0)
     assert message.startswith("For BYTE datatype raw input 'x', the model must have input shape [1]")
@@ -312,7 +313,7 @@ def test_raw_requests_that_cannot_be_deduced() -> None:
 
 
 def test_the_json_part_has_a_limit() -> None:
-    decoder = Decoder("small", 1, MLP, 8, 100)
+    decoder = Decoder(InputPlans("small", MLP, 8), 100)
     text, header_bytes = binary(floats(*GOOD), [1, 4], note="n" * 100)
     assert "100 bytes" in refusal(decoder, text, header_bytes, Code.TOO_LARGE)
     assert "100 bytes" in refusal(decoder, body(GOOD, [1, 4], note="n" * 100), code=Code.TOO_LARGE)

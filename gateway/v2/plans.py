@@ -1,0 +1,70 @@
+"""The inputs of a release as a request must bring them, whatever protocol it comes by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gateway.request import InputTensor
+from gateway.v2.document import shown
+from gateway.v2.elements import check_booleans, check_strings
+from gateway.v2.plan import Extent, InputPlan
+from services.datatypes import BYTES
+from services.errors import Failure, invalid
+from services.tensor import Signature
+
+
+class InputPlans:
+    """`rows_max`: rows of one request at most."""
+
+    def __init__(self, model: str, signature: Signature, rows_max: int) -> None:
+        self.model = model
+        self.signature = signature
+        self.by_name = {
+            spec.name: InputPlan(model, index, spec, signature.batching, rows_max)
+            for index, spec in enumerate(signature.inputs)
+        }
+
+    def __len__(self) -> int:
+        return len(self.by_name)
+
+    def __iter__(self) -> Iterator[InputPlan]:
+        return iter(self.by_name.values())
+
+    def named(self, name: str) -> InputPlan:
+        """The input of this name. Raises Failure(INVALID)."""
+        plan = self.by_name.get(name)
+        if plan is None:
+            raise invalid(f"unexpected inference input '{shown(name)}' for model '{self.model}'")
+        return plan
+
+    def complete(self, found: Sequence[InputTensor | None]) -> list[InputTensor]:
+        """`found`, in the signature's order, with nothing missing. Raises Failure(INVALID)."""
+        inputs = [tensor for tensor in found if tensor is not None]
+        if len(inputs) != len(found):
+            raise self._missing(found)
+        return inputs
+
+    def rows_differ(self, plan: InputPlan) -> Failure:
+        return invalid(f"input '{plan.name}' batch size does not match other inputs for '{self.model}'")
+
+    def twice(self, plan: InputPlan) -> Failure:
+        return invalid(f"input '{plan.name}' already exists in request")
+
+    def _missing(self, found: Sequence[InputTensor | None]) -> Failure:
+        got = [plan.name for plan, tensor in zip(self, found, strict=True) if tensor is not None]
+        lacking = [plan.name for plan in self if plan.name not in got]
+        return invalid(
+            f"expected {len(found)} inputs but got {len(got)} inputs for model '{self.model}'. Got input(s) {got}, "
+            f"but missing required input(s) {lacking}. Please provide all required input(s)."
+        )
+
+
+def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor:
+    """A tensor in raw form (services.datatypes), checked. Raises Failure(INVALID)."""
+    if plan.datatype == BYTES:
+        check_strings(plan, extent, data)
+    elif len(data) != extent.size_bytes:
+        raise plan.size_mismatch(extent, len(data))
+    elif not plan.opaque:
+        check_booleans(plan, data)
+    return InputTensor(extent.shape, data, len(data))
