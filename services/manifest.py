@@ -6,11 +6,48 @@ models/<model>/<version>/manifest.json   Manifest: immutable
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from services.tensor import Signature
 
 ROWS_MAX_DEFAULT = 64
+
+
+class QueuePolicy(BaseModel):
+    """How requests of one priority wait. `timeout_ms_default` 0: the version's own deadline alone counts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeout_ms_default: float = Field(0, ge=0, description="How long a request waits at most; 0: no limit here.")
+    timeout_action: Literal["reject", "delay"] = Field(
+        "reject", description="What then: refuse it, or let it wait behind all others."
+    )
+    timeout_override: bool = Field(False, description="Whether a request's own timeout may shorten the wait.")
+    requests_max: int = Field(0, ge=0, description="Requests that may wait; 0: the lane's limit alone.")
+
+
+class WarmupInput(BaseModel):
+    """One input of a warm-up request. `shape`: without the rows. `fill`: zeros, random numbers, or a file's bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    datatype: str
+    shape: tuple[int, ...]
+    fill: Literal["zero", "random", "file"] = "zero"
+    file: str | None = Field(None, description="Below the version's folder, in raw form.")
+
+
+class Warmup(BaseModel):
+    """A request that a version must have answered before it is ready."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    rows: int = Field(1, ge=0, description="Rows; 0 for versions that do not batch.")
+    count: int = Field(1, ge=1, le=1000)
+    inputs: dict[str, WarmupInput] = {}
 
 
 class ModelConfig(BaseModel):
@@ -27,6 +64,14 @@ class ModelConfig(BaseModel):
     queue_delay_ms_max: float = Field(
         0, ge=0, le=10_000, description="How long a batch may wait for more rows on an idle system; 0: never."
     )
+    rows_preferred: tuple[int, ...] = Field((), description="Sizes of batches that are worth no more waiting.")
+    instances_max: int = Field(0, ge=0, description="Workers of the pool that hold the version at most; 0: all.")
+    priority_levels: int = Field(0, ge=0, le=1024, description="Priorities from 1 (first) on; 0: any number counts.")
+    priority_default: int = Field(0, ge=0, description="Of a request that names none.")
+    queue: QueuePolicy = Field(QueuePolicy(), description="How requests wait.")
+    queue_by_priority: dict[int, QueuePolicy] = Field({}, description="The same for single priorities.")
+    warmup: tuple[Warmup, ...] = Field((), description="Requests to answer before it is ready.")
+    labels: dict[str, str] = Field({}, description="Output -> file of its class names, one a line.")
 
 
 class SourceFile(BaseModel):

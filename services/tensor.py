@@ -25,13 +25,19 @@ def _dims(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class TensorSpec(BaseModel):
-    """A named tensor of a signature. `shape`: -1 marks a variable dimension."""
+    """A named tensor of a signature. `shape`: -1 marks a variable dimension.
+
+    `optional`: an input that a request may leave out. `model_shape`: what the model itself takes or gives where that is
+    another shape of as many elements, without the rows when it batches.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     datatype: Annotated[str, AfterValidator(_known)]
     shape: Annotated[tuple[int, ...], AfterValidator(_dims)]
+    optional: bool = False
+    model_shape: Annotated[tuple[int, ...], AfterValidator(_dims)] | None = None
 
 
 class Signature(BaseModel):
