@@ -27,8 +27,11 @@ from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
 from gateway.server import Server
+from gateway.triton.labels import Labels, read_labels
+from gateway.triton.memory import ClientMemory
 from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
+from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.exposition import render
 from services.metrics.tally import Tally
@@ -71,8 +74,16 @@ class Gateway:
         self.repository = FolderRepository(settings.models_dir)
         self.board = Board(address)
         self.exchange = Exchange(address, self.name, self.tally, settings.lease_ms)
+        self.client_memory = ClientMemory(settings.segments_dir, settings.instance, allowed=settings.allow_client_shm)
         self.lanes = Lanes(
-            settings, self.exchange, self.admission, self.segments, self.tally, host_token(settings.segments_dir)
+            settings,
+            self.exchange,
+            self.admission,
+            self.segments,
+            self.tally,
+            host_token(settings.segments_dir),
+            self._labels,
+            self.client_memory,
         )
         self.exchange.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
@@ -88,6 +99,9 @@ class Gateway:
         self._depths: list[tuple[str, str, str]] = []
         self.version = VERSION
         self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
+
+    def _labels(self, manifest: Manifest) -> Labels:
+        return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
     def _serving(self) -> list[Lane]:
         return [route.lane for (_, version), route in self.lanes.routes.items() if version is None]
@@ -169,6 +183,7 @@ class Gateway:
             catalog=self.catalog,
             infer=self.infer,
             caller=self.caller,
+            client_memory=self.client_memory,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,

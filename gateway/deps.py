@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gateway.caller import Caller
 from gateway.infer_types import InferHandler
+from gateway.triton.ports import ClientMemory
 from gateway.views import Snapshot
 from services.records import State
 from services.repository.base import Repository
@@ -61,3 +62,4 @@ class Deps:
     start: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     version: str
+    client_memory: ClientMemory | None = None

@@ -64,6 +64,10 @@ class Settings(BaseSettings):
     )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
+    allow_client_shm: bool = Field(
+        False, description="Let clients on this machine pass tensors in shared memory that they made."
+    )
+    server_name: str = Field("triton", description="What GET /v2 calls the server; Triton's clients look for theirs.")
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
 
     @property

@@ -126,6 +126,7 @@ _MEANINGS = {
     415: "A content encoding that is not spoken.",
     429: "Too many rows wait: come back after Retry-After seconds.",
     500: "The model failed on this input, or an internal error.",
+    501: "Not offered here.",
     503: "Nothing can take this now: come back after Retry-After seconds.",
     504: "The deadline passed before an answer was there.",
     507: "The disk is full.",

@@ -66,6 +66,14 @@ CpuAffinity = Annotated[
         show_default="on",
     ),
 ]
+AllowClientShm = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-client-shm/--no-allow-client-shm",
+        help="Let clients on this machine pass tensors in shared memory that they made (MILLRACE_ALLOW_CLIENT_SHM).",
+        show_default="off",
+    ),
+]
 
 
 def up(
@@ -80,6 +88,7 @@ def up(
     example: Example = None,
     drain_seconds: DrainSeconds = None,
     cpu_affinity: CpuAffinity = None,
+    allow_client_shm: AllowClientShm = None,
     json_output: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, gateways and workers.
@@ -100,6 +109,7 @@ def up(
         example=example,
         drain_s=drain_seconds,
         cpu_affinity=cpu_affinity,
+        allow_client_shm=allow_client_shm,
     )
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads

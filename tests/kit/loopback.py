@@ -16,6 +16,7 @@ from gateway.exchange import Exchange
 from gateway.infer import Infer
 from gateway.lanes import Lanes
 from gateway.pool_link import PoolLink
+from gateway.triton.memory import ClientMemory
 from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.manifest import ModelConfig
@@ -95,7 +96,8 @@ class Loopback:
         self.exchange = Exchange(NOWHERE, "loopback", tally, self.settings.lease_ms)
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
-        self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here")
+        memory = ClientMemory(home, self.settings.instance, allowed=False)
+        self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory)
         self.infer = Infer(self.lanes, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
 
     async def open(self) -> None:
