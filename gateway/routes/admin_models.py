@@ -78,7 +78,7 @@ async def delete_version(
 
 
 @router.delete(
-    "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(404)
+    "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(400, 404)
 )
 async def delete_model(name: str, deps: DepsOf) -> None:
     await asyncio.to_thread(deps.repository.delete_model, name)
