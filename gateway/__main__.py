@@ -29,6 +29,8 @@ from gateway.lanes import Lanes
 from gateway.server import Server
 from gateway.triton.labels import Labels, read_labels
 from gateway.triton.memory import ClientMemory
+from gateway.triton.metrics import Page
+from gateway.triton.statistics import MachineStatistics
 from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
 from services.manifest import Manifest
@@ -94,6 +96,8 @@ class Gateway:
         )
         self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
+        self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
+        self.page = Page(lambda: self.catalog.snapshot)
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
@@ -158,7 +162,7 @@ class Gateway:
                 with contextlib.suppress(Failure, TimeoutError):
                     async with asyncio.timeout(DEPTHS_S_MAX):
                         await self._stream_depths()
-                return await asyncio.to_thread(render, self.tally, accept)
+                return await asyncio.to_thread(render, self.tally, accept, self.page.lines)
             finally:
                 # Of the moment of this page: what stayed would be the largest of all gateways for ever.
                 for labels in self._depths:
@@ -184,6 +188,7 @@ class Gateway:
             infer=self.infer,
             caller=self.caller,
             client_memory=self.client_memory,
+            statistics=self.statistics,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,

@@ -10,18 +10,45 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
-from gateway.routes import admin_models, admin_pools, admin_uploads, client_memory, docs, health, infer, metrics, models
+from gateway.routes import (
+    admin_models,
+    admin_pools,
+    admin_uploads,
+    client_memory,
+    docs,
+    health,
+    infer,
+    metrics,
+    models,
+    statistics,
+)
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
 from gateway.uploads import Uploads
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
 _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
+    {"name": "v2 extensions", "description": "What Triton adds to the protocol."},
     {"name": "v2 shared memory", "description": "Memory of clients on this machine, for tensors that need not travel."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
     {"name": "operation", "description": "For those who run the server."},
 ]
+
+
+#: in the order of the documentation page
+_ROUTES = (
+    infer,
+    health,
+    models,
+    statistics,
+    client_memory,
+    admin_models,
+    admin_uploads,
+    admin_pools,
+    metrics,
+    docs,
+)
 
 
 def build_app(deps: Deps) -> FastAPI:
@@ -47,7 +74,7 @@ def build_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
-    for module in (infer, health, models, client_memory, admin_models, admin_uploads, admin_pools, metrics, docs):
+    for module in _ROUTES:
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

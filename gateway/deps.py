@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gateway.caller import Caller
 from gateway.infer_types import InferHandler
-from gateway.triton.ports import ClientMemory
+from gateway.triton.ports import ClientMemory, Statistics
 from gateway.views import Snapshot
 from services.records import State
 from services.repository.base import Repository
@@ -56,6 +56,7 @@ class Deps:
     catalog: Catalog
     infer: InferHandler
     caller: Caller
+    statistics: Statistics
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]

@@ -144,6 +144,17 @@ class Lane:
         self._scheduled = False
         self.dispatch()
 
+    def probe(self, request: Request) -> None:
+        """Send a canary, in a batch of its own: it shares no run with requests that are counted.
+
+        Not while anything waits, or no slot is free: then replies are on their way, and tell as much. Raises Failure.
+        """
+        if self.batcher.count or self._outstanding >= self._credits or not self.link.writable:
+            return
+        self._admission.admit(request, 0)
+        request.counted, request.taken = False, True
+        self._put([request], self._clock())
+
     def turned_away(self, code: Code) -> None:
         """A request for this version was refused, or could not be read, before it was admitted."""
         self._tallies.turned_away(code)
@@ -254,6 +265,7 @@ class Lane:
         if self.batcher.count:
             self.dispatch()
         requests, failures = outstanding.requests, header.failures
+        self._tallies.batch(header, sum([request.counted for request in requests]))
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
         if live:
             try:
@@ -262,19 +274,24 @@ class Lane:
                 log.exception("the reply to batch %s cannot be read", outstanding.name)
                 self._fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
             else:
-                self._answer(live, outputs)
+                self._answer(live, outputs, header, outstanding.put)
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
-        self._tallies.batch(header, sum([request.counted for request in requests]))
 
-    def _answer(self, live: list[Request], outputs: Outputs) -> None:
+    def _answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put: float) -> None:
         """Answer what still waits in a batch: all of it at once where nobody has left and all have one responder."""
         waiting = [request for request in live if not request.done]
         if not waiting:
             return
         self._done(waiting)
+        now = self.replied
+        rows = sum([request.rows for request in waiting if request.counted])
+        # Before anybody has an answer: whoever has one finds it counted.
+        self._tallies.answered(
+            [now - request.arrival for request in waiting if request.counted], rows, header, now - put
+        )
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
         try:
@@ -284,8 +301,6 @@ class Lane:
                 responder.answer(waiting, outputs)
         except Exception:
             log.exception("answers could not be delivered")
-        now = self.replied
-        self._tallies.answered([now - request.arrival for request in waiting if request.counted])
 
     @staticmethod
     def _answer_each(live: list[Request], waiting: set[int], outputs: Outputs) -> None:
@@ -396,7 +411,7 @@ class Lane:
         if self.batcher.count:
             self.expire(now)
             self.dispatch()
-        self._tallies.waiting.set(self.batcher.rows)
+        self._tallies.waiting(self.batcher.count, self.batcher.rows)
         while self._parked and self._parked[0][0] <= now:
             self._packer.free(self._parked.pop(0)[1])
 

@@ -17,8 +17,10 @@ from gateway.caller import Caller
 from gateway.deps import Deps
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
+from gateway.triton.statistics import MachineStatistics
 from gateway.views import version_number
 from services.errors import Code, Failure
+from services.metrics.tally import Tally
 from services.repository.folder import FolderRepository
 from services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
@@ -116,6 +118,7 @@ class Application:
                 catalog=self.catalog,
                 infer=self.inbox,
                 caller=Caller(self._find, 600),
+                statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
                 ready=self._ready,
                 answering=lambda _: self._ready(),
                 metrics=self._metrics,

@@ -133,7 +133,8 @@ class LaneBench:
         header, _ = decode_batch(entry)
         rows = sum(rows for i, rows in enumerate(header.rows) if i not in failures)
         output = ReplyOutput((2,), rows * 8, None, None)
-        reply = ReplyHeader(header.name, "w", 0.0, 0.0, rows, failures, [output] if rows else [], "", attempt)
+        outputs, runs = ([output], [rows]) if rows else ([], [])
+        reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
         outstanding = self.pending.get(header.name)
         if outstanding is not None:  # else it was put again, or nobody waits for it any more
             outstanding.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))

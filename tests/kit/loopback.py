@@ -77,7 +77,9 @@ def _run(entry: bytes, blob: bytes) -> bytes:
     x = np.frombuffer(blob or inline, np.float32).reshape(-1, 4)
     y = np.ascontiguousarray(2 * x[:, :2])
     output = ReplyOutput((2,), y.nbytes, None, None)
-    return encode_reply(ReplyHeader(header.name, "loopback", 0.0, 0.0, len(x), {}, [output], ""), [y.tobytes()])
+    return encode_reply(
+        ReplyHeader(header.name, "loopback", 0.0, 0.0, 0.0, 0.0, len(x), [len(x)], {}, [output], ""), [y.tobytes()]
+    )
 
 
 class Loopback:
