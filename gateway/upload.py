@@ -43,7 +43,7 @@ def parse_config(text: str | bytes) -> ModelConfig:
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         field = ".".join(("config", *(str(name) for name in first["loc"])))
-        raise invalid(f"{field}: {first['msg']}") from None
+        raise invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
     check_name(config.pool, "config.pool")
     return config
 

@@ -162,7 +162,9 @@ class Worker:
 
     def _take(self) -> list[Lease]:
         holding = self._held.get(self._in_hand[0].lane)
-        return merge(self._in_hand, holding.rows_merged_max if holding is not None else 1)
+        if holding is None or holding.manifest.config.rows_preferred:  # the gateway has cut them to size
+            return merge(self._in_hand, 1)
+        return merge(self._in_hand, holding.rows_merged_max)
 
     def _execute(self, group: list[Lease]) -> list[Finished]:
         holding = self._held.get(group[0].lane)
