@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
+from gateway.inbound import Inbound
 from gateway.routes import (
     admin_models,
     admin_pools,
@@ -21,6 +22,7 @@ from gateway.routes import (
     metrics,
     models,
     statistics,
+    v1,
 )
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
 from gateway.uploads import Uploads
@@ -30,6 +32,7 @@ _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
     {"name": "v2 extensions", "description": "What Triton adds to the protocol."},
     {"name": "v2 shared memory", "description": "Memory of clients on this machine, for tensors that need not travel."},
+    {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
     {"name": "operation", "description": "For those who run the server."},
@@ -43,6 +46,7 @@ _ROUTES = (
     models,
     statistics,
     client_memory,
+    v1,
     admin_models,
     admin_uploads,
     admin_pools,
@@ -74,6 +78,7 @@ def build_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
+    app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
     for module in _ROUTES:
         app.include_router(module.router)
     add_error_handlers(app)
