@@ -26,7 +26,7 @@ from gateway.fast_lane import Inbound, fast_lane
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
-from gateway.server import Server
+from gateway.server import Beside, Server
 from gateway.triton.labels import Labels, read_labels
 from gateway.triton.memory import ClientMemory
 from gateway.triton.metrics import Page
@@ -198,6 +198,15 @@ class Gateway:
         )
 
 
+def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> Beside | None:
+    if settings.grpc_port < 0:
+        return None
+    # Imported here: without gRPC, neither the time nor the memory is spent.
+    from gateway.grpc.server import GrpcServer
+
+    return GrpcServer(deps, gateway.drain, shared=shared)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gateway", description="Run one gateway process.")
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
@@ -206,14 +215,15 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
-    allow_connections(settings.connections_max)
+    allow_connections(settings.connections_max * (1 if settings.grpc_port < 0 else 2))
     try:
         gateway = Gateway(settings, arguments.index)
     except (Failure, OSError) as error:
         print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
         return 1
+    deps = gateway.deps()
     config = uvicorn.Config(
-        build_app(gateway.deps()),
+        build_app(deps),
         host=settings.host,
         port=settings.http_port,
         http=_protocol(settings, gateway),
@@ -227,7 +237,8 @@ def main() -> int:
         lifespan="on",
     )
     shared = arguments.fd is not None
-    server = Server(config, gateway, settings.drain_s, shared=shared, ready_fd=arguments.ready_fd)
+    beside = _grpc(settings, gateway, deps, shared=shared)
+    server = Server(config, gateway, settings.drain_s, shared=shared, ready_fd=arguments.ready_fd, beside=beside)
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
     server.run([socket.socket(fileno=arguments.fd)] if shared else None)
     return 0 if server.started else 1

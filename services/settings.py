@@ -19,6 +19,7 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".millrace"), description="Folder for everything that is kept: models, sockets, logs.")
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port the gateway listens on; 0 picks a free one.")
+    grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0 picks a free one, -1: no gRPC.")
     gateways: int = Field(1, ge=1, le=64, description="Gateway processes.")
     pools: str = Field("cpu=1", description="Worker pools as NAME=WORKERS, comma separated.")
     threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: its share of the machine.")

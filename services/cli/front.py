@@ -70,6 +70,8 @@ class Terminal:
         console.print(f"[dim]home[/]       {escape(_short(running.home))}")
         console.print(f"[dim]redis[/]      {escape(running.redis)}")
         console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
+        if running.grpc is not None:
+            console.print(f"[dim]grpc[/]       {running.grpc}")
         for pool, workers in running.pools.items():
             threads = "1 thread" if running.threads == 1 else f"{running.threads} threads"
             count = "1 worker" if workers == 1 else f"{workers} workers"
@@ -106,6 +108,7 @@ class Lines:
             {
                 "event": "started",
                 "url": running.url,
+                "grpc": running.grpc,
                 "home": str(running.home),
                 "redis": running.redis,
                 "gateways": running.gateways,
@@ -124,7 +127,7 @@ class Lines:
             await preload.ready(api)
 
     def ready(self, running: Running) -> None:
-        self._print({"event": "ready", "url": running.url, "pid": os.getpid()})
+        self._print({"event": "ready", "url": running.url, "grpc": running.grpc, "pid": os.getpid()})
 
     def stopped(self) -> None:
         self._print({"event": "stopped"})

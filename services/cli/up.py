@@ -18,6 +18,12 @@ Port = Annotated[
     int | None,
     typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLRACE_HTTP_PORT); default 8000."),
 ]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", help="Port for gRPC, 0 for a free one, -1 for none (MILLRACE_GRPC_PORT); default 8001."
+    ),
+]
 Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLRACE_GATEWAYS); default 1.")]
 Pools = Annotated[
     list[str] | None,
@@ -80,6 +86,7 @@ def up(
     home: Home = None,
     host: Host = None,
     http_port: Port = None,
+    grpc_port: GrpcPort = None,
     gateways: Gateways = None,
     pool: Pools = None,
     threads: Threads = None,
@@ -101,6 +108,7 @@ def up(
         home=home,
         host=host,
         http_port=http_port,
+        grpc_port=grpc_port,
         gateways=gateways,
         pools=",".join(pool) if pool else None,
         threads=threads,
