@@ -27,6 +27,7 @@ from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
 from gateway.server import Beside, Server
+from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.labels import Labels, read_labels
 from gateway.triton.memory import ClientMemory
 from gateway.triton.metrics import Page
@@ -98,6 +99,7 @@ class Gateway:
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
         self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
+        self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
@@ -189,6 +191,7 @@ class Gateway:
             caller=self.caller,
             client_memory=self.client_memory,
             statistics=self.statistics,
+            configurations=self.configurations,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,

@@ -57,6 +57,7 @@ class Deps:
     infer: InferHandler
     caller: Caller
     statistics: ports.Statistics
+    configurations: ports.Configurations
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
@@ -64,7 +65,6 @@ class Deps:
     stop: Callable[[], Awaitable[None]]
     version: str
     control: ports.Control | None = None
-    configurations: ports.Configurations | None = None
     client_memory: ports.ClientMemory | None = None
     trace_settings: ports.TraceSettings | None = None
     log_settings: ports.LogSettings | None = None

@@ -6,7 +6,7 @@ models/<model>/<version>/manifest.json   Manifest: immutable
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -111,6 +111,8 @@ class Manifest(BaseModel):
 
     `served`: path below the version folder of the ONNX file that serves (the source, or a rewritten variant).
     `digest`: sha256 (hex) over the uploaded bytes. `files`: every file a worker reads, with digests.
+    `origin`: the folder that the files are in where that is another one: they are served in place.
+    `triton`: the Triton model configuration that it was given, in JSON form; empty: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -129,6 +131,8 @@ class Manifest(BaseModel):
     ir_version: int
     producer: str = ""
     notes: tuple[str, ...] = Field((), description="What the check found worth saying, one sentence each.")
+    origin: str | None = None
+    triton: dict[str, Any] = {}
 
     @property
     def release(self) -> str:
@@ -140,6 +144,9 @@ class Endpoint(BaseModel):
     """What a model's public name resolves to.
 
     `active`: the version asked for; `previous`: the one that goes on serving until `active` is ready.
+    `loaded`: the versions that are served; None: all that there are; empty: the model is unloaded.
+    `source`: the folder of models that this one is served from in place; None: it was uploaded.
+    `failure`: why the last load failed; empty: it did not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -148,3 +155,10 @@ class Endpoint(BaseModel):
     generation: int = 0
     active: int | None = None
     previous: int | None = None
+    loaded: tuple[int, ...] | None = None
+    source: str | None = None
+    failure: str = ""
+
+    def serves(self, version: int) -> bool:
+        """Whether the version is loaded."""
+        return self.loaded is None or version in self.loaded

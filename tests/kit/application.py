@@ -17,6 +17,7 @@ from gateway.caller import Caller
 from gateway.deps import Deps
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
+from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.statistics import MachineStatistics
 from gateway.views import version_number
 from services.errors import Code, Failure
@@ -119,6 +120,7 @@ class Application:
                 infer=self.inbox,
                 caller=Caller(self._find, 600),
                 statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
+                configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 ready=self._ready,
                 answering=lambda _: self._ready(),
                 metrics=self._metrics,
