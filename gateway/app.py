@@ -49,8 +49,8 @@ _TAGS = [
 _ROUTES = (
     infer,
     health,
+    statistics,  # before models: /v2/models/stats is no model of that name
     models,
-    statistics,
     client_memory,
     v1,
     ping,

@@ -24,7 +24,7 @@ LABELS = "cat\ndog\n"
 def times(path: Path, factor: float, *, outside: bool = False) -> Path:
     """ "x" FP32 [N, 2] -> "y" = factor * x; `outside`: the factor is in a file beside it."""
     value = onnx.numpy_helper.from_array(np.full(2, factor, np.float32), "factor")
-    shape = ["N", 2]
+    shape: list[str | int | None] = ["N", 2]
     tensor = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Mul", ["x", "factor"], ["y"])],
