@@ -92,7 +92,7 @@ class Gateway:
         self.exchange.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
         news = {"died": self._death, "poison": self._poison}
-        self.catalog = Catalog(self.repository, self.board, self.lanes.apply, news)
+        self.catalog = Catalog(self.name, self.repository, self.board, self.lanes.apply, news)
         self.canary = Canary(
             self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )

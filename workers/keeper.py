@@ -87,7 +87,9 @@ class Keeper:
         """Load what is missing and close what is gone, as the repository is now."""
         wanted = self._wanted()
         for release, holding in self._held.all().items():
-            if release not in wanted and not self._stopping.is_set():
+            # What was on its way out when Redis went away, and is wanted again, begins anew.
+            gone = release not in wanted or holding.state is State.DRAINING
+            if gone and not self._stopping.is_set():
                 self._unload(holding)
         for release, manifest in wanted.items():
             if self._stopping.is_set():

@@ -360,6 +360,15 @@ def test_damage_is_found_and_mended_by_a_load(stack: Stack, client: Any, reposit
     assert scaled(client, "both") == 22
 
 
+def test_all_gateways_know_at_once(stack: Stack) -> None:
+    with stack.gateway(0) as one, stack.gateway(1) as other:
+        for _ in range(5):
+            assert one.post("/v2/repository/models/scale/unload").status_code == 200
+            assert other.get("/v2/models/scale/versions/2").status_code == 404
+            assert other.post("/v2/repository/models/scale/load").json() == {"name": "scale", "load": True}
+            assert one.get("/v2/models/scale/versions/2").status_code == 200
+
+
 def test_what_survives_a_restart(tmp_path: Path) -> None:
     repository = tmp_path / "models"
     for name in ("stays", "sleeps", "goes", "changes"):
