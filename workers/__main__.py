@@ -91,7 +91,7 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     keeper = Keeper(
         FolderRepository(settings.models_dir),
         pool,
-        get_backend(backend_name),
+        get_backend(backend_name, settings.home),
         settings.device,
         threads,
         held,

@@ -19,6 +19,7 @@ from services.tensor import Signature, TensorSpec
 from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance
+from workers.backends.onnxruntime import OnnxRuntime
 from workers.profile import measure
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -283,3 +284,19 @@ class TestOnnxRuntime:
         assert count() == before
         kept.append(get_backend("onnxruntime").load(path, same(), "cpu", 3))
         assert count() == before + 2
+
+
+def test_engines_of_a_model_that_is_served_in_place_are_kept_in_our_own_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ours = home / "repository" / "models" / "m" / "1" / "source" / "model.onnx"
+    other = tmp_path / "models" / "m" / "1" / "model.onnx"
+    for path in (ours, other):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"1")
+    backend = OnnxRuntime(home)
+    assert backend._engines(ours) == ours.parent.parent / "compiled"
+    kept = backend._engines(other)
+    assert kept.parent == home / "engines"
+    other.write_bytes(b"12")
+    assert backend._engines(other) != kept
+    assert OnnxRuntime()._engines(ours) == ours.parent.parent / "compiled"
