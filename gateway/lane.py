@@ -80,7 +80,7 @@ class Lane:
         self._beside = False  # whether other lanes of the pool are in use
         self._forecast = Forecast()
         self._delay_s = manifest.config.queue_delay_ms_max / 1000
-        self._uniform = all(
+        self._uniform = not any(spec.optional for spec in manifest.signature.inputs) and all(
             min(spec.shape[1 if manifest.signature.batching else 0 :], default=0) >= 0
             for spec in manifest.signature.inputs
         )

@@ -41,6 +41,14 @@ class WarmupInput(BaseModel):
     fill: Literal["zero", "random", "file"] = "zero"
     file: str | None = Field(None, description="Below the version's folder, in raw form.")
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if any(dim < 0 for dim in self.shape):
+            raise ValueError("the shape of a warm-up input has no variable dimension")
+        if (self.fill == "file") != (self.file is not None):
+            raise ValueError('a file belongs to the fill "file", and to no other')
+        return self
+
 
 class Warmup(BaseModel):
     """A request that a version must have answered before it is ready."""

@@ -97,6 +97,8 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
         held,
         connect,
         tallies,
+        # A worker that was started alone has a name, not a number: it holds all.
+        int(index) if index.isdecimal() else 0,
     )
     segments = Segments(settings.segments_dir)
     loop = Worker(

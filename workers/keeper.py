@@ -24,7 +24,9 @@ from workers.backends.base import Backend
 from workers.exchange import Exchange
 from workers.held import Held, Holding
 from workers.profile import measure
+from workers.reshaped import Reshaped
 from workers.tallies import WorkerTallies
+from workers.warmup import warm_up
 
 log = logging.getLogger("millrace.keeper")
 
@@ -35,7 +37,10 @@ RETRY_S = 30.0  # a version that failed for want of a device or of Redis is trie
 
 
 class Keeper:
-    """`connect` opens an exchange of the keeper's own. One version is loaded at a time; the main loop goes on serving."""
+    """`connect` opens an exchange of the keeper's own. One version is loaded at a time; the main loop goes on serving.
+
+    `place`: of this worker among those of its pool, from 0; versions that few workers are to hold are held by the first.
+    """
 
     def __init__(
         self,
@@ -47,7 +52,9 @@ class Keeper:
         held: Held,
         connect: Callable[[], Exchange],
         tallies: WorkerTallies,
+        place: int = 0,
     ) -> None:
+        self._place = place
         self._repository = repository
         self._pool = pool
         self._backend = backend
@@ -102,7 +109,8 @@ class Keeper:
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
         for manifest in chain(self._published(), self._proposed()):
-            if manifest.config.pool == self._pool:
+            few = manifest.config.instances_max
+            if manifest.config.pool == self._pool and (not few or self._place < few):
                 wanted[manifest.release] = manifest
         return wanted
 
@@ -128,8 +136,11 @@ class Keeper:
             folder = self._repository.folder_of(manifest)
             verify(folder, manifest)
             instance = self._backend.load(folder / manifest.served, manifest.signature, self._device, self._threads)
+            if manifest.signature.reshaped:
+                instance = Reshaped(instance, manifest.signature)
             holding = replace(holding, state=State.WARMING, instance=instance)
             self._held.set(holding)
+            warm_up(instance, manifest, folder)
             profile = measure(instance, manifest.signature, holding.rows_max, WARM_UP_S_MAX)
             rows = profile.efficient_rows() if profile.seconds else holding.rows_max
             self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds), rows_efficient=rows))
