@@ -26,6 +26,7 @@ from gateway.routes import (
     repository,
     sagemaker,
     statistics,
+    trace,
     v1,
 )
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
@@ -49,7 +50,8 @@ _TAGS = [
 _ROUTES = (
     infer,
     health,
-    statistics,  # before models: /v2/models/stats is no model of that name
+    statistics,  # before models: "stats" is no model there
+    trace,
     models,
     client_memory,
     v1,

@@ -64,6 +64,7 @@ class Lane:
         self._soon = shared.soon
         self._quarantine = shared.quarantine
         self._neighbours = shared.neighbours
+        self._traces = shared.traces
         self._rest_s = shared.rest_s
         self._spin = Spin(shared.spin_s_max)
         self._looking = False
@@ -288,6 +289,7 @@ class Lane:
         requests, failures = outstanding.requests, header.failures
         self._tallies.batch(header, sum([request.counted for request in requests]))
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
+        outputs = None
         if live:
             try:
                 outputs = self._packer.unpack(header, inline, live)
@@ -298,8 +300,22 @@ class Lane:
                 self._answer(live, outputs, header, outstanding.put)
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
+        if self._traces.on:
+            self._trace(outstanding, header, live, outputs)
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
+
+    def _trace(
+        self, outstanding: Outstanding, header: ReplyHeader, live: list[Request], outputs: Outputs | None
+    ) -> None:
+        try:
+            shares = outputs.replies([request.rows for request in live]) if outputs is not None else []
+            replies = dict(zip(map(id, live), shares, strict=False))
+            requests = outstanding.requests
+            told = [replies.get(id(request)) for request in requests]
+            self._traces.record(self.manifest, requests, told, outstanding.put, header, self.replied)
+        except Exception:
+            log.exception("a trace could not be made")
 
     def _answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put: float) -> None:
         """Answer what still waits in a batch: all of it at once where nobody has left and all have one responder."""

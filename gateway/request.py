@@ -58,6 +58,11 @@ class Request:
         self.deadline = deadline
         self.responder = responder
 
+    @property
+    def id(self) -> str:
+        """What its caller calls it; "" where it gave no name."""
+        return ""
+
 
 class Responder(Protocol):
     """Turns what came of requests into replies of a protocol. A method is called once for a request, and it is done then."""

@@ -154,9 +154,9 @@ class Decoder:
             return self._decode_raw(memoryview(body))
         document = parse_json(body)
         call = self._read(document, body, memoryview(b""))
-        plain = not call.options.id and call.options.asks is None and self._first is not None
-        if plain and len(self._plans) == 1 and call.inputs[0] is not ABSENT:
-            learnt = json_envelope(call, body, self._first)
+        first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
+        if first is not None and not call.options.id and call.options.asks is None:
+            learnt = json_envelope(call, body, first)
             if learnt is not None:
                 remember(self._json, *learnt)
         return call
