@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.caller import Caller, Terms
 from gateway.grpc.decode import Decoder
 from gateway.grpc.encode import Encoder
-from gateway.grpc.messages import PACKED, compression, parse, unpack
+from gateway.grpc.messages import PACKED, answer_alike, parse, unpack
 from gateway.grpc.status import refuse
 from gateway.lanes import Route
 from gateway.refusals import unexpected
@@ -44,9 +44,7 @@ class Infer:
             await refuse(context, failure)
         except Exception as error:
             await refuse(context, unexpected("a ModelInfer call", error))
-        how = compression(body, context, len(reply))
-        if how is not None:
-            context.set_compression(how)
+        await answer_alike(body, context, len(reply))
         return reply
 
     async def reply(self, body: bytes, remaining_s: float | None, extra: bytes = b"") -> bytes:

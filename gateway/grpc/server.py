@@ -10,6 +10,7 @@ they have gone. That also spreads callers over the gateways anew.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import grpc
@@ -60,6 +61,11 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
     ]
 
 
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """A caller that goes while its reply is written is no fault: the library logs that with a traceback."""
+    return "ExecuteBatchError" not in record.getMessage()
+
+
 class GrpcServer:
     """`shared`: others listen on the same port. Make it and use it in one event loop."""
 
@@ -73,6 +79,7 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen. Raises Failure(CONFLICT) in one line where that cannot be."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_saying)
         settings = self._settings
         self._server = grpc.aio.server(
             options=_options(settings, shared=self._shared),
