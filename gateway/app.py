@@ -10,13 +10,15 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
-from gateway.routes import admin_models, admin_pools, admin_uploads, docs, health, infer, metrics, models
+from gateway.inbound import Inbound
+from gateway.routes import admin_models, admin_pools, admin_uploads, docs, health, infer, metrics, models, v1
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
 from gateway.uploads import Uploads
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
 _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
+    {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
     {"name": "operation", "description": "For those who run the server."},
@@ -46,7 +48,8 @@ def build_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
-    for module in (infer, health, models, admin_models, admin_uploads, admin_pools, metrics, docs):
+    app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
+    for module in (infer, health, models, admin_models, admin_uploads, admin_pools, metrics, docs, v1):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

@@ -1,9 +1,24 @@
-"""What a route asks about a body and its sender: how long it says it is, and whether anybody still waits."""
+"""What a route asks about a body and its sender: how long it says it is, the body itself, whether anybody still waits."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
+
+from gateway.asking import APART_BYTES_MIN
+from gateway.deps import Deps
+from gateway.inbound import Inbound
+from gateway.refusals import too_large
+from gateway.v2.compression import decompress
+from services.errors import Code, Failure
+
+T = TypeVar("T")
 
 #: more digits than any limit has; converting a number of any length would cost the square of it
 _DIGITS_MAX = 18
@@ -19,3 +34,61 @@ async def disconnected(receive: Receive) -> None:
     """Return when the client has closed the connection. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+@asynccontextmanager
+async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
+    """The body as it was before it was compressed, held within the limit on all bodies until the block ends.
+
+    Raises Failure: TOO_LARGE, UNAVAILABLE (all bodies together), ENCODING, INVALID.
+    """
+    bytes_max = deps.settings.body_bytes_max
+    if declared_bytes(request) > bytes_max:
+        raise too_large(bytes_max)
+    held = _Held(request.app.state.bodies)
+    try:
+        chunks: list[bytes] = []
+        async for chunk in request.stream():
+            held.take(len(chunk))
+            if held.size > bytes_max:
+                raise too_large(bytes_max)
+            chunks.append(chunk)
+        body = b"".join(chunks)
+        encoding = request.headers.get("content-encoding")
+        if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
+            held.take(bytes_max - held.size)  # what it may become
+            body = await asyncio.to_thread(decompress, body, encoding.encode("latin-1"), bytes_max)
+        yield body
+    finally:
+        held.give_back()
+
+
+class _Held:
+    def __init__(self, bodies: Inbound) -> None:
+        self.size = 0
+        self._bodies = bodies
+
+    def take(self, size: int) -> None:
+        self.size += size
+        self._bodies.bytes += size
+        if self._bodies.bytes > self._bodies.bytes_max and self.size > APART_BYTES_MIN:
+            full = f"{self._bodies.bytes_max} bytes of requests are held; try again later"
+            raise Failure(Code.UNAVAILABLE, full, retry_after_s=1)
+
+    def give_back(self) -> None:
+        self._bodies.bytes -= self.size
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; it is cancelled when the client goes away. The request's body must have been read."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(disconnected(request.receive))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+    if working.cancelled() or not working.done():
+        raise ClientDisconnect
+    return working.result()

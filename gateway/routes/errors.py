@@ -1,4 +1,4 @@
-"""Every error of every path becomes JSON `{"error": "..."}` with its status, here and nowhere else.
+"""Every error of every path becomes JSON in the form of the path's protocol with its status, here and nowhere else.
 
 Failure -> the status of its code; a parameter that does not fit -> 400, never 422; no such path -> 404;
 another method -> 405 with Allow; anything else -> 500 with an id that is also in the log.
@@ -14,13 +14,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.documents import Error
-from gateway.v2.metadata import error_body
+from gateway.error_shapes import CODE_OF_STATUS, Problem, shape_of
 from services.errors import HTTP_STATUS, Code, Failure
 
 log = logging.getLogger(__name__)
@@ -36,24 +37,27 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, _disconnected)
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def documented(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer these error statuses, for the OpenAPI page."""
-    return {status: {"model": Error, "description": _MEANINGS[status]} for status in statuses}
+    return {status: {"model": model, "description": _MEANINGS[status]} for status in statuses}
 
 
-def error_reply(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """The reply that says what went wrong, in the words and bytes that the fast lane uses too."""
-    return Response(error_body(message), status, dict(headers or {}), media_type="application/json")
+def error_reply(
+    path: str, status: int, message: str, headers: Mapping[str, str] | None = None, code: Code | None = None
+) -> Response:
+    """The reply that says what went wrong; for v2 in the words and bytes that the fast lane uses too."""
+    shaped = shape_of(path)(Problem(status, code or CODE_OF_STATUS.get(status, Code.INTERNAL), message))
+    return Response(shaped.body, shaped.status, {**(headers or {}), **shaped.headers}, media_type="application/json")
 
 
-async def _failure(_: Request, exc: Exception) -> Response:
+async def _failure(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, Failure)
     headers = {}
     if exc.retry_after_s is not None:
         headers["Retry-After"] = str(max(0, math.ceil(exc.retry_after_s)))
     if exc.code is Code.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
-    return error_reply(exc.http_status, exc.message, headers)
+    return error_reply(request.scope["path"], exc.http_status, exc.message, headers, exc.code)
 
 
 async def _http(request: Request, exc: Exception) -> Response:
@@ -61,7 +65,7 @@ async def _http(request: Request, exc: Exception) -> Response:
     headers = dict(exc.headers or {})
     if exc.status_code == 405:
         headers["Allow"] = ", ".join(_allowed(request))
-    return error_reply(exc.status_code, str(exc.detail), headers)
+    return error_reply(request.scope["path"], exc.status_code, str(exc.detail), headers)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -75,17 +79,17 @@ def _allowed(request: Request) -> list[str]:
     return [*found, "HEAD"] if "GET" in found else found
 
 
-async def _validation(_: Request, exc: Exception) -> Response:
+async def _validation(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
     where, *names = first["loc"]
     field = ".".join(str(name) for name in names)
-    return error_reply(400, f"{where} parameter '{field}': {first['msg']}")
+    return error_reply(request.scope["path"], 400, f"{where} parameter '{field}': {first['msg']}")
 
 
-async def _disconnected(*_: object) -> Response:
+async def _disconnected(request: Request, _: Exception) -> Response:
     # nobody reads this; it ends the exchange without a traceback
-    return error_reply(HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+    return error_reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
 
 
 class UnexpectedErrors:
@@ -113,7 +117,7 @@ class UnexpectedErrors:
             if started:
                 # half a reply is out: only closing the connection tells the caller
                 raise
-            await error_reply(500, f"internal error {error_id}")(scope, receive, send)
+            await error_reply(scope["path"], 500, f"internal error {error_id}")(scope, receive, send)
 
 
 _MEANINGS = {
@@ -121,11 +125,15 @@ _MEANINGS = {
     401: "No key, or a wrong one.",
     403: "Without a key, the admin API answers local callers only.",
     404: "No such model, version or path.",
+    405: "The path exists, the method does not.",
+    406: "No form of the answer that is accepted.",
     409: "Already there, in use, or changed in between.",
     413: "Larger than the limit.",
     415: "A content encoding that is not spoken.",
+    424: "The model failed on this input, or did not answer in time.",
     429: "Too many rows wait: come back after Retry-After seconds.",
     500: "The model failed on this input, or an internal error.",
+    501: "A valid request for something that is not offered.",
     503: "Nothing can take this now: come back after Retry-After seconds.",
     504: "The deadline passed before an answer was there.",
     507: "The disk is full.",

@@ -111,7 +111,7 @@ async def _answer(model: str, version: str | None, request: Request, deps: DepsO
             # the caller went away, or this task is being stopped
             handle.cancel()
     if not answered.done():
-        return error_reply(HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+        return error_reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
     return _response(answered.result())
 
 

@@ -24,16 +24,20 @@ def shown(name: object) -> str:
 
 def parse_json(text: bytes) -> dict[str, Any]:
     """Return the JSON object in `text`. Raises Failure(INVALID). Of a repeated key the last one counts."""
-    try:
-        document = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        if b"NaN" in text or b"Infinity" in text or "infinity" in str(error):
-            document = _parse_lenient(text)
-        else:
-            raise _unparsable(str(error)) from None
+    document = parse_value(text)
     if type(document) is not dict:
         raise _unparsable("the body is not a JSON object")
     return document
+
+
+def parse_value(text: bytes) -> Any:
+    """Return the JSON value in `text`, of any kind. Raises Failure(INVALID)."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        if b"NaN" in text or b"Infinity" in text or "infinity" in str(error):
+            return _parse_lenient(text)
+        raise _unparsable(str(error)) from None
 
 
 def _parse_lenient(text: bytes) -> Any:

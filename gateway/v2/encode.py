@@ -23,7 +23,7 @@ from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from services.errors import invalid
 from services.tensor import Signature, TensorSpec
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "numbers"]
 
 _HEADS_MAX = 256
 _END = b"}]}"
@@ -172,11 +172,16 @@ class _OutputText:
 
 
 def _numbers(array: np.ndarray[Any, Any]) -> bytes:
-    """The elements as a flat JSON array, with NaN, Infinity and -Infinity where orjson writes null."""
-    flat = array.ravel()
-    text = _dumps(flat, None, _NUMPY)
+    """The elements as a flat JSON array."""
+    return numbers(array.ravel())
+
+
+def numbers(array: np.ndarray[Any, Any]) -> bytes:
+    """A C-contiguous array as JSON, nested as it is, with NaN, Infinity and -Infinity where orjson writes null."""
+    text = _dumps(array, None, _NUMPY)
     if b"null" not in text:
         return text
+    flat = array.ravel()
     odd = flat[~np.isfinite(flat)]
     tokens = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd.tolist()]
     pieces = text.split(b"null")

@@ -1,0 +1,265 @@
+"""/v1/models…: TensorFlow Serving's REST API and KServe's V1 protocol; GET / for those who only ask whether it is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.arrays import Inputs
+from gateway.asking import apart, ask, size_of, turning_away
+from gateway.deps import Deps
+from gateway.lanes import Route
+from gateway.outputs import OutputTensor
+from gateway.routes.body import unless_gone, whole_body
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.tfserving import documents
+from gateway.tfserving.cloud_events import close_event, open_event
+from gateway.tfserving.predict import (
+    read_document,
+    read_examples,
+    read_predict,
+    unknown,
+    write_classes,
+    write_predict,
+    write_values,
+)
+from gateway.views import ModelView, VersionView, shown, version_number
+from services.errors import Code, Failure, not_found
+
+router = APIRouter(tags=["v1: TensorFlow Serving, KServe"])
+
+#: labels of the version that answers; others cannot be given here
+_LABELS = frozenset({"serving", "stable"})
+
+Reader = Callable[[Route, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
+
+_JSON_OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def _body(required: str, example: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {required: {}, "signature_name": {"type": "string"}}}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def _answers(example: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    return {
+        200: {"content": {"application/json": {"schema": _JSON_OBJECT, "example": example}}},
+        **documented(400, 404, 413, 415, 429, 500, 503, 504),
+    }
+
+
+_PREDICT = _body("instances", {"instances": [[0.1, 0.2, 0.3, 0.4]]})
+_PREDICTED = _answers({"predictions": [[0.9, 0.1]]})
+_EXAMPLES = _body("examples", {"examples": [{"x": [0.1, 0.2, 0.3, 0.4]}]})
+_CLASSIFIED = _answers({"result": [[["0", 0.9], ["1", 0.1]]]})
+_REGRESSED = _answers({"result": [0.7]})
+_SEEN: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": _JSON_OBJECT}}},
+    **documented(404),
+}
+_STATUS: dict[int | str, dict[str, Any]] = {
+    **_SEEN,
+    503: {"description": "Not ready.", "content": {"application/json": {"schema": _JSON_OBJECT}}},
+}
+
+
+@router.get("/", summary="The process answers")
+async def alive() -> dict[str, str]:
+    return {"status": "alive"}
+
+
+@router.get("/v1/models", summary="Models that answer requests, for KServe's and OpenAI's clients")
+async def models(deps: DepsOf) -> dict[str, Any]:
+    return documents.model_list(deps.catalog.snapshot)
+
+
+@router.get("/v1/models/{model}", summary="State of a model's versions", responses=_STATUS)
+async def status(model: str, deps: DepsOf, response: Response) -> dict[str, Any]:
+    return _status(deps, model, None, response)
+
+
+@router.get("/v1/models/{model}/versions/{version}", summary="State of one version", responses=_STATUS)
+async def status_version(model: str, version: str, deps: DepsOf, response: Response) -> dict[str, Any]:
+    return _status(deps, model, version, response)
+
+
+@router.get("/v1/models/{model}/labels/{label}", summary="State of the version with a label", responses=_STATUS)
+async def status_label(model: str, label: str, deps: DepsOf, response: Response) -> dict[str, Any]:
+    return _status(deps, model, _labelled(label), response)
+
+
+@router.get("/v1/models/{model}/metadata", summary="Signature of the serving version", responses=_SEEN)
+async def metadata(model: str, deps: DepsOf) -> dict[str, Any]:
+    return documents.model_metadata(_view(deps, model, None)[1].manifest)
+
+
+@router.get("/v1/models/{model}/versions/{version}/metadata", summary="Signature of one version", responses=_SEEN)
+async def metadata_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
+    return documents.model_metadata(_view(deps, model, version)[1].manifest)
+
+
+@router.get(
+    "/v1/models/{model}/labels/{label}/metadata", summary="Signature of the version with a label", responses=_SEEN
+)
+async def metadata_label(model: str, label: str, deps: DepsOf) -> dict[str, Any]:
+    return documents.model_metadata(_view(deps, model, _labelled(label))[1].manifest)
+
+
+def _read_predict(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+    inputs, row_form = read_predict(route.plans, document)
+    return inputs, lambda outputs: write_predict(route.plans.signature, outputs, row_form=row_form)
+
+
+def _read_classify(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+    return read_examples(route.plans, document), lambda outputs: write_classes(outputs, None)
+
+
+def _read_regress(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+    return read_examples(route.plans, document), write_values
+
+
+@router.post(
+    "/v1/models/{model}:predict", summary="Run the serving version", responses=_PREDICTED, openapi_extra=_PREDICT
+)
+async def predict(model: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, None, _read_predict, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}/versions/{version}:predict",
+    summary="Run one version",
+    responses=_PREDICTED,
+    openapi_extra=_PREDICT,
+)
+async def predict_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, version, _read_predict, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}/labels/{label}:predict",
+    summary="Run the version with a label",
+    description="The labels `serving` and `stable` name the version that answers.",
+    responses=_PREDICTED,
+    openapi_extra=_PREDICT,
+)
+async def predict_label(model: str, label: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, _labelled(label), _read_predict, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}:classify",
+    summary="Classes and scores of examples",
+    responses=_CLASSIFIED,
+    openapi_extra=_EXAMPLES,
+)
+async def classify(model: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, None, _read_classify, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}/versions/{version}:classify",
+    summary="The same of one version",
+    responses=_CLASSIFIED,
+    openapi_extra=_EXAMPLES,
+)
+async def classify_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, version, _read_classify, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}/labels/{label}:classify",
+    summary="The same of the version with a label",
+    responses=_CLASSIFIED,
+    openapi_extra=_EXAMPLES,
+)
+async def classify_label(model: str, label: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, _labelled(label), _read_classify, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}:regress", summary="A value for each example", responses=_REGRESSED, openapi_extra=_EXAMPLES
+)
+async def regress(model: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, None, _read_regress, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}/versions/{version}:regress",
+    summary="The same of one version",
+    responses=_REGRESSED,
+    openapi_extra=_EXAMPLES,
+)
+async def regress_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, version, _read_regress, request, deps)
+
+
+@router.post(
+    "/v1/models/{model}/labels/{label}:regress",
+    summary="The same of the version with a label",
+    responses=_REGRESSED,
+    openapi_extra=_EXAMPLES,
+)
+async def regress_label(model: str, label: str, request: Request, deps: DepsOf) -> Response:
+    return await _run(model, _labelled(label), _read_regress, request, deps)
+
+
+@router.post("/v1/models/{model}:explain", summary="Not offered", responses=documented(501), status_code=501)
+async def explain(model: str) -> None:
+    raise Failure(Code.UNSUPPORTED, f"explanations are not supported: ask '{shown(model)}' with :predict")
+
+
+def _labelled(label: str) -> str | None:
+    """The version of a label: None, the serving one. Raises Failure(NOT_FOUND)."""
+    if label in _LABELS:
+        return None
+    raise not_found(f"Unrecognized servable version label: {shown(label)}; known: {', '.join(sorted(_LABELS))}")
+
+
+def _view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
+    try:
+        view = deps.catalog.snapshot.model(model)
+        return view, view.version(None if version is None else version_number(model, version))
+    except Failure:
+        raise unknown(model, version) from None
+
+
+def _status(deps: Deps, model: str, version: str | None, response: Response) -> dict[str, Any]:
+    view, asked = _view(deps, model, version)
+    ready = asked.ready and deps.answering(asked.manifest.release)
+    if not ready:
+        response.status_code = 503
+    return documents.model_status(view, asked, ready=ready, all_versions=version is None)
+
+
+def _find(deps: Deps, model: str, version: str | None) -> Route:
+    try:
+        return deps.caller.find(model, version)
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            raise
+        raise unknown(model, version) from None
+
+
+async def _run(model: str, version: str | None, read: Reader, request: Request, deps: Deps) -> Response:
+    async with whole_body(request, deps) as body:
+        return await unless_gone(request, _answer(model, version, read, request, body, deps))
+
+
+async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
+    route = _find(deps, model, version)
+    with turning_away(route):
+        event, data = await apart(len(body), open_event, request.headers, body)
+        inputs, write = await apart(len(data), _parsed, route, read, data)
+    outputs = await ask(deps.caller, route, inputs)
+    text = await apart(size_of(outputs), write, outputs)
+    if event is None:
+        return Response(text, media_type="application/json")
+    headers, text = close_event(event, model, text)
+    return Response(text, headers=headers)
+
+
+def _parsed(route: Route, read: Reader, data: bytes) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+    return read(route, read_document(data))

@@ -1,0 +1,82 @@
+"""CloudEvents around a request of KServe V1: the event's data in, an event around the reply out. Pure.
+
+Binary mode: `ce-…` headers, the body is the data. Structured mode: the body is the event, data within it.
+Source: CloudEvents 1.0.2, HTTP protocol binding sections 3.1 and 3.2, JSON event format section 3.1.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.v2.document import parse_value, shown
+from services.errors import invalid
+
+STRUCTURED = "application/cloudevents+json"
+_REQUIRED = ("specversion", "id", "source", "type")
+_TYPE = "io.millrace.inference.response"
+_HEADER_CHARACTERS_MAX = 1024
+
+
+class Event(NamedTuple):
+    """What a reply needs of the event that asked for it."""
+
+    structured: bool
+    id: str
+
+
+def open_event(headers: Mapping[str, str], body: bytes) -> tuple[Event | None, bytes]:
+    """The event, if the request is one, and the data. Raises Failure(INVALID) for an event that is none."""
+    if headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED:
+        return _structured(body)
+    if "ce-specversion" not in headers and "ce-id" not in headers:
+        return None, body
+    _check({name: headers.get(f"ce-{name}") for name in _REQUIRED})
+    return Event(structured=False, id=headers["ce-id"]), body
+
+
+def _structured(body: bytes) -> tuple[Event, bytes]:
+    document = parse_value(body)
+    if type(document) is not dict:
+        raise invalid("the CloudEvent is not a JSON object")
+    _check(document)
+    if "data_base64" in document:
+        try:
+            data = base64.b64decode(document["data_base64"], validate=True)
+        except (binascii.Error, ValueError, TypeError):
+            raise invalid("the CloudEvent's 'data_base64' is not base64") from None
+    elif "data" in document:
+        data = orjson.dumps(document["data"])
+    else:
+        raise invalid("the CloudEvent has no 'data'")
+    return Event(structured=True, id=document["id"]), data
+
+
+def _check(attributes: Mapping[str, Any]) -> None:
+    for name in _REQUIRED:
+        value = attributes.get(name)
+        if type(value) is not str or not value or len(value) > _HEADER_CHARACTERS_MAX:
+            raise invalid(f"the CloudEvent has no '{name}', or not a short string")
+    if not attributes["specversion"].startswith("1."):
+        raise invalid(f"the CloudEvent's 'specversion' is {shown(attributes['specversion'])}: 1.0 is spoken")
+
+
+def close_event(event: Event, model: str, reply: bytes) -> tuple[dict[str, str], bytes]:
+    """Headers and body of the reply to `event`."""
+    attributes = {
+        "specversion": "1.0",
+        "id": str(uuid.uuid4()),
+        "source": f"io.millrace.inference.{model}",
+        "type": _TYPE,
+        "time": datetime.now(UTC).isoformat(),
+    }
+    if not event.structured:
+        return {"content-type": "application/json", **{f"ce-{key}": value for key, value in attributes.items()}}, reply
+    head = orjson.dumps({**attributes, "datacontenttype": "application/json"})
+    return {"content-type": STRUCTURED}, b'%b,"data":%b}' % (head[:-1], reply)
