@@ -11,7 +11,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
 from gateway.inbound import Inbound
-from gateway.routes import admin_models, admin_pools, admin_uploads, docs, health, infer, metrics, models, v1
+from gateway.routes import (
+    admin_models,
+    admin_pools,
+    admin_uploads,
+    docs,
+    health,
+    infer,
+    metrics,
+    models,
+    ping,
+    sagemaker,
+    v1,
+)
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
 from gateway.uploads import Uploads
 
@@ -19,6 +31,7 @@ _DESCRIPTION = "Model serving: upload a model, send it requests."
 _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
     {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
+    {"name": "SageMaker", "description": "What a container of SageMaker answers, and its runtime API for boto3."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
     {"name": "operation", "description": "For those who run the server."},
@@ -49,7 +62,7 @@ def build_app(deps: Deps) -> FastAPI:
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
     app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
-    for module in (infer, health, models, admin_models, admin_uploads, admin_pools, metrics, docs, v1):
+    for module in (infer, health, models, admin_models, admin_uploads, admin_pools, metrics, docs, v1, sagemaker, ping):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

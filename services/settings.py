@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
@@ -14,7 +14,7 @@ MIB = 1 << 20
 class Settings(BaseSettings):
     """Validated when built: a bad value stops the process at start, with the field's name."""
 
-    model_config = SettingsConfigDict(env_prefix="MILLRACE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="MILLRACE_", frozen=True, extra="ignore", populate_by_name=True)
 
     home: Path = Field(Path(".millrace"), description="Folder for everything that is kept: models, sockets, logs.")
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
@@ -64,6 +64,11 @@ class Settings(BaseSettings):
     )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
+    sagemaker_model: str | None = Field(
+        None,
+        validation_alias=AliasChoices("MILLRACE_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
+        description="The model of /invocations; unset: the only one there is.",
+    )
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
 
     @property

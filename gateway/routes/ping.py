@@ -1,0 +1,24 @@
+"""GET /ping: what SageMaker asks of a container, and TorchServe's clients of a server."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from gateway.routes.context import DepsOf
+
+router = APIRouter(tags=["SageMaker"])
+
+
+@router.get(
+    "/ping",
+    summary="Whether requests would be answered",
+    responses={
+        200: {"content": {"application/json": {"example": {"status": "Healthy"}}}},
+        503: {"description": "Not ready.", "content": {"application/json": {"example": {"status": "Unhealthy"}}}},
+    },
+)
+async def ping(deps: DepsOf, response: Response) -> dict[str, str]:
+    if deps.ready():
+        return {"status": "Healthy"}
+    response.status_code = 503
+    return {"status": "Unhealthy"}

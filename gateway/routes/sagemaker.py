@@ -1,0 +1,175 @@
+"""SageMaker's calls: of a container (/invocations), and of the runtime API as boto3 makes them (/endpoints/…)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from gateway.asking import apart, ask, size_of, turning_away
+from gateway.deps import Deps
+from gateway.lanes import Route
+from gateway.routes.body import unless_gone, whole_body
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.sagemaker import binary, forms
+from gateway.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
+from gateway.sagemaker.event_stream import payload_parts
+from gateway.sagemaker.target import default_model, named_model, variant_version
+from gateway.v2.decode import parse_header_length
+from gateway.v2.infer_call import infer_v2
+from services.errors import Code, Failure
+
+router = APIRouter(tags=["SageMaker"])
+
+OCTETS = "application/octet-stream"
+_ECHOED = ("x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-inference-id")
+_ECHOED_CHARACTERS_MAX = 1024
+
+
+class RuntimeFailure(BaseModel):
+    """An error as boto3 reads it; its kind is in the header x-amzn-errortype."""
+
+    Message: str
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {}, "example": {"instances": [[0.1, 0.2, 0.3, 0.4]]}},
+            "text/csv": {"schema": {"type": "string"}, "example": "0.1,0.2,0.3,0.4"},
+            "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+_FORMS: dict[str, Any] = {
+    "application/json": {"schema": {}, "example": {"predictions": [[0.9, 0.1]]}},
+    "text/csv": {"schema": {"type": "string"}},
+    "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
+    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": _FORMS},
+    **documented(400, 404, 406, 413, 415, 429, 500, 503, 504),
+}
+_RUNTIME_ERRORS = documented(400, 413, 415, 424, 429, 500, 503, model=RuntimeFailure)
+
+
+@router.post(
+    "/invocations",
+    summary="Run the default model",
+    description="The model is MILLRACE_SAGEMAKER_MODEL, the only one there is, or X-Amzn-SageMaker-Target-Model.",
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
+)
+async def invocations(request: Request, deps: DepsOf) -> Response:
+    snapshot = deps.catalog.snapshot
+    model = named_model(snapshot, request.headers) or default_model(snapshot, deps.settings.sagemaker_model)
+    return await invoke(request, deps, model)
+
+
+@router.post(
+    "/endpoints/{endpoint}/invocations",
+    summary="InvokeEndpoint: run the model of this name",
+    description="Target-Model names another one, Target-Variant a version. Signatures are not checked.",
+    response_class=Response,
+    responses={200: {"content": _FORMS}, **_RUNTIME_ERRORS},
+    openapi_extra=_BODY,
+)
+async def invoke_endpoint(endpoint: str, request: Request, deps: DepsOf) -> Response:
+    return await invoke(request, deps, named_model(deps.catalog.snapshot, request.headers) or endpoint)
+
+
+@router.post(
+    "/endpoints/{endpoint}/invocations-response-stream",
+    summary="InvokeEndpointWithResponseStream: the same, as events PayloadPart",
+    response_class=Response,
+    responses={200: {"content": {EVENT_STREAM: {}}}, **_RUNTIME_ERRORS},
+    openapi_extra=_BODY,
+)
+async def invoke_endpoint_stream(
+    endpoint: str,
+    request: Request,
+    deps: DepsOf,
+    accept: Annotated[str | None, Header(alias="x-amzn-sagemaker-accept")] = None,
+) -> Response:
+    model = named_model(deps.catalog.snapshot, request.headers) or endpoint
+    reply = await invoke(request, deps, model, accept)
+    headers = {name: value for name, value in reply.headers.items() if name.startswith("x-amzn-")}
+    headers["x-amzn-sagemaker-content-type"] = reply.headers["content-type"]
+    return Response(payload_parts(bytes(reply.body)), headers=headers, media_type=EVENT_STREAM)
+
+
+@router.post(
+    "/endpoints/{endpoint}/async-invocations",
+    summary="InvokeEndpointAsync: not offered",
+    status_code=501,
+    responses=documented(501, model=RuntimeFailure),
+)
+async def invoke_endpoint_async(endpoint: str) -> None:
+    raise Failure(
+        Code.UNSUPPORTED, f"asynchronous invocations are not supported yet: call InvokeEndpoint of '{endpoint}'"
+    )
+
+
+async def invoke(request: Request, deps: Deps, model: str, accept: str | None = None) -> Response:
+    """Run `model` on the request's body, whatever form it has. Raises Failure, or 406."""
+    route = deps.caller.find(model, variant_version(request.headers))
+    async with whole_body(request, deps) as body:
+        reply = await unless_gone(request, _reply(request, deps, route, body, accept))
+    reply.headers["x-amzn-invoked-production-variant"] = str(route.lane.manifest.version)
+    for name in _ECHOED:
+        value = request.headers.get(name)
+        if value is not None and len(value) <= _ECHOED_CHARACTERS_MAX and value.isascii() and value.isprintable():
+            reply.headers[name] = value
+    return reply
+
+
+async def _reply(request: Request, deps: Deps, route: Route, body: bytes, accept: str | None) -> Response:
+    content_type = request.headers.get("content-type", "")
+    with turning_away(route):
+        header_bytes = binary.header_bytes(content_type)
+    if header_bytes is not None:
+        text, length = await infer_v2(deps.caller, route, body, header_bytes)
+        return Response(text, media_type=forms.JSON if length is None else f"{binary.PREFIX}{length}")
+    if forms.media_type(content_type) == OCTETS:
+        return await _octets(request, deps, route, body)
+    form = forms.chosen(accept or request.headers.get("accept"))
+    if form is None:
+        raise HTTPException(
+            406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
+        )
+    with turning_away(route):
+        if forms.media_type(content_type) == forms.JSON:
+            document = await apart(len(body), forms.parse_json, body)
+            asked = None if forms.is_v2(document) else await apart(len(body), forms.from_json, route.plans, document)
+        else:
+            asked = await apart(len(body), forms.reader(content_type), route.plans, body)
+    if asked is None:
+        text, _ = await infer_v2(deps.caller, route, body, None)
+        return Response(text, media_type=forms.JSON)
+    outputs = await ask(deps.caller, route, asked.inputs)
+    signature = route.plans.signature
+    text = await apart(size_of(outputs), forms.write, signature, outputs, form, row_form=asked.row_form)
+    return _with_type(text, form)
+
+
+async def _octets(request: Request, deps: Deps, route: Route, body: bytes) -> Response:
+    """v2 with binary tensors, as Triton's own header announces them."""
+    length = request.headers.get("inference-header-content-length")
+    with turning_away(route):
+        header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
+    text, written = await infer_v2(deps.caller, route, body, header_bytes)
+    if written is None:
+        return Response(text, media_type=forms.JSON)
+    return Response(text, media_type=OCTETS, headers={"inference-header-content-length": str(written)})
+
+
+def _with_type(text: bytes, form: str) -> Response:
+    # as a header: for text types the framework would add a charset
+    return Response(text, headers={"content-type": form})

@@ -1,0 +1,45 @@
+"""Which model and version a request of SageMaker's is for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.v2.document import shown
+from gateway.views import Snapshot
+from services.errors import invalid, not_found
+
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+INFERENCE_COMPONENT = "x-amzn-sagemaker-inference-component"
+TARGET_VARIANT = "x-amzn-sagemaker-target-variant"
+
+_SUFFIX = ".tar.gz"
+
+
+def default_model(snapshot: Snapshot, configured: str | None) -> str:
+    """The model of calls that name none: the configured one, or the only one. Raises Failure."""
+    if configured:
+        return configured
+    serving = sorted(name for name, view in snapshot.models.items() if view.serving is not None)
+    if len(serving) == 1:
+        return serving[0]
+    if not serving:
+        raise not_found("there is no model yet: upload one")
+    names = ", ".join(serving[:5]) + (", …" if len(serving) > 5 else "")
+    raise invalid(f"there are {len(serving)} models ({names}): set MILLRACE_SAGEMAKER_MODEL to the one that is meant")
+
+
+def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:
+    """The model that a header names, as it is or without `.tar.gz`; None: none does."""
+    name = headers.get(TARGET_MODEL) or headers.get(INFERENCE_COMPONENT)
+    if not name:
+        return None
+    name = name.removeprefix("/")
+    return name if name in snapshot.models else name.removesuffix(_SUFFIX)
+
+
+def variant_version(headers: Mapping[str, str]) -> str | None:
+    """The version that Target-Variant names. Raises Failure(INVALID) for a variant that is no number."""
+    variant = headers.get(TARGET_VARIANT)
+    if variant is None or (variant.isascii() and variant.isdigit()):
+        return variant
+    raise invalid(f"Target-Variant '{shown(variant)}' is no version: variants are the numbers of versions here")

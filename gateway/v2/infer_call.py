@@ -1,0 +1,20 @@
+"""A v2 request that came by another protocol's path: bytes in, bytes out, on the same codec and lane."""
+
+from __future__ import annotations
+
+from gateway.asking import turning_away
+from gateway.caller import Caller, Terms
+from gateway.lanes import Route
+from gateway.v2.encode import Encoder
+
+
+async def infer_v2(caller: Caller, route: Route, body: bytes, header_bytes: int | None) -> tuple[bytes, int | None]:
+    """The reply's body and the length of its JSON part; None: all of it is JSON. Raises Failure."""
+    with turning_away(route):
+        inputs, options = route.decoder.decode(body, header_bytes)
+    manifest = route.lane.manifest
+    encoder = Encoder(manifest.model, manifest.version, manifest.signature)
+    terms = Terms(options.timeout_s, options.priority)
+    return await caller.call(
+        route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), terms
+    )
