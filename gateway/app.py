@@ -11,6 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
 from gateway.inbound import Inbound
+from gateway.openai.embeddings import Embeddings
+from gateway.openai.tokenizers import Tokenizers
 from gateway.routes import (
     admin_models,
     admin_pools,
@@ -20,6 +22,7 @@ from gateway.routes import (
     infer,
     metrics,
     models,
+    openai,
     ping,
     sagemaker,
     v1,
@@ -32,6 +35,7 @@ _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
     {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
     {"name": "SageMaker", "description": "What a container of SageMaker answers, and its runtime API for boto3."},
+    {"name": "OpenAI", "description": "Embeddings."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
     {"name": "operation", "description": "For those who run the server."},
@@ -61,8 +65,22 @@ def build_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
+    app.state.embeddings = Embeddings(deps.caller, Tokenizers(deps.repository))
     app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
-    for module in (infer, health, models, admin_models, admin_uploads, admin_pools, metrics, docs, v1, sagemaker, ping):
+    for module in (
+        infer,
+        health,
+        models,
+        admin_models,
+        admin_uploads,
+        admin_pools,
+        metrics,
+        docs,
+        v1,
+        sagemaker,
+        ping,
+        openai,
+    ):
         app.include_router(module.router)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)

@@ -108,6 +108,7 @@ def sagemaker(problem: Problem) -> Shaped:
 #: the longest prefix that a path starts with decides
 SHAPES: dict[str, Shape] = {
     "/v1/": openai,
+    "/openai/": openai,
     "/v1/models": plain,
     "/endpoints/": sagemaker,
     "/predictions/": torchserve,
