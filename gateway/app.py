@@ -22,9 +22,11 @@ from gateway.routes import (
     infer,
     metrics,
     models,
+    models_api,
     openai,
     ping,
     sagemaker,
+    torchserve,
     v1,
 )
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
@@ -35,6 +37,7 @@ _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
     {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
     {"name": "SageMaker", "description": "What a container of SageMaker answers, and its runtime API for boto3."},
+    {"name": "TorchServe", "description": "Predictions, and the management of models from files of this machine."},
     {"name": "OpenAI", "description": "Embeddings."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
@@ -80,8 +83,11 @@ def build_app(deps: Deps) -> FastAPI:
         sagemaker,
         ping,
         openai,
+        torchserve,
+        models_api,
     ):
         app.include_router(module.router)
+    app.include_router(models_api.managed)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(_HeadAsGet)
