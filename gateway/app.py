@@ -18,6 +18,7 @@ from gateway.routes import (
     admin_pools,
     admin_uploads,
     docs,
+    generate,
     health,
     infer,
     metrics,
@@ -85,6 +86,7 @@ def build_app(deps: Deps) -> FastAPI:
         openai,
         torchserve,
         models_api,
+        generate,
     ):
         app.include_router(module.router)
     app.include_router(models_api.managed)
