@@ -28,6 +28,7 @@ from gateway.lane import Lane
 from gateway.lanes import Lanes
 from gateway.server import Beside, Server
 from gateway.triton.configurations import VersionConfigurations
+from gateway.triton.control import RepositoryControl
 from gateway.triton.labels import Labels, read_labels
 from gateway.triton.memory import ClientMemory
 from gateway.triton.metrics import Page
@@ -100,6 +101,7 @@ class Gateway:
         self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
         self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
+        self.control = RepositoryControl(self.repository, self.catalog, settings)
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
@@ -133,6 +135,7 @@ class Gateway:
         await self.catalog.start()
         self.exchange.start()
         self.canary.start()
+        await self.control.start()
         settle_garbage()
 
     async def stop(self) -> None:
@@ -192,6 +195,7 @@ class Gateway:
             client_memory=self.client_memory,
             statistics=self.statistics,
             configurations=self.configurations,
+            control=self.control,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,

@@ -23,6 +23,7 @@ from gateway.routes import (
     metrics,
     models,
     ping,
+    repository,
     sagemaker,
     statistics,
     v1,
@@ -55,6 +56,7 @@ _ROUTES = (
     ping,
     sagemaker,
     configurations,
+    repository,
     admin_models,
     admin_uploads,
     admin_pools,
@@ -87,6 +89,18 @@ def build_app(deps: Deps) -> FastAPI:
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
     app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
+    for module in (
+        infer,
+        health,
+        models,
+        configurations,
+        repository,
+        admin_models,
+        admin_uploads,
+        admin_pools,
+        metrics,
+        docs,
+    ):
     for module in _ROUTES:
         app.include_router(module.router)
     add_error_handlers(app)

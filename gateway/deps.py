@@ -58,13 +58,13 @@ class Deps:
     caller: Caller
     statistics: ports.Statistics
     configurations: ports.Configurations
+    control: ports.Control
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
     start: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     version: str
-    control: ports.Control | None = None
     client_memory: ports.ClientMemory | None = None
     trace_settings: ports.TraceSettings | None = None
     log_settings: ports.LogSettings | None = None

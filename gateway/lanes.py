@@ -96,6 +96,8 @@ class Lanes:
         routes: dict[Path, Route] = {}
         for name, model in snapshot.models.items():
             for number, view in model.versions.items():
+                if not view.loaded:
+                    continue
                 try:
                     route = await self._route(view)
                 except (Failure, OSError) as error:

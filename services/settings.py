@@ -30,6 +30,7 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(None, description="Bearer key for the admin API; unset: loopback only.")
     example: bool = Field(True, description="Load the digits example at start.")
     models: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")
+    repository: str = Field("", description="Triton model repositories to serve in place: folders, comma separated.")
     url: str | None = Field(None, description="Endpoint of the command line tools; unset: the one in home.")
 
     device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
@@ -75,6 +76,12 @@ class Settings(BaseSettings):
         description="The model of /invocations; unset: the only one there is.",
     )
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
+
+    @property
+    def repository_dirs(self) -> list[Path]:
+        """The folders of `repository`."""
+        parts = (part.strip() for part in self.repository.split(","))
+        return [Path(part).expanduser().absolute() for part in parts if part]
 
     @property
     def models_dir(self) -> Path:

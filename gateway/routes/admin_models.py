@@ -49,7 +49,7 @@ async def version(name: str, version: int, deps: DepsOf) -> documents.Version:
 )
 async def activate(name: str, version: int, deps: DepsOf) -> documents.Model:
     await deps.catalog.refresh()
-    view = deps.catalog.snapshot.model(name).version(version)
+    view = deps.catalog.snapshot.model(name).published(version)
     if view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
     await asyncio.to_thread(endpoint_activate, deps.repository, name, version)

@@ -7,17 +7,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from services.cli import preload
+from services.cli import preload, repositories
 from services.cli.about import number
 from services.cli.client import Api
 from services.cli.options import Endpoint
-from services.cli.preload import EXAMPLE, Placed, Preload
+from services.cli.preload import EXAMPLE, Placed
+from services.cli.repositories import Loaded, Wanted
 from services.cli.terminal import duration, escape, results
 from services.supervisor.plan import Running
 
@@ -25,8 +26,8 @@ from services.supervisor.plan import Running
 class Terminal:
     """For people. What children complain about comes in between, one line each."""
 
-    def __init__(self, models: Sequence[Preload], key: str | None) -> None:
-        self._models = models
+    def __init__(self, wanted: Wanted, key: str | None) -> None:
+        self._wanted = wanted
         self._key = key
         self._console: Console = results()
         self._placed: list[Placed] = []
@@ -41,7 +42,8 @@ class Terminal:
         with self._working("starting"):
             async with Api(Endpoint(running.local_url, self._key)) as api:
                 await preload.live(api)
-                for model in self._models:
+                await repositories.place(api, self._wanted.repositories, self._show_loaded)
+                for model in self._wanted.models:
                     placed = await preload.place(api, model, _pool(running))
                     if placed is not None:
                         self._placed.append(placed)
@@ -84,6 +86,18 @@ class Terminal:
             f"{duration(placed.seconds)}"
         )
 
+    def _show_loaded(self, loaded: Loaded) -> None:
+        name = escape(loaded.name)
+        if loaded.failure is not None:
+            self._console.print(f"[dim]model[/]      {name} [red]is not served[/]: {escape(loaded.failure)}")
+        elif loaded.unloaded:
+            self._console.print(f"[dim]model[/]      {name} stays unloaded")
+        else:
+            numbers = ", ".join(map(str, loaded.versions))
+            self._console.print(
+                f"[dim]model[/]      {name} version {numbers}, in place in {escape(_short(loaded.folder))}"
+            )
+
     @contextlib.contextmanager
     def _working(self, text: str) -> Iterator[None]:
         if not self._console.is_terminal:
@@ -96,8 +110,8 @@ class Terminal:
 class Lines:
     """For scripts: one JSON object a line."""
 
-    def __init__(self, models: Sequence[Preload], key: str | None) -> None:
-        self._models = models
+    def __init__(self, wanted: Wanted, key: str | None) -> None:
+        self._wanted = wanted
         self._key = key
 
     def say(self, line: str) -> None:
@@ -118,13 +132,19 @@ class Lines:
         )
         async with Api(Endpoint(running.local_url, self._key)) as api:
             await preload.live(api)
-            for model in self._models:
+            await repositories.place(api, self._wanted.repositories, self._show_loaded)
+            for model in self._wanted.models:
                 placed = await preload.place(api, model, _pool(running))
                 if placed is not None:
                     self._print(
                         {"event": "model", "name": placed.name, "version": placed.version, "pushed": placed.pushed}
                     )
             await preload.ready(api)
+
+    def _show_loaded(self, loaded: Loaded) -> None:
+        versions = list(loaded.versions)
+        said = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
+        self._print(said | ({"error": loaded.failure} if loaded.failure is not None else {}))
 
     def ready(self, running: Running) -> None:
         self._print({"event": "ready", "url": running.url, "grpc": running.grpc, "pid": os.getpid()})

@@ -53,6 +53,14 @@ Models = Annotated[
         "file is there already.",
     ),
 ]
+Repositories = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="DIR",
+        help="A Triton model repository to serve in place, can be repeated (MILLRACE_REPOSITORY=a,b): "
+        "DIR/NAME/1/model.onnx, with or without a config.pbtxt. Nothing is copied.",
+    ),
+]
 Example = Annotated[
     bool | None,
     typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
@@ -92,6 +100,7 @@ def up(
     threads: Threads = None,
     redis: Redis = None,
     model: Models = None,
+    repository: Repositories = None,
     example: Example = None,
     drain_seconds: DrainSeconds = None,
     cpu_affinity: CpuAffinity = None,
@@ -114,6 +123,7 @@ def up(
         threads=threads,
         redis_url=redis,
         models=",".join(model) if model else None,
+        repository=",".join(map(str, repository)) if repository else None,
         example=example,
         drain_s=drain_seconds,
         cpu_affinity=cpu_affinity,
@@ -121,11 +131,12 @@ def up(
     )
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads
+    from services.cli.repositories import Wanted, repositories
     from services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    models = preloads(settings.models, example=settings.example)
-    front = Lines(models, key) if json_output else Terminal(models, key)
+    wanted = Wanted(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))
+    front = Lines(wanted, key) if json_output else Terminal(wanted, key)
 
     async def run() -> int:
         return await Supervisor(settings, front).run()

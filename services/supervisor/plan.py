@@ -108,6 +108,7 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
     return settings.model_copy(
         update={
             "home": home,
+            "repository": ",".join(map(str, settings.repository_dirs)),
             "http_port": port,
             "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),
