@@ -19,10 +19,11 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     MILLRACE_HOME=/var/lib/millrace \
     MILLRACE_HOST=0.0.0.0 \
-    MILLRACE_HTTP_PORT=8000
+    MILLRACE_HTTP_PORT=8000 \
+    MILLRACE_GRPC_PORT=8001
 WORKDIR /opt/millrace
 USER 10001:10001
-EXPOSE 8000
+EXPOSE 8000 8001
 # Alive, not ready: readiness waits for workers, which wait for this.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/live', timeout=2)"]

@@ -26,9 +26,16 @@ from gateway.fast_lane import Inbound, fast_lane
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
-from gateway.server import Server
+from gateway.server import Beside, Server
+from gateway.triton.configurations import VersionConfigurations
+from gateway.triton.control import RepositoryControl
+from gateway.triton.labels import Labels, read_labels
+from gateway.triton.memory import ClientMemory
+from gateway.triton.metrics import Page
+from gateway.triton.statistics import MachineStatistics
 from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
+from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.exposition import render
 from services.metrics.tally import Tally
@@ -71,8 +78,16 @@ class Gateway:
         self.repository = FolderRepository(settings.models_dir)
         self.board = Board(address)
         self.exchange = Exchange(address, self.name, self.tally, settings.lease_ms)
+        self.client_memory = ClientMemory(settings.segments_dir, settings.instance, allowed=settings.allow_client_shm)
         self.lanes = Lanes(
-            settings, self.exchange, self.admission, self.segments, self.tally, host_token(settings.segments_dir)
+            settings,
+            self.exchange,
+            self.admission,
+            self.segments,
+            self.tally,
+            host_token(settings.segments_dir),
+            self._labels,
+            self.client_memory,
         )
         self.exchange.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
@@ -83,11 +98,18 @@ class Gateway:
         )
         self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
+        self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
+        self.page = Page(lambda: self.catalog.snapshot)
+        self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
+        self.control = RepositoryControl(self.repository, self.catalog, settings)
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
         self.version = VERSION
         self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
+
+    def _labels(self, manifest: Manifest) -> Labels:
+        return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
     def _serving(self) -> list[Lane]:
         return [route.lane for (_, version), route in self.lanes.routes.items() if version is None]
@@ -113,6 +135,7 @@ class Gateway:
         await self.catalog.start()
         self.exchange.start()
         self.canary.start()
+        await self.control.start()
         settle_garbage()
 
     async def stop(self) -> None:
@@ -144,7 +167,7 @@ class Gateway:
                 with contextlib.suppress(Failure, TimeoutError):
                     async with asyncio.timeout(DEPTHS_S_MAX):
                         await self._stream_depths()
-                return await asyncio.to_thread(render, self.tally, accept)
+                return await asyncio.to_thread(render, self.tally, accept, self.page.lines)
             finally:
                 # Of the moment of this page: what stayed would be the largest of all gateways for ever.
                 for labels in self._depths:
@@ -169,6 +192,10 @@ class Gateway:
             catalog=self.catalog,
             infer=self.infer,
             caller=self.caller,
+            client_memory=self.client_memory,
+            statistics=self.statistics,
+            configurations=self.configurations,
+            control=self.control,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,
@@ -176,6 +203,15 @@ class Gateway:
             stop=self.stop,
             version=self.version,
         )
+
+
+def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> Beside | None:
+    if settings.grpc_port < 0:
+        return None
+    # Imported here: without gRPC, neither the time nor the memory is spent.
+    from gateway.grpc.server import GrpcServer
+
+    return GrpcServer(deps, gateway.drain, shared=shared)
 
 
 def main() -> int:
@@ -186,14 +222,15 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings()
-    allow_connections(settings.connections_max)
+    allow_connections(settings.connections_max * (1 if settings.grpc_port < 0 else 2))
     try:
         gateway = Gateway(settings, arguments.index)
     except (Failure, OSError) as error:
         print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
         return 1
+    deps = gateway.deps()
     config = uvicorn.Config(
-        build_app(gateway.deps()),
+        build_app(deps),
         host=settings.host,
         port=settings.http_port,
         http=_protocol(settings, gateway),
@@ -207,7 +244,8 @@ def main() -> int:
         lifespan="on",
     )
     shared = arguments.fd is not None
-    server = Server(config, gateway, settings.drain_s, shared=shared, ready_fd=arguments.ready_fd)
+    beside = _grpc(settings, gateway, deps, shared=shared)
+    server = Server(config, gateway, settings.drain_s, shared=shared, ready_fd=arguments.ready_fd, beside=beside)
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
     server.run([socket.socket(fileno=arguments.fd)] if shared else None)
     return 0 if server.started else 1

@@ -17,6 +17,8 @@ from gateway.routes import (
     admin_models,
     admin_pools,
     admin_uploads,
+    client_memory,
+    configurations,
     docs,
     generate,
     health,
@@ -26,7 +28,9 @@ from gateway.routes import (
     models_api,
     openai,
     ping,
+    repository,
     sagemaker,
+    statistics,
     torchserve,
     v1,
 )
@@ -36,14 +40,41 @@ from gateway.uploads import Uploads
 _DESCRIPTION = "Model serving: upload a model, send it requests."
 _TAGS = [
     {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
+    {"name": "v2 extensions", "description": "What Triton adds to the protocol."},
+    {"name": "v2 shared memory", "description": "Memory of clients on this machine, for tensors that need not travel."},
     {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
     {"name": "SageMaker", "description": "What a container of SageMaker answers, and its runtime API for boto3."},
-    {"name": "TorchServe", "description": "Predictions, and the management of models from files of this machine."},
     {"name": "OpenAI", "description": "Embeddings."},
+    {"name": "TorchServe", "description": "Predictions, and the management of models from files of this machine."},
+    {"name": "v2 model repository", "description": "Triton's extensions: model configuration and model repository."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
     {"name": "operation", "description": "For those who run the server."},
 ]
+
+
+#: in the order of the documentation page
+_ROUTES = (
+    infer,
+    generate,
+    health,
+    models,
+    statistics,
+    client_memory,
+    v1,
+    ping,
+    sagemaker,
+    openai,
+    torchserve,
+    models_api,
+    configurations,
+    repository,
+    admin_models,
+    admin_uploads,
+    admin_pools,
+    metrics,
+    docs,
+)
 
 
 def build_app(deps: Deps) -> FastAPI:
@@ -71,23 +102,7 @@ def build_app(deps: Deps) -> FastAPI:
     app.state.uploads = Uploads(deps.catalog)
     app.state.embeddings = Embeddings(deps.caller, Tokenizers(deps.repository))
     app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
-    for module in (
-        infer,
-        health,
-        models,
-        admin_models,
-        admin_uploads,
-        admin_pools,
-        metrics,
-        docs,
-        v1,
-        sagemaker,
-        ping,
-        openai,
-        torchserve,
-        models_api,
-        generate,
-    ):
+    for module in _ROUTES:
         app.include_router(module.router)
     app.include_router(models_api.managed)
     add_error_handlers(app)

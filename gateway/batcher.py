@@ -15,6 +15,8 @@ from gateway.request import Request
 
 RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highest
 RANK_MAX = 32
+DELAYED = -1  # the priority of requests that wait behind all others, however long
+_RANK_DELAYED = 1 << 20  # no aging gets from there to the others
 AGING_S = 1.0
 COMPACT_MIN = 256
 COUNTED_MAX = 256
@@ -94,8 +96,10 @@ def _left(entry: _Entry) -> bool:
     return request.taken or request.done
 
 
-def _rank(priority: int) -> int:
-    return min(priority, RANK_MAX) if priority else RANK_DEFAULT
+def _rank(priority: int, largest: int) -> int:
+    if priority < 0:
+        return _RANK_DELAYED
+    return min(priority, largest) if priority else RANK_DEFAULT
 
 
 class _Shelf:
@@ -133,13 +137,14 @@ class Batcher:
     """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`.
 
     Who leaves is not looked for in the lines: its entries go when they come to the front, when they outnumber those of
-    the waiting requests, and when nothing waits.
+    the waiting requests, and when nothing waits. `rank_max`: larger priorities count as this one.
     """
 
-    def __init__(self, aging_s: float = AGING_S) -> None:
+    def __init__(self, aging_s: float = AGING_S, rank_max: int = RANK_MAX) -> None:
         self.rows = 0  # of all requests that wait
         self.count = 0
         self._aging_s = aging_s
+        self._rank_max = rank_max
         self._shelves: dict[int, _Shelf] = {}
         self._shapes: dict[int, Hashable] = {}
         self._numbers = itertools.count()
@@ -147,7 +152,7 @@ class Batcher:
 
     def add(self, request: Request, shape: Hashable) -> None:
         """`shape`: equal for requests that may share a batch; None where all requests of the version have one shape."""
-        rank = _rank(request.priority)
+        rank = _rank(request.priority, self._rank_max)
         shelf = self._shelves.get(rank)
         if shelf is None:
             shelf = self._shelves[rank] = _Shelf()
@@ -175,7 +180,7 @@ class Batcher:
                 shelf.rows -= rows
         else:
             for request in requests:
-                self._shelves[_rank(request.priority)].rows -= request.rows
+                self._shelves[_rank(request.priority, self._rank_max)].rows -= request.rows
         self.count -= len(requests)
         self._left += len(requests)
         if self._shapes:
@@ -196,7 +201,7 @@ class Batcher:
 
         Aging is not looked at. More than COUNTED_MAX requests are not counted: then it is all rows of its priority.
         """
-        rank = _rank(priority)
+        rank = _rank(priority, self._rank_max)
         ahead = 0
         for other, shelf in self._shelves.items():
             if other < rank:
@@ -247,13 +252,13 @@ class Batcher:
         return [shelf for _, _, shelf in ranked]
 
     def expire(self, now: float) -> list[Request]:
-        """Take out every waiting request whose deadline has passed; nobody will run them, so their tensors are let go."""
+        """Take out every waiting request whose deadline has passed."""
         expired: list[Request] = []
         for shelf in self._shelves.values():
             while (head := shelf.order.head()) is not None and head.deadline <= now:
                 shelf.order.pop()
                 head.taken = True
-                self.discard(head)
+                self._leave((head,))
                 expired.append(head)
         return expired
 

@@ -88,9 +88,8 @@ class Canary:
         idle.sort(key=lambda lane: lane.replied)  # who waited longest comes first
         for lane in idle[:AT_ONCE_MAX]:
             request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)
-            request.counted = False
-            with suppress(Failure):  # refused for overload: then replies are coming
-                lane.add(request, 0)
+            with suppress(Failure):  # the gateway is full: then replies are coming
+                lane.probe(request)
 
 
 class _Ignored:

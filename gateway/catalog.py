@@ -120,8 +120,21 @@ class Catalog:
 
     def _model(self, name: str, workers: tuple[WorkerRecord, ...]) -> ModelView:
         endpoint, manifests = self._stored[name]
-        versions = {version: _version(manifest, workers) for version, manifest in manifests.items()}
-        return ModelView(name, endpoint.active, self._serving(name, endpoint, versions), versions)
+        versions = {
+            version: _version(manifest, workers, loaded=endpoint.serves(version))
+            for version, manifest in manifests.items()
+        }
+        loaded = {version: view for version, view in versions.items() if view.loaded}
+        serving = self._serving(name, endpoint, loaded)
+        return ModelView(
+            name,
+            endpoint.active,
+            serving,
+            versions,
+            source=endpoint.source,
+            failure=endpoint.failure,
+            unloaded=endpoint.loaded == (),
+        )
 
     def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:
         """The active version once it is ready; until then the one that served before, or the newest that is ready.
@@ -174,11 +187,13 @@ def _skipping_damage() -> Iterator[None]:
             log.warning("%s", failure.message)
 
 
-def _version(manifest: Manifest, workers: tuple[WorkerRecord, ...]) -> VersionView:
+def _version(manifest: Manifest, workers: tuple[WorkerRecord, ...], *, loaded: bool) -> VersionView:
     release = manifest.release
     placed = tuple(
         Placed(worker, instance) for worker in workers for instance in worker.instances if instance.release == release
     )
+    if not loaded:
+        return VersionView(manifest, State.UNLOADED, None, placed)
     states = {at.instance.state for at in placed}
     state = next((state for state in _BEST_FIRST if state in states), State.UPLOADED)
     reason = next((at.instance.reason for at in placed if at.instance.state is state and at.instance.reason), None)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gateway.caller import Caller
 from gateway.infer_types import InferHandler
+from gateway.triton import ports
 from gateway.views import Snapshot
 from services.records import State
 from services.repository.base import Repository
@@ -47,7 +48,7 @@ class Deps:
 
     `metrics`: Accept header -> page, content type.
 
-    `start` and `stop` are awaited when the application starts and stops.
+    `start` and `stop` are awaited when the application starts and stops. Triton's extensions: None where one is not served.
     """
 
     settings: Settings
@@ -55,9 +56,15 @@ class Deps:
     catalog: Catalog
     infer: InferHandler
     caller: Caller
+    statistics: ports.Statistics
+    configurations: ports.Configurations
+    control: ports.Control
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
     start: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     version: str
+    client_memory: ports.ClientMemory | None = None
+    trace_settings: ports.TraceSettings | None = None
+    log_settings: ports.LogSettings | None = None

@@ -97,6 +97,9 @@ class Model(BaseModel):
     name: str
     active: int | None = Field(description="The version asked for.")
     serving: int | None = Field(description="The version that answers requests that name none.")
+    source: str | None = Field(None, description="The folder of models that it is served from in place.")
+    reason: str | None = Field(None, description="Why its last load failed.")
+    unloaded: bool = Field(False, description="It does not answer until it is loaded.")
     versions: list[Version]
 
 
@@ -209,7 +212,15 @@ def _model(name: str, view: ModelView | None, uploads: Mapping[tuple[str, int | 
     ]
     # an upload without a number gets one above all others
     versions.sort(key=lambda one: (one.version is None, one.version or 0))
-    return Model(name=name, active=active, serving=view.serving if view else None, versions=versions)
+    return Model(
+        name=name,
+        active=active,
+        serving=view.serving if view else None,
+        source=view.source if view else None,
+        reason=(view.failure or None) if view else None,
+        unloaded=view.unloaded if view else False,
+        versions=versions,
+    )
 
 
 def pools(snapshot: Snapshot) -> Pools:

@@ -70,7 +70,7 @@ class Infer:
                 route = self._lanes.find(model, version)
             lane = route.lane
             inputs, options = route.decoder.decode(body, None if length is None else parse_header_length(length))
-            rows, _, _, _, timeout_s, priority = options
+            rows, _, _, _, timeout_s, priority, _, held_bytes = options
             timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
             now = time.monotonic()
             request = RestRequest(inputs, rows, priority, now, now + timeout_s, route.responder)
@@ -78,7 +78,7 @@ class Infer:
             request.accept_encoding = accept_encoding
             request.done_with = done
             request.lane = lane
-            lane.add(request, len(body))
+            lane.add(request, len(body) + held_bytes)
         except Failure as failure:
             if route is not None:
                 route.lane.turned_away(failure.code)

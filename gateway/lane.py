@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Hashable, Sequence
 
-from gateway.batcher import Batcher
+from gateway.batcher import RANK_MAX, Batcher
 from gateway.forecast import Forecast
 from gateway.lane_tallies import LaneTallies
 from gateway.outputs import Outputs
@@ -18,9 +18,11 @@ from gateway.outstanding import Outstanding
 from gateway.packing import Packer
 from gateway.request import Request
 from gateway.shared import Shared
+from gateway.waiting import Waiting
 from services.batch import Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
+from services.metrics.inference import Reason
 from services.profile import Profile
 from services.spin import Spin
 
@@ -47,7 +49,10 @@ class Lane:
         self.manifest = manifest
         self.release = manifest.release
         self.link = shared.link
-        self.batcher = Batcher()
+        config = manifest.config
+        self.batcher = Batcher(rank_max=max(RANK_MAX, config.priority_levels))
+        self._waiting = Waiting(config) if Waiting.needed(config) else None
+        self._preferred = config.rows_preferred if manifest.signature.batching else ()
         self.failed: str | None = None  # why no instance can serve
         self.replied = 0.0  # when the last reply came
         self._packer = packer
@@ -87,7 +92,7 @@ class Lane:
         self._packer.shared = shared
         self.failed = failed
         self._profile = profile
-        self._rows_efficient = min(self._rows_max, rows)
+        self._rows_efficient = min(self._rows_max, max((rows, *self._preferred)))
         self._size()
         self._tallies.instances.set(instances)
         self.dispatch()
@@ -122,6 +127,8 @@ class Lane:
         Raises Failure: OVERLOADED (the lane is full, or it would be answered too late), UNAVAILABLE.
         """
         batcher, forecast = self.batcher, self._forecast
+        if self._waiting is not None:
+            self._waiting.prepare(request)
         waiting = batcher.rows
         if waiting and waiting + request.rows > self._rows_waiting_max:
             self._refuse_full(waiting)
@@ -134,6 +141,8 @@ class Lane:
         if self._quarantine:
             self._quarantine.check(self.release, request)
         self._admission.admit(request, size_bytes)
+        if self._waiting is not None:
+            self._waiting.enter(request)
         batcher.add(request, None if self._uniform else self._shape(request))
         if not self._scheduled and self._outstanding < self._credits:
             # Not at once: whatever else arrived in the same turn of the event loop shall share the batch.
@@ -143,6 +152,17 @@ class Lane:
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False
         self.dispatch()
+
+    def probe(self, request: Request) -> None:
+        """Send a canary, in a batch of its own: it shares no run with requests that are counted.
+
+        Not while anything waits, or no slot is free: then replies are on their way, and tell as much. Raises Failure.
+        """
+        if self.batcher.count or self._outstanding >= self._credits or not self.link.writable:
+            return
+        self._admission.admit(request, 0)
+        request.counted, request.taken = False, True
+        self._put([request], self._clock())
 
     def turned_away(self, code: Code) -> None:
         """A request for this version was refused, or could not be read, before it was admitted."""
@@ -187,8 +207,12 @@ class Lane:
                 self._size()
             start = max(self._forecast.free_at, now)
             first = batcher.earliest()
-            left_s = first.deadline - start
-            if first.deadline <= now or (self._outstanding and left_s < self._least_s(first)):
+            if self._waiting is None:
+                left_s = first.deadline - start
+                late = self._outstanding and left_s < self._least_s(first)
+            else:
+                left_s, late = first.answer_by - start, False
+            if late or first.deadline <= now:
                 self.expire(first.deadline)
                 continue
             if self._outstanding >= self._instances and batcher.rows < self._rows_ahead:
@@ -196,11 +220,19 @@ class Lane:
             if self._delay_s and self._delayed(now):
                 return
             fits = self._forecast.full_s <= left_s
-            self._put(batcher.take(now, self._batch_rows if fits else self._forecast.rows_within(left_s)), now)
+            batch = batcher.take(now, self._sized(self._batch_rows if fits else self._forecast.rows_within(left_s)))
+            if self._waiting is not None:
+                self._waiting.leave(batch)
+            self._put(batch, now)
 
     def _delayed(self, now: float) -> bool:
         """Whether the version asks to wait for a fuller batch on an idle system; the expirer looks again."""
-        return self.batcher.rows < self._batch_rows and now - self.batcher.oldest_arrival() < self._delay_s
+        enough = min((self._batch_rows, *self._preferred))
+        return self.batcher.rows < enough and now - self.batcher.oldest_arrival() < self._delay_s
+
+    def _sized(self, rows: int) -> int:
+        """The largest preferred size that may run and waits; `rows`, which may, where there is none."""
+        return max((size for size in self._preferred if size <= min(rows, self.batcher.rows)), default=rows)
 
     def _least_s(self, first: Request) -> float:
         """The time that the next batch must be worth to its first request.
@@ -254,6 +286,7 @@ class Lane:
         if self.batcher.count:
             self.dispatch()
         requests, failures = outstanding.requests, header.failures
+        self._tallies.batch(header, sum([request.counted for request in requests]))
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
         if live:
             try:
@@ -262,19 +295,24 @@ class Lane:
                 log.exception("the reply to batch %s cannot be read", outstanding.name)
                 self._fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
             else:
-                self._answer(live, outputs)
+                self._answer(live, outputs, header, outstanding.put)
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
-        self._tallies.batch(header, sum([request.counted for request in requests]))
 
-    def _answer(self, live: list[Request], outputs: Outputs) -> None:
+    def _answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put: float) -> None:
         """Answer what still waits in a batch: all of it at once where nobody has left and all have one responder."""
         waiting = [request for request in live if not request.done]
         if not waiting:
             return
         self._done(waiting)
+        now = self.replied
+        rows = sum([request.rows for request in waiting if request.counted])
+        # Before anybody has an answer: whoever has one finds it counted.
+        self._tallies.answered(
+            [now - request.arrival for request in waiting if request.counted], rows, header, now - put
+        )
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
         try:
@@ -284,8 +322,6 @@ class Lane:
                 responder.answer(waiting, outputs)
         except Exception:
             log.exception("answers could not be delivered")
-        now = self.replied
-        self._tallies.answered([now - request.arrival for request in waiting if request.counted])
 
     @staticmethod
     def _answer_each(live: list[Request], waiting: set[int], outputs: Outputs) -> None:
@@ -309,13 +345,14 @@ class Lane:
         else:
             self._packer.free(outstanding.places)
 
-    def _fail(self, requests: Sequence[Request], failure: Failure) -> None:
+    def _fail(self, requests: Sequence[Request], failure: Failure, reason: Reason | None = None) -> None:
         for request in requests:
             if request.done:
                 continue
             self._done((request,))
+            request.inputs = ()  # nobody runs it any more
             if request.counted:
-                self._tallies.failed(failure.code, self._clock() - request.arrival)
+                self._tallies.failed(failure.code, self._clock() - request.arrival, reason)
             try:
                 request.responder.fail(request, failure)
             except Exception:
@@ -329,12 +366,29 @@ class Lane:
         self._tallies.failed(Code.CANCELLED, self._clock() - request.arrival)
         if not request.taken:
             self.batcher.discard(request)
+            if self._waiting is not None:
+                self._waiting.leave((request,))
 
     def expire(self, now: float) -> None:
         """Answer waiting requests whose deadline has passed, or will have by the instant `now`."""
         expired = self.batcher.expire(now)
+        if self._waiting is not None:
+            expired = [request for request in expired if not self._waits_on(self._waiting, request, now)]
         if expired:
             self._fail(expired, Failure(Code.EXPIRED, "the request waited too long in the queue to meet its deadline"))
+
+    def _waits_on(self, waiting: Waiting, request: Request, now: float) -> bool:
+        """What becomes of a request at the end of its wait; False: its deadline has passed, too."""
+        waiting.leave((request,))
+        if waiting.goes_on(request, now):
+            request.taken = False
+            waiting.enter(request)
+            self.batcher.add(request, None if self._uniform else self._shape(request))
+            return True
+        if request.answer_by <= now:
+            return False
+        self._fail((request,), Failure(Code.UNAVAILABLE, "Request timeout expired"), Reason.REJECTED)
+        return True
 
     def expire_outstanding(self, outstanding: Outstanding, now: float) -> None:
         """Answer requests of a batch whose deadline passed; give up a batch that nobody will answer any more."""
@@ -396,7 +450,7 @@ class Lane:
         if self.batcher.count:
             self.expire(now)
             self.dispatch()
-        self._tallies.waiting.set(self.batcher.rows)
+        self._tallies.waiting(self.batcher.count, self.batcher.rows)
         while self._parked and self._parked[0][0] <= now:
             self._packer.free(self._parked.pop(0)[1])
 

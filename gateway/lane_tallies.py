@@ -2,45 +2,80 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, bisect_right
 
 from services.batch import ReplyHeader
 from services.errors import Code
 from services.manifest import Manifest
-from services.metrics import catalogue
-from services.metrics.tally import Counter, Tally
+from services.metrics import catalogue, inference
+from services.metrics.inference import FAILED, REASONS, Field, Reason
+from services.metrics.tally import Counter, Sums, Tally
 
 
 class LaneTallies:
-    """Series of one version in one pool."""
+    """Series of one version in one pool, and of its release."""
 
     def __init__(self, tally: Tally, manifest: Manifest) -> None:
         self._tally = tally
         version = str(manifest.version)
         self._labels = (manifest.model, version, manifest.config.pool)
         self._outcome = (manifest.model, version)
+        self._release = (manifest.model, version, manifest.release)
         self._seconds = tally.histogram(catalogue.REQUEST_SECONDS, *self._labels)
         self._queue_wait = tally.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
         self._ok = tally.counter(catalogue.REQUESTS, *self._outcome, "ok")
         self._batches_ok = tally.counter(catalogue.BATCHES, *self._labels, "ok")
         self._batches_failed = tally.counter(catalogue.BATCHES, *self._labels, "failed")
+        self._sums = tally.sums(inference.REQUESTS, *self._release)
+        self._last = tally.latest(inference.LAST, *self._release)
+        self._runs: dict[int, Sums] = {}
         self.refused_full: Counter = tally.counter(catalogue.REFUSED, "lane_full")
         self.refused_late: Counter = tally.counter(catalogue.REFUSED, "deadline")
         self.segment_bytes: Counter = tally.counter(catalogue.SEGMENT_BYTES, "gateway_out")
-        self.waiting = tally.gauge(catalogue.LANE_ROWS, *self._labels)
+        self._waiting = tally.gauge(catalogue.LANE_ROWS, *self._labels)
+        self._pending = tally.gauge(inference.PENDING, *self._release)
         self.instances = tally.gauge(catalogue.INSTANCES_READY, *self._labels)
+
+    def waiting(self, requests: int, rows: int) -> None:
+        """So many wait now."""
+        self._pending.set(requests)
+        self._waiting.set(rows)
 
     def batch(self, header: ReplyHeader, requests: int) -> None:
         """A batch of so many requests, canaries not counted, came back: each of them waited as long in the stream."""
         self._queue_wait.observe(header.queue_s, requests)
         (self._batches_failed if header.failures else self._batches_ok).add()
+        if header.runs and requests:
+            self._ran(header)
 
-    def answered(self, seconds: list[float]) -> None:
-        """Requests of one batch, answered now. They took about as long as one another: few buckets, one update each."""
+    def _ran(self, header: ReplyHeader) -> None:
+        """Count the runs that this reply stands for; where a run was halved each half has its share of the time."""
+        self._sums.add_to(Field.EXECUTIONS, len(header.runs))
+        self._last.set(time.time())
+        whole = sum(header.runs) or 1
+        for rows in header.runs:
+            share = rows / whole
+            sums = self._runs.get(rows)
+            if sums is None:
+                label = inference.rows_label(rows)
+                sums = self._runs[rows] = self._tally.sums(inference.RUNS, *self._release, label)
+            sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
+
+    def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
+        """Requests of one batch, answered now. They took about as long as one another: few buckets, one update each.
+
+        `rows`: of all of them. `since_put_s`: how long ago their batch was put.
+        """
         if not seconds:
             return
+        total, count = sum(seconds), len(seconds)
+        waited = max(0.0, total - count * (since_put_s - header.queue_s))
+        self._sums.add(
+            count, total, waited, header.input_s * count, header.infer_s * count, header.output_s * count, rows
+        )
         seconds.sort()
-        at, count = 0, len(seconds)
+        at = 0
         while at < count:
             # All of a bucket at once, at their mean: the bucket counts and the sum are those of single observations.
             end = bisect_right(seconds, self._bound_of(seconds[at]), at)
@@ -55,14 +90,17 @@ class LaneTallies:
         at = bisect_left(bounds, seconds)
         return bounds[at] if at < len(bounds) else float("inf")
 
-    def failed(self, code: Code, seconds: float) -> None:
+    def failed(self, code: Code, seconds: float, reason: Reason | None = None) -> None:
         self._seconds.observe(seconds)
-        self._tally.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
+        self._sums.add_to(Field.FAIL_S, seconds)
+        self.turned_away(code, reason)
 
-    def turned_away(self, code: Code) -> None:
+    def turned_away(self, code: Code, reason: Reason | None = None) -> None:
         """An outcome without a time: how fast mistakes are refused says nothing about how long answers take."""
         self._tally.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
+        self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 
     def close(self) -> None:
         for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
             self._tally.remove(metric, *self._labels)
+        self._tally.remove(inference.PENDING, *self._release)

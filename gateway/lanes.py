@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from gateway.admission import Admission
@@ -18,11 +18,14 @@ from gateway.packing import Packer
 from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
 from gateway.shared import Shared
+from gateway.triton.extensions import Extensions, Memory
+from gateway.triton.labels import Labels
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from gateway.v2.plans import InputPlans
 from gateway.views import Snapshot, VersionView, shown, version_number
 from services.errors import Failure, not_found
+from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.profile import Profile
@@ -42,13 +45,17 @@ class Route(NamedTuple):
 
     lane: Lane
     plans: InputPlans
+    extensions: Extensions
     decoder: Decoder
     responder: RestResponder
     timeout_s: float
 
 
 class Lanes:
-    """`host`: the token of the host whose workers share memory with this gateway."""
+    """`host`: the token of the host whose workers share memory with this gateway.
+
+    `labels`: reads the class names of a version. `memory`: of clients.
+    """
 
     def __init__(
         self,
@@ -58,6 +65,8 @@ class Lanes:
         segments: SegmentPool | None,
         tally: Tally,
         host: str,
+        labels: Callable[[Manifest], Labels],
+        memory: Memory,
     ) -> None:
         self.routes: Mapping[Path, Route] = {}
         self._settings = settings
@@ -66,6 +75,8 @@ class Lanes:
         self._segments = segments
         self._tally = tally
         self._host = host
+        self._labels = labels
+        self._memory = memory
         self.quarantine = Quarantine(
             tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined")
         )
@@ -85,6 +96,8 @@ class Lanes:
         routes: dict[Path, Route] = {}
         for name, model in snapshot.models.items():
             for number, view in model.versions.items():
+                if not view.loaded:
+                    continue
                 try:
                     route = await self._route(view)
                 except (Failure, OSError) as error:
@@ -112,11 +125,15 @@ class Lanes:
                 LaneTallies(self._tally, manifest),
             )
             plans = InputPlans(manifest.model, manifest.signature, rows_max)
+            bytes_max = self._settings.body_bytes_max
+            labels = await asyncio.to_thread(self._labels, manifest) if manifest.config.labels else {}
+            extensions = Extensions(manifest.signature, labels, self._memory, bytes_max)
             route = Route(
                 lane,
                 plans,
-                Decoder(plans, self._settings.body_bytes_max),
-                RestResponder(Encoder(manifest.model, manifest.version, manifest.signature)),
+                extensions,
+                Decoder(plans, bytes_max, extensions),
+                RestResponder(Encoder(manifest.model, manifest.version, manifest.signature, extensions)),
                 manifest.config.timeout_ms_default / 1000,
             )
         self._place(route.lane, view)

@@ -1,6 +1,7 @@
 """server: uvicorn's server, and the order in which a gateway leaves.
 
 SIGTERM -> accepts no more -> not ready, answers say close -> idle connections close -> what is in flight is answered
+A server of another protocol in the same loop goes through the same steps at the same time.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -15,6 +17,7 @@ from typing import Protocol
 import uvicorn
 
 from gateway.drain import Drain
+from services.errors import Failure
 
 LOOK_S = 0.02
 TASKS_S = 1  # for routes to notice that their client is gone
@@ -42,16 +45,41 @@ class Leaver(Protocol):
         """Refuse whatever is still on its way, and all that comes."""
 
 
-class Server(uvicorn.Server):
-    """`shared`: others accept from the same listening socket. `drain_s`: it has left so many seconds after a SIGTERM.
+class Beside(Protocol):
+    """A server of another protocol, in the same event loop."""
 
-    `ready_fd`: where it says, in one line, that it is ready for the first time; None: nowhere.
+    async def start(self) -> None:
+        """Listen. Raises Failure."""
+
+    def stop_accepting(self) -> None:
+        """New connections go to others, if there are any."""
+
+    async def leave(self, give_up: float) -> None:
+        """Return when all is answered, at the instant `give_up` at the latest. Called when draining has begun."""
+
+    async def close(self) -> None:
+        """End what is still there."""
+
+
+class Server(uvicorn.Server):
+    """`shared`: others accept on the same ports. `drain_s`: it has left so many seconds after a SIGTERM.
+
+    `ready_fd`: where it says, in one line, that it is ready for the first time; None: nowhere. `beside`: what starts and
+    leaves with it.
     """
 
     def __init__(
-        self, config: uvicorn.Config, gateway: Leaver, drain_s: float, *, shared: bool, ready_fd: int | None
+        self,
+        config: uvicorn.Config,
+        gateway: Leaver,
+        drain_s: float,
+        *,
+        shared: bool,
+        ready_fd: int | None,
+        beside: Beside | None = None,
     ) -> None:
         super().__init__(config)
+        self._beside = beside
         self._gateway = gateway
         self._drain_s = drain_s
         self._shared = shared
@@ -60,6 +88,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._beside is not None and self.started:
+            try:
+                await self._beside.start()
+            except Failure as failure:
+                print(f"error: {failure.message}", file=sys.stderr)
+                await self.lifespan.shutdown()
+                self.started, self.should_exit = False, True
+                return
         if self._ready_fd is not None:
             self._saying = asyncio.create_task(self._say_ready(self._ready_fd))
 
@@ -79,18 +115,25 @@ class Server(uvicorn.Server):
             # Others take new connections from now on. Readiness comes after that: a probe that connects anew asks the
             # port, not this process, and somebody serves there.
             self._stop_accepting()
+            if self._beside is not None:
+                self._beside.stop_accepting()
             await asyncio.sleep(min(ARRIVING_S, notice_s))
         self._gateway.drain.begun = True
+        leaving = None if self._beside is None else asyncio.create_task(self._beside.leave(give_up))
         # With a port of its own, whoever looks at readiness has to be able to see it, and sends until then.
         await self._until(self._deserted if self._shared else _never, loop.time() + notice_s)
         self._stop_accepting()
         for connection in list(self.server_state.connections):
             connection.shutdown()  # idle ones close; the others are told by their answers
         await self._until(self._deserted, give_up)
+        if leaving is not None:
+            await leaving
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gateway.settle(), max(0.0, give_up - loop.time()))
         self._gateway.abandon()
         await self._until(self._deserted, loop.time() + self._drain_s * (1 - GIVE_UP_SHARE) / 2)
+        if self._beside is not None:
+            await self._beside.close()
         if self._saying is not None:
             self._saying.cancel()
         for connection in list(self.server_state.connections):

@@ -43,7 +43,7 @@ def parse_config(text: str | bytes) -> ModelConfig:
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         field = ".".join(("config", *(str(name) for name in first["loc"])))
-        raise invalid(f"{field}: {first['msg']}") from None
+        raise invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
     check_name(config.pool, "config.pool")
     return config
 
@@ -88,7 +88,7 @@ async def settled(deps: Deps, manifest: Manifest, timeout_s: float) -> None:
     while True:
         model = deps.catalog.snapshot.models.get(manifest.model)
         view = model.versions.get(manifest.version) if model else None
-        if view is None or view.state in {State.READY, State.FAILED}:
+        if view is None or view.state in {State.READY, State.FAILED, State.UNLOADED}:
             return
         left_s = deadline - loop.time()
         if left_s <= 0:

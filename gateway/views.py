@@ -39,7 +39,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """A published version and its instances. `state` is the best instance's; UPLOADED while no worker has it."""
+    """A published version and its instances. `state` is the best instance's; UPLOADED while no worker has it.
+
+    UNLOADED: nobody is to serve it, though instances may still be on their way out.
+    """
 
     manifest: Manifest
     state: State
@@ -50,21 +53,41 @@ class VersionView:
     def ready(self) -> bool:
         return self.state is State.READY
 
+    @property
+    def loaded(self) -> bool:
+        return self.state is not State.UNLOADED
+
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """`active`: the version asked for; `serving`: the one that answers requests that name no version."""
+    """`active`: the version asked for; `serving`: the one that answers requests that name no version.
+
+    `source`: the folder that it is served from in place. `failure`: why its last load failed. `unloaded`: it does not
+    answer until it is loaded.
+    """
 
     name: str
     active: int | None
     serving: int | None
     versions: Mapping[int, VersionView]
+    source: str | None = None
+    failure: str = ""
+    unloaded: bool = False
+
+    def published(self, version: int) -> VersionView:
+        """A version, loaded or not. Raises Failure(NOT_FOUND)."""
+        view = self.versions.get(version)
+        if view is None:
+            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found")
+        return view
 
     def version(self, version: int | None) -> VersionView:
         """The version that takes a request. Raises Failure(NOT_FOUND) with the v2 reference's wording."""
         number = self.serving if version is None else version
         view = None if number is None else self.versions.get(number)
-        if view is None:
+        if view is None or not view.loaded:
+            if version is None and self.unloaded:
+                raise not_found(f"Request for unknown model: '{self.name}' is not found: it is unloaded")
             if version is None:
                 raise not_found(f"Request for unknown model: '{self.name}' has no active version")
             raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found")

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-FORMAT = 1
+FORMAT = 2
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
 ALIGN_BYTES = 8  # of the largest element
+ABSENT = (-1,)  # in place of the shape of an optional input that the requests did not bring
 _U32 = struct.Struct("<I")
 _KIND_U32 = struct.Struct("<BI")
 _PADDING = tuple(bytes(-length % ALIGN_BYTES) for length in range(ALIGN_BYTES))  # by length before it, mod ALIGN_BYTES
@@ -82,15 +83,20 @@ class ReplyOutput(NamedTuple):
 class ReplyHeader(NamedTuple):
     """What came of a batch. Times in seconds. `failures`: request's position -> [code, message].
 
-    `run_rows`: rows of the run that this batch was part of. `blob`: as in BatchHeader. `attempt`: of the lease; from the
-    second on, another worker may still be at the batch.
+    `queue_s`: from the batch's creation to the start of its run; `input_s`, `infer_s`, `output_s`: merging its inputs with
+    others', running, and giving each batch its outputs. `run_rows`: rows of the run that this batch was part of. `runs`:
+    rows of each run of the model that succeeded, in one of the replies to those who shared them; [] in the others.
+    `blob`: as in BatchHeader. `attempt`: of the lease; from the second on, another worker may still be at the batch.
     """
 
     name: str
     worker: str
     queue_s: float
-    execution_s: float
+    input_s: float
+    infer_s: float
+    output_s: float
     run_rows: int
+    runs: list[int]
     failures: dict[int, list[str]]
     outputs: list[ReplyOutput]
     blob: str
@@ -142,14 +148,17 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
         if data[0] != KIND_REPLY:
             raise ValueError(f"a message of kind {data[0]}")
         fields, inline = _split(memoryview(data), 5)
-        name, worker, queue_s, execution_s, run_rows, failures, outputs, blob, attempt = fields
+        name, worker, queue_s, input_s, infer_s, output_s, run_rows, runs, failures, outputs, blob, attempt = fields
         return (
             ReplyHeader(
                 name,
                 worker,
                 queue_s,
-                execution_s,
+                input_s,
+                infer_s,
+                output_s,
                 run_rows,
+                runs,
                 failures,
                 [ReplyOutput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in outputs],
                 blob,

@@ -6,13 +6,16 @@ models/<model>/<version>/manifest.json   Manifest: immutable
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from services.tensor import Signature
 
 ROWS_MAX_DEFAULT = 64
+LEVELS_MAX = 1024
+SIZES_MAX = 64
+WARMUPS_MAX = 64
 
 
 class QueuePolicy(BaseModel):
@@ -66,12 +69,31 @@ class ModelConfig(BaseModel):
     )
     rows_preferred: tuple[int, ...] = Field((), description="Sizes of batches that are worth no more waiting.")
     instances_max: int = Field(0, ge=0, description="Workers of the pool that hold the version at most; 0: all.")
-    priority_levels: int = Field(0, ge=0, le=1024, description="Priorities from 1 (first) on; 0: any number counts.")
+    priority_levels: int = Field(
+        0, ge=0, le=LEVELS_MAX, description="Priorities from 1 (first) on; 0: any number counts."
+    )
     priority_default: int = Field(0, ge=0, description="Of a request that names none.")
     queue: QueuePolicy = Field(QueuePolicy(), description="How requests wait.")
     queue_by_priority: dict[int, QueuePolicy] = Field({}, description="The same for single priorities.")
     warmup: tuple[Warmup, ...] = Field((), description="Requests to answer before it is ready.")
     labels: dict[str, str] = Field({}, description="Output -> file of its class names, one a line.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        levels = self.priority_levels
+        if levels and not 1 <= self.priority_default <= levels:
+            raise ValueError(f"priority_default must be one of the {levels} priority_levels, 1 to {levels}")
+        if not levels and self.priority_default:
+            raise ValueError("priority_default needs priority_levels")
+        if wrong := [level for level in self.queue_by_priority if not 1 <= level <= (levels or LEVELS_MAX)]:
+            raise ValueError(f"queue_by_priority: {wrong[0]} is no priority, they are 1 to {levels or LEVELS_MAX}")
+        if wrong := [rows for rows in self.rows_preferred if not 1 <= rows <= self.rows_max]:
+            raise ValueError(f"rows_preferred: {wrong[0]} is not between 1 and rows_max, which is {self.rows_max}")
+        if len(self.rows_preferred) > SIZES_MAX:
+            raise ValueError(f"rows_preferred: at most {SIZES_MAX} sizes")
+        if len(self.warmup) > WARMUPS_MAX:
+            raise ValueError(f"warmup: at most {WARMUPS_MAX} requests")
+        return self
 
 
 class SourceFile(BaseModel):
@@ -89,6 +111,8 @@ class Manifest(BaseModel):
 
     `served`: path below the version folder of the ONNX file that serves (the source, or a rewritten variant).
     `digest`: sha256 (hex) over the uploaded bytes. `files`: every file a worker reads, with digests.
+    `origin`: the folder that the files are in where that is another one: they are served in place.
+    `triton`: the Triton model configuration that it was given, in JSON form; empty: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -107,6 +131,8 @@ class Manifest(BaseModel):
     ir_version: int
     producer: str = ""
     notes: tuple[str, ...] = Field((), description="What the check found worth saying, one sentence each.")
+    origin: str | None = None
+    triton: dict[str, Any] = {}
 
     @property
     def release(self) -> str:
@@ -118,6 +144,9 @@ class Endpoint(BaseModel):
     """What a model's public name resolves to.
 
     `active`: the version asked for; `previous`: the one that goes on serving until `active` is ready.
+    `loaded`: the versions that are served; None: all that there are; empty: the model is unloaded.
+    `source`: the folder of models that this one is served from in place; None: it was uploaded.
+    `failure`: why the last load failed; empty: it did not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -126,3 +155,10 @@ class Endpoint(BaseModel):
     generation: int = 0
     active: int | None = None
     previous: int | None = None
+    loaded: tuple[int, ...] | None = None
+    source: str | None = None
+    failure: str = ""
+
+    def serves(self, version: int) -> bool:
+        """Whether the version is loaded."""
+        return self.loaded is None or version in self.loaded

@@ -17,6 +17,7 @@ class State(StrEnum):
     READY = "ready"
     DRAINING = "draining"
     FAILED = "failed"
+    UNLOADED = "unloaded"
 
 
 class InstanceRecord(BaseModel):

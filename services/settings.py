@@ -20,6 +20,7 @@ class Settings(BaseSettings):
     home: Path = Field(Path(".millrace"), description="Folder for everything that is kept: models, sockets, logs.")
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port the gateway listens on; 0 picks a free one.")
+    grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0 picks a free one, -1: no gRPC.")
     gateways: int = Field(1, ge=1, le=64, description="Gateway processes.")
     pools: str = Field("cpu=1", description="Worker pools as NAME=WORKERS, comma separated.")
     threads: int = Field(0, ge=0, le=1024, description="Threads of one worker; 0: its share of the machine.")
@@ -30,6 +31,7 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(None, description="Bearer key for the admin API; unset: loopback only.")
     example: bool = Field(True, description="Load the digits example at start.")
     models: str = Field("", description="Models to load at start as NAME=PATH, comma separated.")
+    repository: str = Field("", description="Triton model repositories to serve in place: folders, comma separated.")
     url: str | None = Field(None, description="Endpoint of the command line tools; unset: the one in home.")
 
     device: str = Field("cpu", description="Device of a worker: cpu, cuda[:N] or tensorrt[:N].")
@@ -65,6 +67,10 @@ class Settings(BaseSettings):
     )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
+    allow_client_shm: bool = Field(
+        False, description="Let clients on this machine pass tensors in shared memory that they made."
+    )
+    server_name: str = Field("triton", description="What GET /v2 calls the server; Triton's clients look for theirs.")
     sagemaker_model: str | None = Field(
         None,
         validation_alias=AliasChoices("MILLRACE_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
@@ -79,6 +85,12 @@ class Settings(BaseSettings):
         description="Folder of files that may be registered by path; unset: none, or /opt/ml/models for SageMaker.",
     )
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
+
+    @property
+    def repository_dirs(self) -> list[Path]:
+        """The folders of `repository`."""
+        parts = (part.strip() for part in self.repository.split(","))
+        return [Path(part).expanduser().absolute() for part in parts if part]
 
     @property
     def models_dir(self) -> Path:

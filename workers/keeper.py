@@ -10,8 +10,10 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from services.errors import Code, Failure
@@ -97,23 +99,31 @@ class Keeper:
 
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
-        for model in self._repository.models():
-            for version in self._repository.versions(model):
-                try:
-                    manifest = self._repository.manifest(model, version)
-                except Failure as failure:  # removed in between, or damaged: the others go on
-                    if failure.code is not Code.NOT_FOUND:
-                        log.warning("%s", failure.message)
-                    continue
-                if manifest.config.pool == self._pool:
-                    wanted[manifest.release] = manifest
+        for manifest in chain(self._published(), self._proposed()):
+            if manifest.config.pool == self._pool:
+                wanted[manifest.release] = manifest
         return wanted
+
+    def _published(self) -> Iterator[Manifest]:
+        for model in self._repository.models():
+            with _skipping_damage():
+                endpoint = self._repository.endpoint(model)
+                for version in self._repository.versions(model):
+                    with _skipping_damage():
+                        if endpoint.serves(version):
+                            yield self._repository.manifest(model, version)
+
+    def _proposed(self) -> Iterator[Manifest]:
+        """Versions on trial, which are loaded beside those that serve."""
+        for model in self._repository.proposals.models():
+            with _skipping_damage():
+                yield from self._repository.proposals.of(model)
 
     def _load(self, manifest: Manifest) -> None:
         holding = Holding(manifest, State.LOADING)
         self._held.set(holding)
         try:
-            folder = self._repository.local_path(manifest.model, manifest.version)
+            folder = self._repository.folder_of(manifest)
             verify(folder, manifest)
             instance = self._backend.load(folder / manifest.served, manifest.signature, self._device, self._threads)
             holding = replace(holding, state=State.WARMING, instance=instance)
@@ -164,6 +174,16 @@ class Keeper:
         while exchange.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
         exchange.release(release)  # once more: the last to leave takes the empty stream along
+
+
+@contextmanager
+def _skipping_damage() -> Iterator[None]:
+    """What was removed in between, or is damaged, is left out; the others go on."""
+    try:
+        yield
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            log.warning("%s", failure.message)
 
 
 def verify(folder: Path, manifest: Manifest) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.batch import BatchInput, Place, ReplyHeader, ReplyOutput, decode_batch, encode_reply
+from services.batch import ABSENT, BatchInput, Place, ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.bytes_tensor import decode_elements, encode_elements
 from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
@@ -21,12 +21,13 @@ from services.segments.segment import Segments
 from services.tensor import Signature
 
 Array = np.ndarray[Any, Any]
+Inputs = dict[str, Array]
 
 
 class Lease:
     """One entry of a stream while this worker has it. `fetch_blob` is called at most once, for entries with a blob."""
 
-    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased", "leased_ms", "started")
+    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased")
 
     def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int, leased: float = 0.0) -> None:
         self.lane = lane
@@ -34,7 +35,6 @@ class Lease:
         self.attempt = attempt
         self.header, self.inline = decode_batch(data)
         self.leased = leased
-        self.leased_ms = time.time() * 1000
         self.failures: dict[int, list[str]] = {}
         self.alive: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
 
@@ -63,22 +63,24 @@ class Lease:
             self.fail(i, Code.EXPIRED, "the deadline passed before the request could run")
 
 
-def input_arrays(lease: Lease, signature: Signature, segments: Segments) -> list[Array]:
-    """The inputs of all requests of a lease that are to run, in the signature's order."""
+def input_arrays(lease: Lease, signature: Signature, segments: Segments) -> Inputs:
+    """The inputs of all requests of a lease that are to run, by name; without optional ones that none of them brought."""
     header, offset = lease.header, 0
-    arrays: list[Array] = []
+    arrays: Inputs = {}
+    rows = sum(header.rows)
     for spec, tensor in zip(signature.inputs, header.inputs, strict=True):
+        if spec.optional and tensor.inner == ABSENT:
+            continue
         if tensor.place is not None:
             raw = segments.view(tensor.place)
         else:
             raw = lease.inline[offset : offset + tensor.size_bytes]
             offset += tensor.size_bytes
-        rows = sum(header.rows)
-        arrays.append(_array(spec.datatype, tensor, raw, rows if signature.batching else None))
+        arrays[spec.name] = _array(spec.datatype, tensor, raw, rows if signature.batching else None)
     if len(lease.alive) < len(header.rows) and signature.batching:
         bounds = np.cumsum([0, *header.rows])
         keep = [slice(bounds[i], bounds[i + 1]) for i in lease.alive]
-        arrays = [np.concatenate([array[part] for part in keep]) for array in arrays]
+        arrays = {name: np.concatenate([array[part] for part in keep]) for name, array in arrays.items()}
     return arrays
 
 
@@ -89,6 +91,20 @@ def _array(datatype: str, tensor: BatchInput, raw: memoryview, rows: int | None)
         elements[:] = decode_elements(raw)
         return elements.reshape(shape)
     return np.frombuffer(raw, NUMPY[datatype]).reshape(shape)
+
+
+class RunCost(NamedTuple):
+    """What a run took of time. `began_ms`: when, by the wall clock. `rows`: of all its leases.
+
+    `input_s`, `infer_s`, `split_s`: merging, running, sharing out. `runs`: as in ReplyHeader.
+    """
+
+    began_ms: float
+    input_s: float
+    infer_s: float
+    split_s: float
+    rows: int
+    runs: list[int]
 
 
 class ReplyWriter:
@@ -109,12 +125,13 @@ class ReplyWriter:
         self.segment_bytes = 0
 
     def write(
-        self, lease: Lease, signature: Signature, outputs: Sequence[Array] | None, execution_s: float, run_rows: int
+        self, lease: Lease, signature: Signature, outputs: Sequence[Array] | None, cost: RunCost
     ) -> tuple[bytes, bytes]:
         """The reply to a lease, and the bytes to leave in a blob key beforehand (b"" when they are inline).
 
         `outputs`: of this lease's live requests; None when all of them failed.
         """
+        began = time.perf_counter()
         tensors: list[Any] = []
         described: list[ReplyOutput] = []
         inline_bytes = 0
@@ -132,9 +149,12 @@ class ReplyWriter:
         header = ReplyHeader(
             lease.header.name,
             self._worker,
-            max(0.0, (lease.leased_ms - lease.header.created_ms) / 1000),
-            execution_s,
-            run_rows,
+            max(0.0, (cost.began_ms - lease.header.created_ms) / 1000),
+            cost.input_s,
+            cost.infer_s,
+            cost.split_s + time.perf_counter() - began,
+            cost.rows,
+            cost.runs,
             lease.failures,
             described,
             blob,

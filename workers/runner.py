@@ -12,7 +12,7 @@ from services.errors import Code, Failure
 from services.segments.segment import Segments
 from workers.backends.base import Array, OutOfMemory
 from workers.held import Holding
-from workers.lease import Lease, check_outputs, input_arrays
+from workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
 
 
 class Run(NamedTuple):
@@ -24,24 +24,26 @@ class Run(NamedTuple):
     lease: Lease
     outputs: list[Array] | None
     execution_s: float
-    run_rows: int
+    cost: RunCost
 
 
 def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
     """Take from the front of `in_hand` the leases that can run as one: same lane, equal shapes, rows within the limit.
 
-    A suspect runs alone, and after the others.
+    A suspect runs alone, and after the others. So do canaries: what runs cost is counted, and they are not.
     """
     if len(in_hand) > 1:
         in_hand.sort(key=lambda lease: lease.suspect)
     first = in_hand.pop(0)
     group, rows = [first], first.rows
-    if first.suspect:
+    if first.suspect or first.header.canary:
         return group
     shapes = [tensor.inner for tensor in first.header.inputs]
     while in_hand and in_hand[0].lane == first.lane:
         other = in_hand[0]
-        if other.suspect or rows + other.rows > rows_max or [tensor.inner for tensor in other.header.inputs] != shapes:
+        if other.suspect or other.header.canary or rows + other.rows > rows_max:
+            break
+        if [tensor.inner for tensor in other.header.inputs] != shapes:
             break
         group.append(in_hand.pop(0))
         rows += other.rows
@@ -58,7 +60,7 @@ def run(
     began = time.perf_counter()
     now_ms = time.time() * 1000
     live: list[Lease] = []
-    arrays: list[list[Array]] = []
+    arrays: list[Inputs] = []
     signature = holding.manifest.signature
     for lease in group:
         lease.drop_expired(now_ms)
@@ -73,56 +75,88 @@ def run(
             live.append(lease)
     results: dict[int, list[Array] | None] = {}
     rows = sum(lease.rows for lease in live)
+    runner = _Runner(holding, on_no_memory)
     if live:
-        runner = _Runner(holding, on_no_memory)
         try:
-            merged = arrays[0] if len(live) == 1 else [np.concatenate(parts) for parts in zip(*arrays, strict=True)]
+            merged = arrays[0]
+            if len(live) > 1:
+                merged = {name: np.concatenate([part[name] for part in arrays]) for name in merged}
         except MemoryError:
             on_no_memory(rows)
             results = {i: _outputs([lease], runner, arrays[i])[0] for i, lease in enumerate(live)}
         else:
             results = _outputs(live, runner, merged)
     execution_s = time.perf_counter() - began if live else 0.0
+    input_s = runner.began - began if runner.began else 0.0
+    shared = RunCost(now_ms, input_s, runner.seconds, execution_s - input_s - runner.seconds, rows, [])
+    first = shared._replace(runs=runner.runs)  # the runs stand in one reply: so they are counted once
     places = {id(lease): i for i, lease in enumerate(live)}
-    return [Run(lease, results.get(places.get(id(lease), -1)), execution_s, rows) for lease in group]
+    return [
+        Run(lease, results.get(place), execution_s, first if place == 0 else shared)
+        for lease in group
+        for place in (places.get(id(lease), -1),)
+    ]
 
 
 class _Runner:
-    """Runs rows of one instance, in as many pieces as its memory asks for."""
+    """Runs rows of one instance, in as many pieces as its memory asks for.
+
+    `began`: when the first run began; `seconds`: what all runs took; `runs`: the rows of those that succeeded.
+    """
 
     def __init__(self, holding: Holding, on_no_memory: Callable[[int], None]) -> None:
         self._holding = holding
         self._on_no_memory = on_no_memory
+        self.began = 0.0
+        self.seconds = 0.0
+        self.runs: list[int] = []
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
+    def run(self, inputs: Inputs) -> list[Array]:
         """Outputs for all rows of `inputs`. Raises Failure."""
         try:
             return self._run_once(inputs)
         except OutOfMemory:
-            rows = inputs[0].shape[0] if self._holding.manifest.signature.batching else 1
+            rows = _rows(inputs) if self._holding.manifest.signature.batching else 1
             if rows < 2:
                 raise
         self._on_no_memory(rows)
-        halves = [self.run([array[part] for array in inputs]) for part in (slice(rows // 2), slice(rows // 2, None))]
+        halves = [self.run(_part(inputs, part)) for part in (slice(rows // 2), slice(rows // 2, None))]
         try:
             return [np.concatenate(column) for column in zip(*halves, strict=True)]
         except MemoryError as error:
             raise OutOfMemory(f"no memory for the outputs of {rows} rows") from error
 
-    def _run_once(self, inputs: Sequence[Array]) -> list[Array]:
+    def _run_once(self, inputs: Inputs) -> list[Array]:
         holding = self._holding
         signature = holding.manifest.signature
         if holding.instance is None:
             raise Failure(
                 Code.UNAVAILABLE, f"version {holding.manifest.version} of {holding.manifest.model} is not loaded"
             )
-        names = {spec.name: array for spec, array in zip(signature.inputs, inputs, strict=True)}
-        outputs = list(holding.instance.run(names))
-        check_outputs(outputs, signature, inputs[0].shape[0] if inputs and inputs[0].ndim else 0)
+        began = time.perf_counter()
+        self.began = self.began or began
+        try:
+            outputs = list(holding.instance.run(inputs))
+        finally:
+            self.seconds += time.perf_counter() - began
+        rows = _rows(inputs)
+        check_outputs(outputs, signature, rows)
+        self.runs.append(rows if signature.batching else 1)
         return outputs
 
 
-def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Sequence[Array]) -> dict[int, list[Array] | None]:
+def _rows(inputs: Inputs) -> int:
+    """Dimension 0 of the inputs; 0 when there is none."""
+    for array in inputs.values():
+        return int(array.shape[0]) if array.ndim else 0
+    return 0
+
+
+def _part(inputs: Inputs, rows: slice) -> Inputs:
+    return {name: array[rows] for name, array in inputs.items()}
+
+
+def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int, list[Array] | None]:
     """Outputs by position in `live`; requests at fault are failed in their lease."""
     try:
         outputs = runner.run(inputs)
@@ -134,9 +168,7 @@ def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Sequence[Array]) ->
     return {i: [array[bounds[i] : bounds[i + 1]] for array in outputs] for i in range(len(live))}
 
 
-def _bisect(
-    live: Sequence[Lease], runner: _Runner, inputs: Sequence[Array], failure: Failure
-) -> dict[int, list[Array] | None]:
+def _bisect(live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Failure) -> dict[int, list[Array] | None]:
     """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit."""
     requests = [(i, position) for i, lease in enumerate(live) for position in lease.alive]
     rows = np.cumsum([0, *(live[i].header.rows[position] for i, position in requests)])
@@ -147,7 +179,7 @@ def _bisect(
         error = known
         if error is None:
             try:
-                outputs = runner.run([array[rows[low] : rows[high]] for array in inputs])
+                outputs = runner.run(_part(inputs, slice(rows[low], rows[high])))
             except Failure as again:
                 error = again
             else:

@@ -19,7 +19,7 @@ from services.segments.segment import Segments
 from services.tensor import Signature
 from workers.exchange import Exchange, Finished
 from workers.held import Held, Holding
-from workers.lease import Lease, ReplyWriter
+from workers.lease import Lease, ReplyWriter, RunCost
 from workers.runner import Run, merge, run
 from workers.tallies import WorkerTallies
 
@@ -162,7 +162,9 @@ class Worker:
 
     def _take(self) -> list[Lease]:
         holding = self._held.get(self._in_hand[0].lane)
-        return merge(self._in_hand, holding.rows_merged_max if holding is not None else 1)
+        if holding is None or holding.manifest.config.rows_preferred:  # the gateway has cut them to size
+            return merge(self._in_hand, 1)
+        return merge(self._in_hand, holding.rows_merged_max)
 
     def _execute(self, group: list[Lease]) -> list[Finished]:
         holding = self._held.get(group[0].lane)
@@ -170,7 +172,7 @@ class Worker:
             return [self._refuse(lease) for lease in group]
         runs = run(group, holding, self._segments, partial(self._out_of_memory, group[0].lane))
         if runs[0].execution_s:
-            self._ran.append((holding, runs[0].execution_s, runs[0].run_rows))
+            self._ran.append((holding, runs[0].execution_s, runs[0].cost.rows))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
 
@@ -193,14 +195,14 @@ class Worker:
             raise RuntimeError(f"{lane} cannot be built again: {failure.message}") from failure
 
     def _finish(self, result: Run, signature: Signature) -> Finished:
-        lease, outputs, execution_s, rows = result
-        reply, blob = self._replies.write(lease, signature, outputs, execution_s, rows)
-        return Finished(lease, reply, blob)
+        reply, blob = self._replies.write(result.lease, signature, result.outputs, result.cost)
+        return Finished(result.lease, reply, blob)
 
     def _refuse(self, lease: Lease) -> Finished:
         for position in list(lease.alive):
             lease.fail(position, Code.UNAVAILABLE, "the version is not loaded in this worker any more")
-        return self._finish(Run(lease, None, 0.0, 0), _NO_SIGNATURE)
+        cost = RunCost(time.time() * 1000, 0.0, 0.0, 0.0, 0, [])
+        return self._finish(Run(lease, None, 0.0, cost), _NO_SIGNATURE)
 
     def _drain(self, exchange: Exchange) -> None:
         """Leave the idle ones first, so that no entry comes any more; then run what is here."""

@@ -49,7 +49,7 @@ async def version(name: str, version: int, deps: DepsOf) -> documents.Version:
 )
 async def activate(name: str, version: int, deps: DepsOf) -> documents.Model:
     await deps.catalog.refresh()
-    view = deps.catalog.snapshot.model(name).version(version)
+    view = deps.catalog.snapshot.model(name).published(version)
     if view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
     await asyncio.to_thread(endpoint_activate, deps.repository, name, version)
@@ -78,7 +78,7 @@ async def delete_version(
 
 
 @router.delete(
-    "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(404)
+    "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(400, 404)
 )
 async def delete_model(name: str, deps: DepsOf) -> None:
     await asyncio.to_thread(deps.repository.delete_model, name)

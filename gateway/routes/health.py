@@ -15,7 +15,7 @@ router = APIRouter(tags=["v2 inference"])
 @router.get("/v2", summary="Name, version and protocol extensions of the server")
 @router.get("/v2/", include_in_schema=False)
 async def server(deps: DepsOf) -> dict[str, Any]:
-    return server_metadata(deps.version)
+    return server_metadata(deps.settings.server_name, deps.version)
 
 
 @router.get(

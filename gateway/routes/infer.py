@@ -11,8 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.infer_types import HttpReply, InferHeaders
-from gateway.refusals import too_large
-from gateway.routes.body import declared_bytes, disconnected
+from gateway.routes.body import disconnected, read_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented, error_reply
 from services.errors import HTTP_STATUS, Code
@@ -94,7 +93,7 @@ async def infer_version(model: str, version: str, request: Request, deps: DepsOf
 
 
 async def _answer(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
-    body = await _read(request, deps.settings.body_bytes_max)
+    body = await read_body(request, deps.settings.body_bytes_max)
     answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
 
     def done(reply: HttpReply) -> None:
@@ -113,20 +112,6 @@ async def _answer(model: str, version: str | None, request: Request, deps: DepsO
     if not answered.done():
         return error_reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
     return _response(answered.result())
-
-
-async def _read(request: Request, bytes_max: int) -> bytes:
-    """The body. Raises Failure(TOO_LARGE): before reading when the length is declared, else as soon as it is known."""
-    if declared_bytes(request) > bytes_max:
-        raise too_large(bytes_max)
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > bytes_max:
-            raise too_large(bytes_max)
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _headers(request: Request) -> InferHeaders:

@@ -6,7 +6,6 @@ by a Host that it had to point at this machine (DNS rebinding), or by an Origin 
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
+from gateway.loopback import is_loopback
 from gateway.routes.context import DepsOf
 from services.errors import Code, Failure
 
@@ -49,12 +49,12 @@ async def models_api(
 
 
 def _check_local(request: Request) -> None:
-    if request.client is None or not _is_loopback(request.client.host):
+    if request.client is None or not is_loopback(request.client.host):
         raise HTTPException(
             403, "the admin API answers this machine only: set MILLRACE_ADMIN_KEY to use it from others"
         )
     host = request.headers.get("host", "")
-    if not _is_loopback(_hostname(host)):
+    if not is_loopback(_hostname(host)):
         raise HTTPException(
             403,
             f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set MILLRACE_ADMIN_KEY",
@@ -71,14 +71,3 @@ def _hostname(host: str) -> str:
     except ValueError:
         # such as an open bracket: no name of ours
         return ""
-
-
-def _is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback

@@ -121,9 +121,6 @@ class ClientMemory(Protocol):
     def regions(self, name: str | None) -> list[Region]:
         """Raises Failure(NOT_FOUND) for a name that is not registered."""
 
-    def view(self, name: str, offset: int, size_bytes: int) -> memoryview:
-        """Bytes of a region, writable. Raises Failure(INVALID): no such region, or outside its bounds."""
-
 
 # --- trace and logging ---
 

@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 
 from gateway.request import InputTensor
+from gateway.triton.extensions import Extensions
 from gateway.v2.call import InferCall, Options
 from gateway.v2.document import members, missing, mistyped, parse_json, shown, whole
 from gateway.v2.elements import raw_from_json, raw_from_strings
@@ -29,7 +30,7 @@ from gateway.v2.envelopes import (
     json_envelope,
     remember,
 )
-from gateway.v2.options import read_options
+from gateway.v2.options import read_options, read_span
 from gateway.v2.plan import Extent, InputPlan
 from gateway.v2.plans import InputPlans, raw_tensor
 from services.datatypes import BYTES
@@ -71,8 +72,9 @@ class Decoder:
     `json_bytes_max`: bytes of the JSON part at most; binary tensors are not counted.
     """
 
-    def __init__(self, plans: InputPlans, json_bytes_max: int) -> None:
+    def __init__(self, plans: InputPlans, json_bytes_max: int, extensions: Extensions | None = None) -> None:
         self._model = plans.model
+        self._extensions = extensions or Extensions(plans.signature, {}, None, json_bytes_max)
         self._json_bytes_max = json_bytes_max
         self._plans = plans
         self._first = next(iter(plans), None)
@@ -87,7 +89,7 @@ class Decoder:
         """Return the request in `body`; large binary tensors are views on it.
 
         `header_bytes`: length of its JSON part; None: all of it is JSON. Raises Failure(INVALID) on what is wrong
-        with it, Failure(TOO_LARGE), and Failure(UNSUPPORTED) for shared memory, classification and sequences.
+        with it, Failure(TOO_LARGE), and Failure(UNSUPPORTED) for sequences, and shared memory where it is not allowed.
         """
         if header_bytes is None:
             if type(body) is not bytes:
@@ -140,7 +142,7 @@ class Decoder:
         text = bytes(body[:header_bytes])
         document = parse_json(text)
         call = self._read(document, text, body[header_bytes:])
-        if not call.options.id and header_bytes <= PREFIX_BYTES_MAX:
+        if not call.options.id and call.options.asks is None and header_bytes <= PREFIX_BYTES_MAX:
             envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
             if envelope is not None:
                 remember(self._binary, text, envelope)
@@ -152,7 +154,7 @@ class Decoder:
             return self._decode_raw(memoryview(body))
         document = parse_json(body)
         call = self._read(document, body, memoryview(b""))
-        if not call.options.id and self._first is not None and len(self._plans) == 1:
+        if not call.options.id and call.options.asks is None and self._first is not None and len(self._plans) == 1:
             learnt = json_envelope(call, body, self._first)
             if learnt is not None:
                 remember(self._json, *learnt)
@@ -166,7 +168,7 @@ class Decoder:
             mistyped("inputs", "array")
         found: list[InputTensor | None] = [None] * len(self._plans)
         rows = -1
-        at = 0
+        at = held = 0
         for item in items:
             plan = self._plan(item)
             if found[plan.index] is not None:
@@ -181,9 +183,12 @@ class Decoder:
                 data = raw_from_json(plan, extent, item["data"], text)
                 found[plan.index] = _new(InputTensor, (extent.shape, data, len(data)))
             else:
-                tensor = self._tensor(plan, extent, item, text, tail[at:])
-                if "data" not in item:
+                parameters = members(parameters, plan.where)
+                tensor = self._tensor(plan, extent, item, parameters, text, tail[at:])
+                if "binary_data_size" in parameters:
                     at += tensor.size_bytes
+                elif "data" not in item:
+                    held += tensor.size_bytes
                 found[plan.index] = tensor
         if at != len(tail):
             raise invalid(f"unexpected additional input data for model '{self._model}'")
@@ -191,7 +196,8 @@ class Decoder:
         rows = rows if rows >= 0 else 1
         if len(document) == 1:
             return InferCall(inputs, Options(rows))
-        return InferCall(inputs, read_options(document, rows, self._outputs, self._model))
+        options = read_options(document, rows, self._outputs, self._model, self._extensions)
+        return InferCall(inputs, options._replace(held_bytes=held) if held else options)
 
     def _plan(self, item: object) -> InputPlan:
         """The plan of the input that `item`, an element of `inputs`, names."""
@@ -205,18 +211,23 @@ class Decoder:
         return self._plans.named(name)
 
     def _tensor(
-        self, plan: InputPlan, extent: Extent, item: dict[str, Any], text: bytes, tail: memoryview
+        self,
+        plan: InputPlan,
+        extent: Extent,
+        item: dict[str, Any],
+        parameters: dict[str, Any],
+        text: bytes,
+        tail: memoryview,
     ) -> InputTensor:
-        """An input with parameters: its data is in the JSON, or the next bytes of `tail`."""
-        parameters = members(item.get("parameters"), plan.where)
+        """An input with parameters: its data is in the JSON, in the next bytes of `tail`, or in shared memory."""
         binary = "binary_data_size" in parameters
-        shared = "shared_memory_region" in parameters
-        given = ("data" in item) + binary + shared
+        span = read_span(parameters, plan.where)
+        given = ("data" in item) + binary + (span is not None)
         if given != 1:
             but = "no field was" if given == 0 else "multiple fields were"
             raise invalid(f"Input must set only one of the following fields: {_FIELDS}. But {but} set{plan.where}")
-        if shared:
-            raise Failure(Code.UNSUPPORTED, f"client shared memory is not enabled on this server{plan.where}")
+        if span is not None:
+            return self._extensions.read(plan, extent, span)
         if not binary:
             data = raw_from_json(plan, extent, item["data"], text)
             return InputTensor(extent.shape, data, len(data))

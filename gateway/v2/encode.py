@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from gateway.outputs import Outputs, OutputTensor, Reply
+from gateway.triton.extensions import Ask, Extensions
 from gateway.v2.call import Options
 from gateway.v2.elements import raw_from_strings
 from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
@@ -30,6 +31,8 @@ _END = b"}]}"
 # from here on, joining a view is faster than copying it first
 _VIEW_BYTES_MIN = 16384
 
+_PLAIN = Ask()
+
 _dumps = orjson.dumps
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
@@ -37,7 +40,9 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 class Encoder:
     """Writes the responses of one release."""
 
-    def __init__(self, model: str, version: int, signature: Signature) -> None:
+    def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions | None = None) -> None:
+        self._extensions = extensions or Extensions(signature, {}, None, 0)
+        self._classes = [_OutputText(spec.model_copy(update={"datatype": BYTES})) for spec in signature.outputs]
         self._outputs = [_OutputText(spec) for spec in signature.outputs]
         count = len(signature.outputs)
         self._all = ([(index, False) for index in range(count)], [(index, True) for index in range(count)])
@@ -52,7 +57,7 @@ class Encoder:
         One call writes the numbers of all. None when their one output has no remembered text, or is not one.
         """
         wanted = options.outputs or self._all[options.binary_default]
-        if len(wanted) != 1 or options.id:
+        if len(wanted) != 1 or options.id or options.asks is not None:
             return None
         index, binary = wanted[0]
         _, inner, array = outputs.columns[index]
@@ -80,25 +85,25 @@ class Encoder:
         Raises Failure(INVALID) if an output has no JSON form and was not asked for in binary form.
         """
         wanted = options.outputs or self._all[options.binary_default]
-        if len(wanted) == 1 and not options.id:
+        if len(wanted) == 1 and not options.id and options.asks is None:
             index, binary = wanted[0]
             output = reply[index]
             if binary:
                 head = self._binary[index].get(output.shape)
                 if head is not None:
-                    return b"".join((head, _raw(output))), len(head)
+                    return b"".join((head, raw_bytes(output))), len(head)
             else:
                 head = self._json[index].get(output.shape)
                 if head is not None:
                     return b"".join((head, _numbers(output.array), _END)), None  # type: ignore[arg-type]
             return self._encode_first(index, binary, output)
-        return self._encode_any(options.id, wanted, reply)
+        return self._encode_any(options.id, wanted, options.asks or {}, reply)
 
     def _encode_first(self, index: int, binary: bool, output: OutputTensor) -> tuple[bytes, int | None]:
         """A response of one output whose text is not remembered, or cannot be."""
         text = self._outputs[index]
         if binary:
-            blob = _raw(output)
+            blob = raw_bytes(output)
             head = b"{" + self._start + text.binary(output.shape, len(blob)) + b"]}"
             if not blob:
                 return head, None
@@ -110,14 +115,22 @@ class Encoder:
             _remember(self._json[index], output.shape, head)
         return head + text.data(output) + _END, None
 
-    def _encode_any(self, request_id: str, wanted: list[tuple[int, bool]], reply: Reply) -> tuple[bytes, int | None]:
+    def _encode_any(
+        self, request_id: str, wanted: list[tuple[int, bool]], asks: dict[int, Ask], reply: Reply
+    ) -> tuple[bytes, int | None]:
         texts: list[bytes] = []
         blobs: list[bytes | memoryview] = []
         for index, binary in wanted:
             text = self._outputs[index]
             output = reply[index]
-            if binary:
-                blob = _raw(output)
+            ask = asks.get(index, _PLAIN)
+            if ask.classes:
+                text, output = self._classes[index], self._extensions.classified(index, output, ask.classes)
+            if ask.target is not None:
+                ask.target.write(raw_bytes(output), text.name)
+                texts.append(text.placed(output.shape))
+            elif binary:
+                blob = raw_bytes(output)
                 blobs.append(blob)
                 texts.append(text.binary(output.shape, len(blob)))
             else:
@@ -148,6 +161,10 @@ class _OutputText:
     def binary(self, shape: tuple[int, ...], size_bytes: int) -> bytes:
         """The whole output; its data stands after the JSON."""
         return self._shape(shape) + b'],"parameters":{"binary_data_size":%d}}' % size_bytes
+
+    def placed(self, shape: tuple[int, ...]) -> bytes:
+        """The whole output, whose data is in the client's memory."""
+        return self._shape(shape) + b"]}"
 
     def data(self, output: OutputTensor) -> bytes:
         """The elements as a flat JSON array. Raises Failure(INVALID) if they have no JSON form."""
@@ -189,7 +206,8 @@ def numbers(array: np.ndarray[Any, Any]) -> bytes:
     return b"".join((*woven, pieces[-1]))
 
 
-def _raw(output: OutputTensor) -> bytes | memoryview:
+def raw_bytes(output: OutputTensor) -> bytes | memoryview:
+    """The output in raw form (services.datatypes); a large one is a view."""
     array = output.array
     if isinstance(array, list):
         return raw_from_strings(array)

@@ -73,7 +73,7 @@ def binary_envelope(
     at = len(text)
     for item in items:
         plan = plans[item["name"]]
-        if "data" in item or not plan.opaque:
+        if "binary_data_size" not in (item.get("parameters") or {}) or not plan.opaque:
             return None
         tensor = call.inputs[plan.index]
         tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)

@@ -11,14 +11,26 @@ from services.manifest import Manifest
 from services.tensor import TensorSpec
 
 #: the extensions of the protocol that are served, under the reference's names
-EXTENSIONS = ("binary_tensor_data", "parameters", "schedule_policy")
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "schedule_policy",
+    "model_configuration",
+    "system_shared_memory",
+    "binary_tensor_data",
+    "parameters",
+    "statistics",
+    "trace",
+    "logging",
+)
 
 PLATFORM = "onnxruntime_onnx"
 
 
-def server_metadata(version: str) -> dict[str, Any]:
+def server_metadata(name: str, version: str) -> dict[str, Any]:
     """The answer to GET /v2. `version`: of this software."""
-    return {"name": "millrace", "version": version, "extensions": list(EXTENSIONS)}
+    return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.triton.extensions import Ask, Extensions, Span
 from gateway.v2.call import Options
 from gateway.v2.document import flag, members, missing, mistyped, shown, whole
+from services.datatypes import ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
 
 ID_CHARACTERS_MAX = 4096
@@ -14,7 +16,9 @@ _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _SCALARS = (str, int, float, bool, type(None))
 
 
-def read_options(document: dict[str, Any], rows: int, outputs: dict[str, int], model: str) -> Options:
+def read_options(
+    document: dict[str, Any], rows: int, outputs: dict[str, int], model: str, extensions: Extensions
+) -> Options:
     """Check everything but `inputs`, of which there are `rows`. `outputs`: name -> index in the signature. Raises Failure.
 
     Members that are null count as not given: clients that write every field of their classes do so.
@@ -31,8 +35,9 @@ def read_options(document: dict[str, Any], rows: int, outputs: dict[str, int], m
     parameters = document.get("parameters")
     binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
     asked = document.get("outputs")
-    wanted = None if asked is None else _read_outputs(asked, outputs, model)
-    return Options(rows, request_id, wanted, binary_default, timeout_s, priority)
+    asks: dict[int, Ask] = {}
+    wanted = None if asked is None else _read_outputs(asked, outputs, model, extensions, asks)
+    return Options(rows, request_id, wanted, binary_default, timeout_s, priority, asks or None)
 
 
 def _check_unicode(text: str) -> None:
@@ -66,7 +71,9 @@ def _read_parameters(value: object) -> tuple[bool, float | None, int]:
     return binary_default, timeout_us / 1e6 if timeout_us else None, priority
 
 
-def _read_outputs(asked: object, known: dict[str, int], model: str) -> list[tuple[int, bool]] | None:
+def _read_outputs(
+    asked: object, known: dict[str, int], model: str, extensions: Extensions, asks: dict[int, Ask]
+) -> list[tuple[int, bool]] | None:
     if type(asked) is not list:
         mistyped("outputs", "array")
     chosen: dict[int, bool] = {}
@@ -83,17 +90,28 @@ def _read_outputs(asked: object, known: dict[str, int], model: str) -> list[tupl
             raise invalid(f"unexpected inference output '{shown(name)}' for model '{model}'")
         if index in chosen:
             raise invalid(f"output '{name}' already exists in request")
-        chosen[index] = _asked_binary(item, name)
+        where = f" for output '{name}'"
+        parameters = members(item.get("parameters"), where)
+        chosen[index] = flag(parameters.get("binary_data") or False, "binary_data", where)
+        if "classification" in parameters or "shared_memory_region" in parameters:
+            classes = whole(parameters.get("classification") or 0, "classification", where)
+            ask = extensions.ask(index, classes, read_span(parameters, where))
+            if ask is not None:
+                asks[index] = ask
     return list(chosen.items()) or None  # an empty list asks for all of them
 
 
-def _asked_binary(item: dict[str, Any], name: str) -> bool:
-    """Whether a listed output is wanted in binary form: false unless it says so itself."""
-    where = f" for output '{name}'"
-    parameters = members(item.get("parameters"), where)
-    if parameters.get("classification"):
-        raise Failure(Code.UNSUPPORTED, f"classification is not supported{where}: ask for the tensor itself")
-    if "shared_memory_region" in parameters:
-        raise Failure(Code.UNSUPPORTED, f"client shared memory is not enabled on this server{where}")
-    binary = parameters.get("binary_data")
-    return False if binary is None else flag(binary, "binary_data", where)
+def read_span(parameters: dict[str, Any], where: str) -> Span | None:
+    """The part of a client's shared memory that `parameters` name, if any. Raises Failure(INVALID)."""
+    region = parameters.get("shared_memory_region")
+    if region is None:
+        return None
+    if type(region) is not str:
+        mistyped("shared_memory_region", "string", where)
+    if "shared_memory_byte_size" not in parameters:
+        missing("shared_memory_byte_size", where)
+    offset = whole(parameters.get("shared_memory_offset") or 0, "shared_memory_offset", where)
+    size_bytes = whole(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where)
+    if offset + size_bytes > ELEMENTS_MAX:
+        raise invalid(f"Invalid offset + byte size for shared memory region: '{shown(region)}'")
+    return Span(region, offset, size_bytes)

@@ -73,6 +73,11 @@ class Api:
     async def remove(self, name: str, version: int | None) -> None:
         await self.send("DELETE", f"/admin/v1/models/{quote(name, safe='')}" + _version(version))
 
+    async def load(self, name: str, *, wait_s: float) -> None:
+        """Have a model of a repository served as it is there now; returns when it serves."""
+        path = f"/v2/repository/models/{quote(name, safe='')}/load"
+        await self.send("POST", path, timeout=httpx.Timeout(TIMEOUT_S, read=wait_s))
+
     async def push(
         self,
         name: str,

@@ -7,17 +7,18 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from services.cli import preload
+from services.cli import preload, repositories
 from services.cli.about import number
 from services.cli.client import Api
 from services.cli.options import Endpoint
-from services.cli.preload import EXAMPLE, Placed, Preload
+from services.cli.preload import EXAMPLE, Placed
+from services.cli.repositories import Loaded, Wanted
 from services.cli.terminal import duration, escape, results
 from services.supervisor.plan import Running
 
@@ -25,8 +26,8 @@ from services.supervisor.plan import Running
 class Terminal:
     """For people. What children complain about comes in between, one line each."""
 
-    def __init__(self, models: Sequence[Preload], key: str | None) -> None:
-        self._models = models
+    def __init__(self, wanted: Wanted, key: str | None) -> None:
+        self._wanted = wanted
         self._key = key
         self._console: Console = results()
         self._placed: list[Placed] = []
@@ -41,7 +42,8 @@ class Terminal:
         with self._working("starting"):
             async with Api(Endpoint(running.local_url, self._key)) as api:
                 await preload.live(api)
-                for model in self._models:
+                await repositories.place(api, self._wanted.repositories, self._show_loaded)
+                for model in self._wanted.models:
                     placed = await preload.place(api, model, _pool(running))
                     if placed is not None:
                         self._placed.append(placed)
@@ -70,6 +72,8 @@ class Terminal:
         console.print(f"[dim]home[/]       {escape(_short(running.home))}")
         console.print(f"[dim]redis[/]      {escape(running.redis)}")
         console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
+        if running.grpc is not None:
+            console.print(f"[dim]grpc[/]       {running.grpc}")
         for pool, workers in running.pools.items():
             threads = "1 thread" if running.threads == 1 else f"{running.threads} threads"
             count = "1 worker" if workers == 1 else f"{workers} workers"
@@ -81,6 +85,18 @@ class Terminal:
             f"[dim]model[/]      {escape(placed.name)} version {placed.version}{how}, answers in "
             f"{duration(placed.seconds)}"
         )
+
+    def _show_loaded(self, loaded: Loaded) -> None:
+        name = escape(loaded.name)
+        if loaded.failure is not None:
+            self._console.print(f"[dim]model[/]      {name} [red]is not served[/]: {escape(loaded.failure)}")
+        elif loaded.unloaded:
+            self._console.print(f"[dim]model[/]      {name} stays unloaded")
+        else:
+            numbers = ", ".join(map(str, loaded.versions))
+            self._console.print(
+                f"[dim]model[/]      {name} version {numbers}, in place in {escape(_short(loaded.folder))}"
+            )
 
     @contextlib.contextmanager
     def _working(self, text: str) -> Iterator[None]:
@@ -94,8 +110,8 @@ class Terminal:
 class Lines:
     """For scripts: one JSON object a line."""
 
-    def __init__(self, models: Sequence[Preload], key: str | None) -> None:
-        self._models = models
+    def __init__(self, wanted: Wanted, key: str | None) -> None:
+        self._wanted = wanted
         self._key = key
 
     def say(self, line: str) -> None:
@@ -106,6 +122,7 @@ class Lines:
             {
                 "event": "started",
                 "url": running.url,
+                "grpc": running.grpc,
                 "home": str(running.home),
                 "redis": running.redis,
                 "gateways": running.gateways,
@@ -115,7 +132,8 @@ class Lines:
         )
         async with Api(Endpoint(running.local_url, self._key)) as api:
             await preload.live(api)
-            for model in self._models:
+            await repositories.place(api, self._wanted.repositories, self._show_loaded)
+            for model in self._wanted.models:
                 placed = await preload.place(api, model, _pool(running))
                 if placed is not None:
                     self._print(
@@ -123,8 +141,13 @@ class Lines:
                     )
             await preload.ready(api)
 
+    def _show_loaded(self, loaded: Loaded) -> None:
+        versions = list(loaded.versions)
+        said = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
+        self._print(said | ({"error": loaded.failure} if loaded.failure is not None else {}))
+
     def ready(self, running: Running) -> None:
-        self._print({"event": "ready", "url": running.url, "pid": os.getpid()})
+        self._print({"event": "ready", "url": running.url, "grpc": running.grpc, "pid": os.getpid()})
 
     def stopped(self) -> None:
         self._print({"event": "stopped"})

@@ -18,6 +18,12 @@ Port = Annotated[
     int | None,
     typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLRACE_HTTP_PORT); default 8000."),
 ]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", help="Port for gRPC, 0 for a free one, -1 for none (MILLRACE_GRPC_PORT); default 8001."
+    ),
+]
 Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLRACE_GATEWAYS); default 1.")]
 Pools = Annotated[
     list[str] | None,
@@ -47,6 +53,14 @@ Models = Annotated[
         "file is there already.",
     ),
 ]
+Repositories = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="DIR",
+        help="A Triton model repository to serve in place, can be repeated (MILLRACE_REPOSITORY=a,b): "
+        "DIR/NAME/1/model.onnx, with or without a config.pbtxt. Nothing is copied.",
+    ),
+]
 Example = Annotated[
     bool | None,
     typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
@@ -66,20 +80,31 @@ CpuAffinity = Annotated[
         show_default="on",
     ),
 ]
+AllowClientShm = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-client-shm/--no-allow-client-shm",
+        help="Let clients on this machine pass tensors in shared memory that they made (MILLRACE_ALLOW_CLIENT_SHM).",
+        show_default="off",
+    ),
+]
 
 
 def up(
     home: Home = None,
     host: Host = None,
     http_port: Port = None,
+    grpc_port: GrpcPort = None,
     gateways: Gateways = None,
     pool: Pools = None,
     threads: Threads = None,
     redis: Redis = None,
     model: Models = None,
+    repository: Repositories = None,
     example: Example = None,
     drain_seconds: DrainSeconds = None,
     cpu_affinity: CpuAffinity = None,
+    allow_client_shm: AllowClientShm = None,
     json_output: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, gateways and workers.
@@ -92,22 +117,26 @@ def up(
         home=home,
         host=host,
         http_port=http_port,
+        grpc_port=grpc_port,
         gateways=gateways,
         pools=",".join(pool) if pool else None,
         threads=threads,
         redis_url=redis,
         models=",".join(model) if model else None,
+        repository=",".join(map(str, repository)) if repository else None,
         example=example,
         drain_s=drain_seconds,
         cpu_affinity=cpu_affinity,
+        allow_client_shm=allow_client_shm,
     )
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads
+    from services.cli.repositories import Wanted, repositories
     from services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    models = preloads(settings.models, example=settings.example)
-    front = Lines(models, key) if json_output else Terminal(models, key)
+    wanted = Wanted(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))
+    front = Lines(wanted, key) if json_output else Terminal(wanted, key)
 
     async def run() -> int:
         return await Supervisor(settings, front).run()

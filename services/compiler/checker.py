@@ -73,8 +73,10 @@ def _report(task: CheckTask) -> CheckReport:
 
 
 def _check(task: CheckTask) -> Checked:
-    upload, source = task.folder / UPLOAD, task.folder / "source"
-    path = unpack(upload, source, task.unpacked_bytes_max)
+    if task.served is not None:
+        path = task.folder / task.served
+    else:
+        path = unpack(task.folder / UPLOAD, task.folder / "source", task.unpacked_bytes_max)
     # Loaded after the archive was looked at, and inside the limits: these libraries are large.
     try:
         from services.compiler.inspection import inspect

@@ -15,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, TypeVar
-from weakref import WeakKeyDictionary
 
+from services.compiler.files import described_file
 from services.compiler.jail import check
 from services.compiler.report import UPLOAD, Checked, CheckTask
+from services.compiler.turns import turn
 from services.compiler.uninterrupted import uninterrupted
 from services.errors import Code, Failure, invalid
 from services.manifest import Manifest, ModelConfig, SourceFile
@@ -28,11 +29,9 @@ from services.repository.base import Repository, Staging
 from services.repository.disk import storage_errors
 from services.settings import Settings
 
-CHECKS_MAX = 2
 PIECE_BYTES = 1 << 20
 _NUMBER_TRIES_MAX = 100
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
-_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _Result = TypeVar("_Result")
 
 
@@ -99,13 +98,13 @@ class Incoming:
         actual = await _to_its_end(self._opened_sink().close)
         _compare(actual, digest)
         await tell(State.UPLOADED)
-        slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(CHECKS_MAX))
-        async with slots:
+        async with turn():
             await tell(State.CHECKING)
             checked = await check(self._task(), self._settings.check_s_max)
         return await _to_its_end(self._publish, checked, actual, activate)
 
     def _open(self) -> None:
+        self._refuse_in_place()
         if self._version is not None and self._version in self._repository.versions(self._model):
             raise Failure(
                 Code.CONFLICT,
@@ -114,6 +113,19 @@ class Incoming:
             )
         self._staging = self._repository.stage()
         self._sink = _Sink(self._staging.path / UPLOAD)
+
+    def _refuse_in_place(self) -> None:
+        try:
+            source = self._repository.endpoint(self._model).source
+        except Failure as failure:
+            if failure.code is not Code.NOT_FOUND:
+                raise
+            return
+        if source is not None:
+            raise Failure(
+                Code.CONFLICT,
+                f"model {self._model!r} is served from {source}: change it there and load it again, or use another name",
+            )
 
     def _close(self) -> None:
         if self._sink is not None:
@@ -147,7 +159,7 @@ class Incoming:
     def _publish(self, checked: Checked, digest: str, activate: bool) -> Manifest:
         assert self._staging
         with storage_errors(self._folder()):
-            files = tuple(_described(self._folder(), path) for path in checked.files)
+            files = tuple(described_file(self._folder(), path) for path in checked.files)
         for attempt in range(1, _NUMBER_TRIES_MAX + 1):
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)
@@ -205,13 +217,6 @@ async def _to_its_end(work: Callable[..., _Result], *arguments: object) -> _Resu
     Otherwise the staging folder would be removed under a thread that still writes to it, or publishes it.
     """
     return await uninterrupted(asyncio.to_thread(work, *arguments))
-
-
-def _described(folder: Path, path: str) -> SourceFile:
-    file = folder / path
-    with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    return SourceFile(path=path, size_bytes=file.stat().st_size, sha256=digest)
 
 
 def _compare(actual: str, expected: str | None) -> None:

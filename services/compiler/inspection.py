@@ -22,14 +22,16 @@ from services.tensor import Signature
 
 def inspect(task: CheckTask, path: Path) -> Checked:
     """How the model at `path` is served. Raises Failure(INVALID)."""
-    source = task.folder / "source"
+    in_place = task.served is not None
+    source = path.parent
     model = read_model(path)
     check_versions(model)
-    files = external_files(model, source, archived=_came_in_archive(source, path))
+    files = external_files(model, source, archived=in_place or _came_in_archive(source, path))
     check_operators(model)
     inputs, outputs = read_ports(model)
     check_structure(path)
-    subject = Subject(model, path, files, task.folder / "compiled" / "onnx", inputs, outputs)
+    compiled = None if in_place else task.folder / "compiled" / "onnx"
+    subject = Subject(model, path, files, compiled, inputs, outputs)
     verdict = decide(subject, task.batching)
     seen = [_as_seen(port, array) for port, array in _observed(outputs, verdict)]
     return Checked(

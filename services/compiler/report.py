@@ -17,7 +17,10 @@ UPLOAD = "upload"
 
 
 class CheckTask(BaseModel):
-    """`folder`: a staging folder that holds the upload. `batching`: None lets the check find out."""
+    """`folder`: a staging folder that holds the upload. `batching`: None lets the check find out.
+
+    `served`: the model's path below `folder`, which holds no upload then but a model's files, and is not written to.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,6 +29,7 @@ class CheckTask(BaseModel):
     unpacked_bytes_max: int
     memory_bytes_max: int
     cpu_s_max: int
+    served: str | None = None
 
 
 class Checked(BaseModel):

@@ -28,12 +28,15 @@ _TRIALS_S_MAX = 20.0
 
 
 class Subject(NamedTuple):
-    """The model under check. `path`: its file; `files`: its weights, relative to the file; `compiled`: for a rewrite."""
+    """The model under check. `path`: its file; `files`: its weights, relative to the file.
+
+    `compiled`: the folder for a rewrite; None: a model that is served in place stays as it is.
+    """
 
     model: onnx.ModelProto
     path: Path
     files: list[str]
-    compiled: Path
+    compiled: Path | None
     inputs: list[Port]
     outputs: list[Port]
 
@@ -65,6 +68,8 @@ def decide(subject: Subject, wanted: bool | None) -> Verdict:
         return alone
     try:
         keep = _first_dimensions(subject, wanted)
+        if not keep and subject.compiled is None:
+            raise _Unproven("the first dimension is fixed at 1, and a model that is served in place is not rewritten")
         if probe is None:
             return _untried(alone, keep, failure)
         trials = _trials(session, subject, probe)
@@ -72,7 +77,8 @@ def decide(subject: Subject, wanted: bool | None) -> Verdict:
             _prove(session, subject.outputs, trials)
             return alone._replace(batching=True)
         del session  # a large model is in memory once
-        return _rewritten(subject, trials, alone)
+        assert subject.compiled is not None
+        return _rewritten(subject, subject.compiled, trials, alone)
     except _Unproven as reason:
         if wanted:
             raise invalid(f"batching is not possible: {reason}") from reason
@@ -162,14 +168,14 @@ def _prove(session: Session, outputs: Sequence[Port], trials: Sequence[_Trial]) 
                     raise _Unproven(f"output {port.name!r} of a row depends on the rows beside it")
 
 
-def _rewritten(subject: Subject, trials: Sequence[_Trial], alone: Verdict) -> Verdict:
+def _rewritten(subject: Subject, compiled: Path, trials: Sequence[_Trial], alone: Verdict) -> Verdict:
     reason = _Unproven("no rewrite was tried")
     for leading in LEADING:
         try:
-            served = _save(with_variable_rows(subject.model, leading), subject)
+            served = _save(with_variable_rows(subject.model, leading), subject, compiled)
             _prove(Session(served, subject.inputs, subject.outputs), subject.outputs, trials)
         except (Failure, _Unproven) as failure:
-            shutil.rmtree(subject.compiled.parent)
+            shutil.rmtree(compiled.parent)
             reason = _Unproven(f"the fixed batch of 1 could not be made variable: {failure}")
             continue
         note = "The fixed batch of 1 was made variable; on random inputs each row's outputs equal the original's."
@@ -177,9 +183,9 @@ def _rewritten(subject: Subject, trials: Sequence[_Trial], alone: Verdict) -> Ve
     raise reason
 
 
-def _save(model: onnx.ModelProto, subject: Subject) -> Path:
-    subject.compiled.mkdir(parents=True)
-    link_files(subject.files, subject.path.parent, subject.compiled)
-    path = subject.compiled / "model.onnx"
+def _save(model: onnx.ModelProto, subject: Subject, compiled: Path) -> Path:
+    compiled.mkdir(parents=True)
+    link_files(subject.files, subject.path.parent, compiled)
+    path = compiled / "model.onnx"
     path.write_bytes(model.SerializeToString())
     return path

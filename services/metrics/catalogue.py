@@ -15,29 +15,42 @@ class Kind(StrEnum):
 
     COUNTER = "c"  # summed, also after the process died
     HISTOGRAM = "h"  # the same, bucket by bucket
+    SUMS = "v"  # several counters of one subject that change together, field by field
+    LATEST = "l"  # an instant: the largest, also of those that died
     GAUGE_SUM = "s"  # each process has a share: summed over the living
     GAUGE_MAX = "m"  # the same fact seen by several processes: the largest of the living
 
     @property
     def lasting(self) -> bool:
         """Whether what a process counted stays true after its death."""
-        return self in {Kind.COUNTER, Kind.HISTOGRAM}
+        return self in {Kind.COUNTER, Kind.HISTOGRAM, Kind.SUMS, Kind.LATEST}
+
+    @property
+    def largest(self) -> bool:
+        """Whether of several processes' values the largest counts, not the sum."""
+        return self in {Kind.GAUGE_MAX, Kind.LATEST}
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; `buckets` are the inclusive upper bounds of a histogram, ascending, without +Inf."""
+    """One metric; `buckets` are the inclusive upper bounds of a histogram, ascending, without +Inf.
+
+    `fields`: of SUMS, in their order.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    fields: tuple[str, ...] = ()
 
     @property
     def slots(self) -> int:
         """How many float64 a series takes: a histogram has its buckets, +Inf and the sum of what it saw."""
-        return len(self.buckets) + 2 if self.kind is Kind.HISTOGRAM else 1
+        if self.kind is Kind.HISTOGRAM:
+            return len(self.buckets) + 2
+        return len(self.fields) if self.kind is Kind.SUMS else 1
 
 
 # Three to a decade from 0.1 ms, the floor of a local round trip, to 60 s, past the default deadline.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
@@ -16,7 +16,9 @@ from prometheus_client.utils import floatToGoString
 
 from services.metrics.catalogue import CATALOGUE, Kind, Metric
 from services.metrics.tally import Tally
+from services.metrics.totals import Totals
 
+_EOF = b"# EOF\n"
 _Rows = list[tuple[tuple[str, ...], list[float]]]
 
 
@@ -26,6 +28,7 @@ class TallyCollector(Collector):
     def __init__(self, tally: Tally, catalogue: Sequence[Metric] = CATALOGUE) -> None:
         self._tally = tally
         self._catalogue = catalogue
+        self.totals = Totals()  # as they were read last
 
     def describe(self) -> Iterable[Family]:
         """Nothing, so that registering reads no files."""
@@ -34,7 +37,8 @@ class TallyCollector(Collector):
     def collect(self) -> Iterator[Family]:
         """Read the files and yield every family that has a series."""
         rows: dict[tuple[str, str, int, int], _Rows] = {}
-        for key, values in self._tally.totals().items():
+        self.totals = self._tally.totals()
+        for key, values in self.totals.items():
             rows.setdefault((key.kind, key.name, len(key.labels), key.slots), []).append((key.labels, values))
         for metric in self._catalogue:
             mine = rows.get((metric.kind, metric.name, len(metric.labels), metric.slots))
@@ -47,17 +51,30 @@ def registry(tally: Tally) -> CollectorRegistry:
 
     Of several processes prometheus_client could only show whichever answers, so they are left out then.
     """
+    return _registry(tally, TallyCollector(tally))
+
+
+def _registry(tally: Tally, collector: TallyCollector) -> CollectorRegistry:
     collectors = CollectorRegistry()
-    collectors.register(TallyCollector(tally))
+    collectors.register(collector)
     if tally.directory is None:
         ProcessCollector(registry=collectors)
     return collectors
 
 
-def render(tally: Tally, accept: str | None) -> tuple[bytes, str]:
-    """The body and content type of a scrape with this Accept header. Reads files: call it off the event loop."""
+def render(
+    tally: Tally, accept: str | None, beside: Callable[[Totals, bool], str] = lambda *_: ""
+) -> tuple[bytes, str]:
+    """The body and content type of a scrape with this Accept header. Reads files: call it off the event loop.
+
+    `beside`: lines of other names, from the same totals; whether they are to be OpenMetrics.
+    """
     encode, content_type = choose_encoder(accept or "")
-    return encode(registry(tally)), content_type
+    collector = TallyCollector(tally)
+    body = encode(_registry(tally, collector))
+    openmetrics = content_type.startswith("application/openmetrics-text")
+    lines = beside(collector.totals, openmetrics).encode()
+    return (body.removesuffix(_EOF) + lines + _EOF if openmetrics else body + lines), content_type
 
 
 def serve(port: int, tally: Tally, host: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:  # noqa: S104

@@ -90,7 +90,27 @@ class Histogram:
         values[self._sum] += v * n
 
 
-_Series = Counter | Gauge | Histogram
+class Sums:
+    """Several counters of one subject; `values[slot + field]` is for those who add to some of them only."""
+
+    __slots__ = ("slot", "values")
+
+    def __init__(self, values: memoryview[float], slot: int) -> None:
+        self.values = values
+        self.slot = slot
+
+    def add(self, *amounts: float) -> None:
+        """Add to the fields in their order, from the first on."""
+        values, at = self.values, self.slot
+        for amount in amounts:
+            values[at] += amount
+            at += 1
+
+    def add_to(self, field: int, v: float = 1.0) -> None:
+        self.values[self.slot + field] += v
+
+
+_Series = Counter | Gauge | Histogram | Sums
 
 
 class Tally:
@@ -139,6 +159,18 @@ class Tally:
         """The histogram with these label values, made if it is not there."""
         series = self._get(metric, labels)
         assert isinstance(series, Histogram)
+        return series
+
+    def sums(self, metric: Metric, *labels: str) -> Sums:
+        """The sums with these label values, made if they are not there."""
+        series = self._get(metric, labels)
+        assert isinstance(series, Sums)
+        return series
+
+    def latest(self, metric: Metric, *labels: str) -> Gauge:
+        """The instant with these label values, made if it is not there; `set` alone makes sense for it."""
+        series = self._get(metric, labels)
+        assert isinstance(series, Gauge)
         return series
 
     def remove(self, metric: Metric, *labels: str) -> None:
@@ -218,7 +250,9 @@ class Tally:
         write_record(chunk, record, key, metric.slots)
         made = _object(metric, chunk.cast("d"), values_offset(record) // 8)
         self._series[metric.name, labels] = made
-        if isinstance(made, Gauge) and set(labels) != {OTHER}:  # what shares a series cannot take it away
+        if (
+            isinstance(made, Gauge) and not metric.kind.lasting and set(labels) != {OTHER}
+        ):  # what shares a series cannot take it away
             self._places[metric.name, labels] = index, record
         return made
 
@@ -248,4 +282,6 @@ def _object(metric: Metric, values: memoryview[float], slot: int) -> _Series:
         return Counter(values, slot)
     if metric.kind is Kind.HISTOGRAM:
         return Histogram(values, slot, metric.buckets)
+    if metric.kind is Kind.SUMS:
+        return Sums(values, slot)
     return Gauge(values, slot)

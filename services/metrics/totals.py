@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import add
 
-from services.metrics.catalogue import Kind
 from services.metrics.record import Key
 
 OTHER = "other"  # the label value of series beyond a bound
@@ -25,4 +24,4 @@ class Totals(dict[Key, list[float]]):
             if there is None:
                 self[key] = list(values)
             else:
-                self[key] = list(map(max if key.kind is Kind.GAUGE_MAX else add, there, values))
+                self[key] = list(map(max if key.kind.largest else add, there, values))

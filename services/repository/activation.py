@@ -10,8 +10,9 @@ _TRIES_MAX = 100
 
 
 def activated(endpoint: Endpoint, version: int) -> Endpoint:
-    """`endpoint` with `version` active; what was active becomes `previous`."""
-    return endpoint.model_copy(update={"active": version, "previous": endpoint.active})
+    """`endpoint` with `version` active, and loaded; what was active becomes `previous`."""
+    loaded = endpoint.loaded if endpoint.serves(version) else (*(endpoint.loaded or ()), version)
+    return endpoint.model_copy(update={"active": version, "previous": endpoint.active, "loaded": loaded})
 
 
 def endpoint_activate(repository: Repository, model: str, version: int) -> Endpoint:
@@ -22,7 +23,7 @@ def endpoint_activate(repository: Repository, model: str, version: int) -> Endpo
     for attempt in range(1, _TRIES_MAX + 1):
         repository.manifest(model, version)
         endpoint = repository.endpoint(model)
-        if endpoint.active == version:
+        if endpoint.active == version and endpoint.serves(version):
             return endpoint
         try:
             return repository.replace_endpoint(activated(endpoint, version))

@@ -24,8 +24,49 @@ class Staging(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+class Claim(Protocol):
+    """The right to load a model, until it is released or its process dies."""
+
+    def release(self) -> None: ...
+
+
+class Proposals(Protocol):
+    """Versions on trial: loaded by workers beside what serves, and then adopted in its place, or withdrawn."""
+
+    def claim(self, model: str) -> Claim | None:
+        """The right to load `model`; None while another process has it. Withdraws what a dead owner proposed."""
+
+    def models(self) -> Sequence[str]:
+        """Names of the models that have proposals."""
+
+    def of(self, model: str) -> Sequence[Manifest]:
+        """The proposed versions of a model, ascending."""
+
+    def uploaded(self, model: str, version: int) -> Manifest | None:
+        """The manifest that the version was published with, whatever a load has made of it since."""
+
+    def give(self, model: str, staging: Staging) -> Path:
+        """Keep staged files below the model for as long as a manifest names them as its origin."""
+
+    def propose(self, manifests: Sequence[Manifest]) -> None:
+        """Have workers load these beside what they serve."""
+
+    def withdraw(self, model: str) -> None:
+        """Take all proposals of a model back, and files that no manifest needs."""
+
+    def adopt(self, endpoint: Endpoint, manifests: Sequence[Manifest], dropped: Sequence[int] = ()) -> Endpoint:
+        """Make `manifests` the model's versions and `endpoint` its endpoint in one change; `dropped` versions go.
+
+        Raises Failure(CONFLICT) as replace_endpoint does.
+        """
+
+
 class Repository(Protocol):
     """Raises Failure: NOT_FOUND, CONFLICT, STORAGE (no space), INTERNAL (the folder cannot be used)."""
+
+    @property
+    def proposals(self) -> Proposals:
+        """Versions on trial."""
 
     def stage(self) -> Staging:
         """Open a staging area on the same storage as the versions, so that publishing is one rename."""
@@ -47,6 +88,9 @@ class Repository(Protocol):
 
     def local_path(self, model: str, version: int) -> Path:
         """A local folder that holds the version's files. Raises Failure(NOT_FOUND)."""
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        """The local folder that the paths of a manifest, proposed or published, begin at."""
 
     def endpoint(self, model: str) -> Endpoint:
         """The model's endpoint document; generation 0 when none was written yet. Raises NOT_FOUND: no such model."""

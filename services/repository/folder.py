@@ -16,9 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from services.errors import Code, Failure, not_found
 from services.manifest import Endpoint, Manifest
@@ -36,13 +35,14 @@ from services.repository.disk import (
     storage_failure,
     try_lock,
 )
+from services.repository.documents import content_of, read_document, read_endpoint, read_manifest
+from services.repository.proposals import FolderProposals
 from services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 
 _CHANGING = "changing"
 _SETTLED = "settled "
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
-_Document = TypeVar("_Document", bound=BaseModel)
 
 
 class _Numbers(BaseModel):
@@ -64,6 +64,7 @@ class FolderRepository:
             self._make()
         sweep_staging(self._staging)
         self._settle_token()
+        self.proposals = FolderProposals(self._root, self._changing)
 
     def stage(self) -> FolderStaging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
@@ -102,24 +103,24 @@ class FolderRepository:
     def manifest(self, model: str, version: int) -> Manifest:
         """The version's manifest. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
         path = self._version_folder(model, version) / "manifest.json"
-        manifest = self._read(path, Manifest)
+        manifest = read_manifest(path, model, version, self._root)
         if manifest is None:
             raise self._missing(model, version)
-        if (manifest.model, manifest.version) != (model, version):
-            raise _damaged(path, f"it describes version {manifest.version} of {manifest.model!r}")
         return manifest
 
     def local_path(self, model: str, version: int) -> Path:
-        """The version's folder. Raises Failure(NOT_FOUND)."""
-        folder = self._version_folder(model, version)
-        with storage_errors(self._root):
-            if not (folder / "manifest.json").exists():
-                raise self._missing(model, version)
-        return folder
+        """The folder that the version's files are in. Raises Failure(NOT_FOUND)."""
+        return self.folder_of(self.manifest(model, version))
+
+    def folder_of(self, manifest: Manifest) -> Path:
+        """The folder that the paths of `manifest` begin at: the version's own, unless it is served in place."""
+        if manifest.origin is not None:
+            return Path(manifest.origin)
+        return self._version_folder(manifest.model, manifest.version)
 
     def endpoint(self, model: str) -> Endpoint:
         """The endpoint document. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
-        endpoint = self._read_endpoint(self._models / check_name(model) / "endpoint.json", model)
+        endpoint = read_endpoint(self._models / check_name(model) / "endpoint.json", model, self._root)
         if endpoint is not None:
             return endpoint
         if not self._versions(model):
@@ -138,7 +139,7 @@ class FolderRepository:
                     f"not {endpoint.generation}): read it again",
                 )
             written = _next_generation(endpoint)
-            replace_file(path, _content(written))
+            replace_file(path, content_of(written))
             return written
 
     def delete_version(self, model: str, version: int) -> None:
@@ -250,32 +251,13 @@ class FolderRepository:
     def _activating(self, model: str, version: int) -> Iterator[None]:
         """The version that is published in the block is the active one when it ends."""
         path = self._models / model / "endpoint.json"
-        endpoint = self._read_endpoint(path, model) or Endpoint(model=model)
-        with replacing(path, _content(_next_generation(activated(endpoint, version)))):
+        endpoint = read_endpoint(path, model, self._root) or Endpoint(model=model)
+        with replacing(path, content_of(_next_generation(activated(endpoint, version)))):
             yield
 
     def _highest(self, model: str) -> int:
-        numbers = self._read(self._models / model / "numbers.json", _Numbers)
+        numbers = read_document(self._models / model / "numbers.json", _Numbers, self._root)
         return numbers.highest if numbers else 0
-
-    def _read_endpoint(self, path: Path, model: str) -> Endpoint | None:
-        endpoint = self._read(path, Endpoint)
-        if endpoint is not None and endpoint.model != model:
-            raise _damaged(path, f"it describes {endpoint.model!r}")
-        return endpoint
-
-    def _read(self, path: Path, kind: type[_Document]) -> _Document | None:
-        try:
-            content = path.read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise storage_failure(error, self._root) from error
-        try:
-            return kind.model_validate_json(content)
-        except ValidationError as error:
-            problem = error.errors(include_url=False, include_input=False)[0]
-            raise _damaged(path, ".".join(map(str, problem["loc"])) + f" {problem['msg']}".strip()) from error
 
     def _missing(self, model: str, version: int) -> Failure:
         if self._has(model):
@@ -299,10 +281,6 @@ def _next_generation(endpoint: Endpoint) -> Endpoint:
     return endpoint.model_copy(update={"generation": endpoint.generation + 1})
 
 
-def _content(endpoint: Endpoint) -> bytes:
-    return endpoint.model_dump_json(indent=2).encode() + b"\n"
-
-
 def _allowed(name: str) -> bool:
     try:
         return check_name(name) == name
@@ -316,7 +294,3 @@ def _exists(manifest: Manifest) -> Failure:
         f"version {manifest.version} of model {manifest.model!r} is already there and versions are immutable: "
         "use another number, or delete it first",
     )
-
-
-def _damaged(path: Path, reason: str) -> Failure:
-    return Failure(Code.INTERNAL, f"{path} is damaged: {reason}; restore it from a backup, or delete it")

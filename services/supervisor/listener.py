@@ -1,4 +1,8 @@
-"""The listening socket: bound once by the supervisor, inherited by every gateway, so that a restart loses no caller."""
+"""The ports: held by the supervisor for as long as the installation runs.
+
+HTTP: a listening socket that every gateway inherits, so that a restart loses no caller. gRPC: a reservation; each gateway
+listens by itself beside it (SO_REUSEPORT), since the library takes no socket.
+"""
 
 from __future__ import annotations
 
@@ -36,18 +40,48 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise Failure(
-                Code.CONFLICT, f"port {port} on {host} is in use: stop what uses it, or choose another with --http-port"
-            ) from error
-        raise invalid(f"cannot listen on {host} port {port}: {error.strerror}") from error
+        raise _refused(host, port, "--http-port", error) from error
     listener.setblocking(False)
     return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that keeps `port` (0: a free one) for processes that listen there with SO_REUSEPORT; it takes no connections.
+
+    Raises Failure with what to do, in one line, also where somebody else shares the port.
+    """
+    family, address = resolve(host)
+    kept = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if port:
+            # Alone: with SO_REUSEPORT one would not notice another installation of the same user.
+            with socket.socket(family, socket.SOCK_STREAM) as alone:
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                alone.bind((address, port))
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind((address, port))
+    except OSError as error:
+        kept.close()
+        raise _refused(host, port, "--grpc-port", error) from error
+    return kept
+
+
+def _refused(host: str, port: int, option: str, error: OSError) -> Failure:
+    if error.errno == errno.EADDRINUSE:
+        return Failure(
+            Code.CONFLICT, f"port {port} on {host} is in use: stop what uses it, or choose another with {option}"
+        )
+    return invalid(f"cannot listen on {host} port {port}: {error.strerror}")
 
 
 def url_of(host: str, port: int) -> str:
     """`http://HOST:PORT` as it is shown."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def address_of(host: str, port: int) -> str:
+    """`HOST:PORT` as gRPC clients are given it."""
+    return url_of(host, port).removeprefix("http://")
 
 
 def local_url_of(host: str, port: int) -> str:

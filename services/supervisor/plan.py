@@ -102,13 +102,15 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return environment
 
 
-def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus: int) -> Settings:
+def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis_url: str, cpus: int) -> Settings:
     """The settings with what was only known at start filled in."""
     home = settings.home.resolve()
     return settings.model_copy(
         update={
             "home": home,
+            "repository": ",".join(map(str, settings.repository_dirs)),
             "http_port": port,
+            "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),
             "instance": instance_of(settings),
             "metrics_dir": metrics_dir_of(settings),
@@ -125,7 +127,8 @@ def settings_of_children(settings: Settings, *, port: int, redis_url: str, cpus:
 
 def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = frozenset()) -> list[Program]:
     """The gateway processes; each inherits the listening socket `fd`."""
-    environment = _common(settings)
+    # The gRPC library's own log lines are about connections, and each would be shown as a warning.
+    environment = {"GRPC_VERBOSITY": "NONE"} | _common(settings)
     return [
         Program(
             name=f"gateway-{index}",
@@ -166,10 +169,11 @@ def _common(settings: Settings) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What was started, for people to read."""
+    """What was started, for people to read. `grpc`: HOST:PORT; None: it is off."""
 
     url: str
     local_url: str
+    grpc: str | None
     home: Path
     redis: str
     gateways: int

@@ -74,6 +74,7 @@ class Supervisor:
         self._lock = HomeLock(self._run_dir)
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
+        self._reserved: socket.socket | None = None  # the port for gRPC
         self._address: RedisAddress | None = None
         self._redis: list[Child] = []
         self._workers: list[Child] = []
@@ -130,9 +131,15 @@ class Supervisor:
         plan.metrics_dir_of(self._settings).mkdir(mode=0o700)
         self._listener = listener.listen(self._settings.host, self._settings.http_port)
         port = self._listener.getsockname()[1]
+        host = self._settings.host
+        grpc_port = self._settings.grpc_port
+        if grpc_port >= 0:
+            self._reserved = listener.reserve(host, grpc_port)
+            grpc_port = self._reserved.getsockname()[1]
         running = Running(
-            url=listener.url_of(self._settings.host, port),
-            local_url=listener.local_url_of(self._settings.host, port),
+            url=listener.url_of(host, port),
+            local_url=listener.local_url_of(host, port),
+            grpc=None if self._reserved is None else listener.address_of(host, grpc_port),
             home=self._settings.home,
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
@@ -142,7 +149,7 @@ class Supervisor:
         self._lock.announce(running.local_url, self._control_path)
         assert self._address is not None
         settings = plan.settings_of_children(
-            self._settings, port=port, redis_url=self._address.url, cpus=machine.cpus()
+            self._settings, port=port, grpc_port=grpc_port, redis_url=self._address.url, cpus=machine.cpus()
         )
         self._workers = self._start_all(plan.workers(settings, self._entry, self._cores().workers))
         self._gateways = self._start_all(
@@ -258,6 +265,8 @@ class Supervisor:
         # Nobody asks any more: workers finish what they run and give their records back.
         await self._stop(self._workers, began + self._settings.drain_s * WORKERS_SHARE)
         await asyncio.gather(*self._told, return_exceptions=True)
+        if self._reserved is not None:
+            self._reserved.close()
         # Redis last: all the others end by telling it something.
         await self._stop(self._redis, began + self._settings.drain_s)
 

@@ -79,7 +79,19 @@ def ceiling(folder: Path) -> Iterator[Server]:
 @contextmanager
 def millrace(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[Server]:
     """Millrace with one gateway and one worker of one thread, serving `models`."""
-    arguments = ["-m", "services.cli", "up", "--home", str(folder / name), "--http-port", "0", "--gateways", "1"]
+    arguments = [
+        "-m",
+        "services.cli",
+        "up",
+        "--home",
+        str(folder / name),
+        "--http-port",
+        "0",
+        "--grpc-port",
+        "0",
+        "--gateways",
+        "1",
+    ]
     arguments += ["--pool", "cpu=1", "--threads", "1", "--no-example"]
     for model, path in models.items():
         arguments += ["--model", f"{model}={path}"]

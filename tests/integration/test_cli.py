@@ -69,7 +69,7 @@ class Millrace:
     def up(self, *options: object) -> Iterator[subprocess.Popen[str]]:
         """A running `up`: a test ends it with `end`; one that failed before that leaves nothing behind."""
         with subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "up", "--http-port", "0", *map(str, options)],
+            [sys.executable, "-m", "services.cli", "up", "--http-port", "0", "--grpc-port", "0", *map(str, options)],
             cwd=ROOT,
             env=self.environment(),
             stdout=subprocess.PIPE,

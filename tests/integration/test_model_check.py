@@ -18,7 +18,8 @@ import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
 from services.compiler import jail
-from services.compiler.ingest import CHECKS_MAX, PIECE_BYTES, Incoming
+from services.compiler.ingest import PIECE_BYTES, Incoming
+from services.compiler.turns import CHECKS_MAX
 from services.errors import Code, Failure
 from services.manifest import Manifest, ModelConfig
 from services.records import State

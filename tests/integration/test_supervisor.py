@@ -33,7 +33,13 @@ class Up:
     def __init__(self, home: Path, segments: Path, terminal: int | None = None, **settings: str) -> None:
         self.home = home
         self.lines: list[str] = []
-        environment = {"HOME": home, "SEGMENTS_DIR": segments, "HTTP_PORT": 0, "EXAMPLE": False} | settings
+        environment = {
+            "HOME": home,
+            "SEGMENTS_DIR": segments,
+            "HTTP_PORT": 0,
+            "GRPC_PORT": 0,
+            "EXAMPLE": False,
+        } | settings
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.programs.supervise"],
             cwd=ROOT,

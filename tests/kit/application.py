@@ -17,8 +17,12 @@ from gateway.caller import Caller
 from gateway.deps import Deps
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
+from gateway.triton.configurations import VersionConfigurations
+from gateway.triton.control import RepositoryControl
+from gateway.triton.statistics import MachineStatistics
 from gateway.views import version_number
 from services.errors import Code, Failure
+from services.metrics.tally import Tally
 from services.repository.folder import FolderRepository
 from services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
@@ -104,6 +108,7 @@ class Application:
         self.settings = Settings.model_validate({"home": home, **settings})
         self.repository = FolderRepository(self.settings.models_dir)
         self.catalog = RepositoryCatalog(self.repository)
+        self.control = RepositoryControl(self.repository, self.catalog, self.settings)
         self.inbox = Inbox()
         self.ready = True
         self.is_ready: Callable[[], bool] = lambda: self.ready
@@ -116,6 +121,9 @@ class Application:
                 catalog=self.catalog,
                 infer=self.inbox,
                 caller=Caller(self._find, 600),
+                statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
+                configurations=VersionConfigurations(lambda: self.catalog.snapshot),
+                control=self.control,
                 ready=self._ready,
                 answering=lambda _: self._ready(),
                 metrics=self._metrics,

@@ -72,14 +72,26 @@ class RepositoryCatalog:
     def _model(self, name: str) -> ModelView:
         endpoint = self._repository.endpoint(name)
         numbers = self._repository.versions(name)
-        versions = {number: self._version(self._repository.manifest(name, number)) for number in numbers}
-        serving = endpoint.active
+        versions = {
+            number: self._version(self._repository.manifest(name, number), loaded=endpoint.serves(number))
+            for number in numbers
+        }
+        active = versions.get(endpoint.active) if endpoint.active is not None else None
+        serving = endpoint.active if active is None or active.loaded else None
         before = versions.get(endpoint.previous) if endpoint.previous is not None else None
         if before is not None and before.ready and not (serving in versions and versions[serving].ready):
             serving = endpoint.previous
-        return ModelView(name=name, active=endpoint.active, serving=serving, versions=versions)
+        return ModelView(
+            name,
+            endpoint.active,
+            serving,
+            versions,
+            source=endpoint.source,
+            failure=endpoint.failure,
+            unloaded=endpoint.loaded == (),
+        )
 
-    def _version(self, manifest: Manifest) -> VersionView:
+    def _version(self, manifest: Manifest, *, loaded: bool) -> VersionView:
         placed = tuple(
             Placed(worker=worker, instance=instance)
             for worker in self._workers
@@ -87,6 +99,8 @@ class RepositoryCatalog:
             if instance.release == manifest.release
         )
         best = min(placed, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
+        if not loaded:
+            return VersionView(manifest, State.UNLOADED, None, placed)
         return VersionView(
             manifest=manifest,
             state=best.instance.state if best else State.UPLOADED,

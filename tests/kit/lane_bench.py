@@ -14,6 +14,7 @@ from gateway.quarantine import Quarantine
 from gateway.request import InputTensor, Request, Responder
 from gateway.shared import Shared
 from services.batch import ReplyHeader, ReplyOutput, decode_batch
+from services.manifest import ModelConfig
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.profile import Profile
@@ -59,6 +60,7 @@ class LaneBench:
         permits: int = PERMITS,
         rows_waiting_max: int = ROWS_WAITING_MAX,
         segments: SegmentPool | None = None,
+        config: ModelConfig | None = None,
     ) -> None:
         self.now = 0.0
         tally = Tally(None, "gateway")
@@ -80,11 +82,14 @@ class LaneBench:
             lambda: self.now,
         )
         self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
-        self.lane = self.another("m", profile, instances)
+        self.tally = tally
+        self.lane = self.another("m", profile, instances, config)
 
-    def another(self, name: str, profile: dict[int, float], instances: int = 1) -> Lane:
+    def another(
+        self, name: str, profile: dict[int, float], instances: int = 1, config: ModelConfig | None = None
+    ) -> Lane:
         """One more lane of the pool, ready; its largest run is the largest that was measured."""
-        manifest = publish(self._repository, name, 1)
+        manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
         lane = Lane(manifest, self.shared, packer, LaneTallies(self._tally, manifest))
         lane.place(instances, Profile(profile), max(profile), shared=self._segments is not None, failed=None)
@@ -133,7 +138,8 @@ class LaneBench:
         header, _ = decode_batch(entry)
         rows = sum(rows for i, rows in enumerate(header.rows) if i not in failures)
         output = ReplyOutput((2,), rows * 8, None, None)
-        reply = ReplyHeader(header.name, "w", 0.0, 0.0, rows, failures, [output] if rows else [], "", attempt)
+        outputs, runs = ([output], [rows]) if rows else ([], [])
+        reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
         outstanding = self.pending.get(header.name)
         if outstanding is not None:  # else it was put again, or nobody waits for it any more
             outstanding.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))

@@ -16,6 +16,7 @@ from gateway.exchange import Exchange
 from gateway.infer import Infer
 from gateway.lanes import Lanes
 from gateway.pool_link import PoolLink
+from gateway.triton.memory import ClientMemory
 from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.manifest import ModelConfig
@@ -76,7 +77,9 @@ def _run(entry: bytes, blob: bytes) -> bytes:
     x = np.frombuffer(blob or inline, np.float32).reshape(-1, 4)
     y = np.ascontiguousarray(2 * x[:, :2])
     output = ReplyOutput((2,), y.nbytes, None, None)
-    return encode_reply(ReplyHeader(header.name, "loopback", 0.0, 0.0, len(x), {}, [output], ""), [y.tobytes()])
+    return encode_reply(
+        ReplyHeader(header.name, "loopback", 0.0, 0.0, 0.0, 0.0, len(x), [len(x)], {}, [output], ""), [y.tobytes()]
+    )
 
 
 class Loopback:
@@ -95,7 +98,8 @@ class Loopback:
         self.exchange = Exchange(NOWHERE, "loopback", tally, self.settings.lease_ms)
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
-        self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here")
+        memory = ClientMemory(home, self.settings.instance, allowed=False)
+        self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory)
         self.infer = Infer(self.lanes, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
 
     async def open(self) -> None:

@@ -32,7 +32,7 @@ from tests.kit.wait import wait_for_none, wait_until
 ROOT = Path(__file__).parents[2]
 READY = "ready http://"
 START_S_MAX = 60.0
-_UP = (sys.executable, "-P", "-m", "services.cli", "up", "--http-port", "0")
+_UP = (sys.executable, "-P", "-m", "services.cli", "up", "--http-port", "0", "--grpc-port", "0")
 WAIT_S = 60.0
 
 
@@ -78,6 +78,11 @@ class Stack:
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
+
+    @property
+    def grpc(self) -> str:
+        """HOST:PORT for gRPC clients."""
+        return self.heard("grpc  ").split()[-1]
 
     def _listen(self) -> None:
         assert self.process.stdout is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from services.queue.url import RedisAddress
@@ -20,6 +20,8 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
 
+    connections: set[asyncio.Task[None]] = set()
+
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(65536):
             writer.write(chunk)
@@ -27,12 +29,30 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
         writer.close()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if address.path is not None:
-            back_reader, back_writer = await asyncio.open_unix_connection(address.path)
-        else:
-            back_reader, back_writer = await asyncio.open_connection(address.host, address.port)
-        await asyncio.gather(pass_on(reader, back_writer), pass_on(back_reader, writer), return_exceptions=True)
+        task = asyncio.current_task()
+        assert task is not None
+        connections.add(task)
+        writers = [writer]
+        try:
+            await writer.start_tls(context)
+            if address.path is not None:
+                back_reader, back_writer = await asyncio.open_unix_connection(address.path)
+            else:
+                back_reader, back_writer = await asyncio.open_connection(address.host, address.port)
+            writers.append(back_writer)
+            await asyncio.gather(pass_on(reader, back_writer), pass_on(back_reader, writer))
+        except (OSError, asyncio.CancelledError):  # a client that does not trust us, or the end of the test
+            pass
+        finally:
+            for one in writers:
+                one.transport.abort()
+                with suppress(OSError):
+                    await one.wait_closed()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
+    # Not `ssl=context`: of a connection whose handshake fails nobody would know when it is closed.
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
+    for connection in connections:
+        connection.cancel()
+    await asyncio.gather(*connections, return_exceptions=True)

@@ -26,10 +26,11 @@ from services.segments.pool import SegmentPool
 from services.segments.segment import Segments
 from services.tensor import Signature, TensorSpec
 from tests.kit.responders import NOBODY
-from workers.lease import Array, Lease, ReplyWriter, check_outputs, input_arrays
+from workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 
 NOW, WALL_MS = 100.0, 5_000_000.0
 FAR = NOW + 60
+COST = RunCost(WALL_MS, 0.0, 0.5, 0.0, 7, [4, 3])
 ALL = sorted(DATATYPES)
 
 
@@ -68,7 +69,7 @@ class Ends:
     def reply(
         self, lease: Lease, outputs: Sequence[Array] | None, live: Sequence[Request]
     ) -> tuple[ReplyHeader, list[list[OutputTensor]]]:
-        data, body = self.writer.write(lease, self.signature, outputs, 0.5, 7)
+        data, body = self.writer.write(lease, self.signature, outputs, COST)
         decoded = decode_reply(data)
         assert not isinstance(decoded, str)
         header, inline = decoded
@@ -177,7 +178,7 @@ def test_each_request_gets_its_own_rows_back(segments, folder, way, datatypes, i
     assert lease.alive == alive
     assert lease.rows == sum(rows[i] for i in alive)
 
-    outputs = input_arrays(lease, end.signature, end.segments) if alive else None
+    outputs = list(input_arrays(lease, end.signature, end.segments).values()) if alive else None
     for k, merged in enumerate(outputs or ()):
         assert raw(merged) == raw(np.concatenate([values[i][k] for i in alive]))
     header, replies = end.reply(lease, outputs, [requests[i] for i in alive])
@@ -185,7 +186,7 @@ def test_each_request_gets_its_own_rows_back(segments, folder, way, datatypes, i
     assert {i: code for i, (code, _) in header.failures.items()} == {
         i: codes[fates[i]] for i in range(len(rows)) if fates[i] != "runs"
     }
-    assert (header.name, header.worker, header.execution_s, header.run_rows) == ("g-1", "w", 0.5, 7)
+    assert (header.name, header.worker, header.infer_s, header.run_rows, header.runs) == ("g-1", "w", 0.5, 7, [4, 3])
     assert len(replies) == len(alive)
     for i, outs in zip(alive, replies, strict=True):
         assert all(equal(out, value, kind) for out, value, kind in zip(outs, values[i], datatypes, strict=True))
@@ -209,7 +210,7 @@ def test_a_version_that_does_not_batch_gets_exactly_the_shapes_given(segments, f
     values = [array(datatype, shape, rng) for datatype in datatypes]
     one = request(values, 1, form=seed)
     packed, lease = end.lease([one])
-    arrays = input_arrays(lease, end.signature, end.segments)
+    arrays = list(input_arrays(lease, end.signature, end.segments).values())
     assert [(got.shape, raw(got)) for got in arrays] == [(value.shape, raw(value)) for value in values]
     _, [outs] = end.reply(lease, arrays, [one])
     assert all(equal(out, value, kind) for out, value, kind in zip(outs, values, datatypes, strict=True))
@@ -319,7 +320,7 @@ def test_inline_tensors_lie_where_they_can_be_used(segments, folder):
     for name in range(20):
         one = request([np.ones((1, 1))], 1)
         packed = end.packer.pack("n" * name, b"r", [one], NOW, WALL_MS)
-        [value] = input_arrays(Lease("lane", b"1-0", packed.entry, 1), end.signature, end.segments)
+        [value] = input_arrays(Lease("lane", b"1-0", packed.entry, 1), end.signature, end.segments).values()
         assert value.flags.aligned
 
 
@@ -337,7 +338,7 @@ BROKEN = {
 def test_a_reply_that_does_not_fit_is_refused(segments, how):
     packer = Packer(same(["FP32"], [1], batching=True), segments, 1)
     out = ReplyOutput((1,), 8, None, None)
-    header = ReplyHeader("a", "w", 0.0, 0.0, 2, {}, BROKEN[how](out), "")
+    header = ReplyHeader("a", "w", 0.0, 0.0, 0.0, 0.0, 2, [2], {}, BROKEN[how](out), "")
     with pytest.raises(ValueError):
         packer.unpack(header, memoryview(bytes(8)), [request([floats(1, 2)], 2)])
 
@@ -346,7 +347,7 @@ def test_a_reply_that_does_not_fit_is_refused(segments, how):
 def test_a_reply_of_texts_that_does_not_fit_is_refused(segments, sizes):
     packer = Packer(same([BYTES], [1], batching=True), segments, 1)
     data = encode_elements([b"ab", b"cd"])
-    header = ReplyHeader("a", "w", 0.0, 0.0, 2, {}, [ReplyOutput((1,), len(data), sizes, None)], "")
+    header = ReplyHeader("a", "w", 0.0, 0.0, 0.0, 0.0, 2, [2], {}, [ReplyOutput((1,), len(data), sizes, None)], "")
     two = [request([np.array([[b"x"]], dtype=object)], 1) for _ in range(2)]
     with pytest.raises(ValueError):
         packer.unpack(header, memoryview(data), two)
@@ -394,7 +395,7 @@ def test_what_travelled_is_counted(segments, folder):
         rows = 6 if way == "blob" else 2
         one = request([floats(*range(rows))], rows)
         packed, lease = end.lease([one])
-        reply, body = end.writer.write(lease, end.signature, [floats(*range(rows))], 0.0, rows)
+        reply, body = end.writer.write(lease, end.signature, [floats(*range(rows))], COST)
         assert end.writer.segment_bytes == segment_bytes
         assert end.writer.redis_bytes == len(reply) + len(body) >= redis_bytes
         end.packer.free(packed.places)

@@ -137,7 +137,7 @@ def test_merged_leases_run_once_and_get_their_own_rows(echo):
     results = run([lease([1], [2, 3]), lease([4]), lease([], [5])], held, SEGMENTS)
     assert [values(result) for result in results] == [[1, 2, 3], [4], [5]]
     assert runs(held) == [5]
-    assert {result.run_rows for result in results} == {5}
+    assert {result.cost.rows for result in results} == {5}
     assert all(result.execution_s > 0 and not result.lease.failures for result in results)
 
 

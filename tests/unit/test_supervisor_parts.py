@@ -43,11 +43,12 @@ def test_children_get_every_setting_back(tmp_path, monkeypatch):
         host="::1",
         metrics_port=9100,
     )
-    children = plan.settings_of_children(settings, port=1234, redis_url="unix:///s", cpus=8)
+    children = plan.settings_of_children(settings, port=1234, grpc_port=4321, redis_url="unix:///s", cpus=8)
     for name, value in plan.environment_of(children).items():
         monkeypatch.setenv(name, value)
     assert Settings() == children
     assert children.http_port == 1234
+    assert children.grpc_port == 4321
     assert children.threads == 2
     assert children.drain_s < settings.drain_s
     assert children.metrics_port == 0

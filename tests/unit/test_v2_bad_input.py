@@ -224,9 +224,28 @@ def test_shared_memory_of_clients_is_not_offered() -> None:
     assert "shared memory" in refusal(mlp(), item(parameters=REGION), code=Code.UNSUPPORTED)
 
 
-@pytest.mark.parametrize("parameters", [{"classification": 2}, REGION])
-def test_forms_of_outputs_that_are_not_offered(parameters: dict[str, Any]) -> None:
-    refusal(mlp(), body(GOOD, [1, 4], outputs=[{"name": "y", "parameters": parameters}]), code=Code.UNSUPPORTED)
+def asking(**parameters: Any) -> bytes:
+    return body(GOOD, [1, 4], outputs=[{"name": "y", "parameters": parameters}])
+
+
+def test_shared_memory_for_outputs_is_not_offered() -> None:
+    assert "shared memory" in refusal(mlp(), asking(**REGION), code=Code.UNSUPPORTED)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"classification": -1}, "'classification'"),
+        ({"classification": "2"}, "'classification'"),
+        ({"classification": 2, **REGION}, "can't be used with classification"),
+        ({"shared_memory_region": 5}, "'shared_memory_region'"),
+        ({"shared_memory_region": "r"}, "'shared_memory_byte_size'"),
+        ({**REGION, "shared_memory_offset": -1}, "'shared_memory_offset'"),
+        ({**REGION, "shared_memory_offset": 2**63}, "Invalid offset + byte size"),
+    ],
+)
+def test_what_is_asked_of_an_output_is_checked(parameters: dict[str, Any], words: str) -> None:
+    assert words in refusal(mlp(), asking(**parameters))
 
 
 @pytest.mark.parametrize("parameters", [{"sequence_id": 5}, {"sequence_id": "a"}, {"sequence_start": True}])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.v2.metadata import error_body, model_metadata, server_metadata
+from gateway.v2.metadata import EXTENSIONS, error_body, model_metadata, server_metadata
 from services.manifest import Manifest, ModelConfig
 from services.tensor import Signature, TensorSpec
 
 
 def test_server_metadata() -> None:
-    assert server_metadata("1.2.3") == {
-        "name": "millrace",
+    assert server_metadata("triton", "1.2.3") == {
+        "name": "triton",
         "version": "1.2.3",
-        "extensions": ["binary_tensor_data", "parameters", "schedule_policy"],
+        "extensions": list(EXTENSIONS),
     }
 
 

@@ -1,0 +1,42 @@
+"""Who may change things over gRPC: holders of the admin key; without a key, callers on this machine. As in the admin API.
+
+A browser cannot speak gRPC, so there is no page of another origin to guard against.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from gateway.loopback import is_loopback
+from services.errors import Code, Failure
+from services.settings import Settings
+
+_BEARER = "bearer "
+
+
+async def check(settings: Settings, context: Any) -> None:
+    """Let the call pass. Raises Failure(UNAUTHENTICATED); ends the call where no key is set and the caller is not local."""
+    if settings.admin_key is None:
+        if not _is_local(context.peer()):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                "this call is for this machine only: set MILLRACE_ADMIN_KEY to use it from others",
+            )
+        return
+    given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
+    if given[: len(_BEARER)].lower() != _BEARER:
+        raise Failure(Code.UNAUTHENTICATED, "send the admin key: metadata 'authorization: Bearer KEY'")
+    # as bytes: compare_digest refuses text that is not ASCII
+    key = settings.admin_key.get_secret_value().encode()
+    if not secrets.compare_digest(given[len(_BEARER) :].strip().encode(), key):
+        raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
+
+
+def _is_local(peer: str) -> bool:
+    """`peer`: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:PATH."""
+    family, _, address = unquote(peer).partition(":")
+    return family == "unix" or is_loopback(address.rpartition(":")[0].strip("[]"))

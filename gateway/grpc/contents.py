@@ -1,0 +1,71 @@
+"""InferTensorContents -> a tensor in raw form. Pure.
+
+Source: Open Inference Protocol v2, gRPC, "Tensor Contents": datatypes of up to 32 bits share a field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gateway.request import InputTensor
+from gateway.v2.elements import raw_from_strings
+from gateway.v2.plan import Extent, InputPlan
+from services.datatypes import BYTES, NUMPY
+from services.errors import invalid
+
+#: datatype -> its field, and the type that the field's elements are read with; FP16 and BF16 have none
+_FIELDS: dict[str, tuple[str, type[np.generic]]] = {
+    "BOOL": ("bool_contents", np.bool_),
+    "INT8": ("int_contents", np.int32),
+    "INT16": ("int_contents", np.int32),
+    "INT32": ("int_contents", np.int32),
+    "INT64": ("int64_contents", np.int64),
+    "UINT8": ("uint_contents", np.uint32),
+    "UINT16": ("uint_contents", np.uint32),
+    "UINT32": ("uint_contents", np.uint32),
+    "UINT64": ("uint64_contents", np.uint64),
+    "FP32": ("fp32_contents", np.float32),
+    "FP64": ("fp64_contents", np.float64),
+}
+
+
+def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
+    """The tensor in `contents`, an InferTensorContents. Raises Failure(INVALID)."""
+    given = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
+    if not given:
+        if extent.elements:
+            raise no_data(plan)
+        return InputTensor(extent.shape, b"", 0)
+    wanted = "bytes_contents" if plan.datatype == BYTES else _FIELDS.get(plan.datatype, ("", None))[0]
+    if not wanted:
+        raise invalid(f"{plan.datatype} data has no typed contents: send it in raw_input_contents{plan.where}")
+    if len(given) > 1 or given[0][0] != wanted:
+        raise invalid(f"{plan.datatype} data should be in '{wanted}' and nowhere else{plan.where}")
+    values = given[0][1]
+    if len(values) != extent.elements:
+        raise _miscounted(plan, extent, len(values))
+    raw = raw_from_strings(list(values)) if plan.datatype == BYTES else _numbers(plan, values)
+    return InputTensor(extent.shape, raw, len(raw))
+
+
+def no_data(plan: InputPlan) -> Exception:
+    return invalid(f"unable to find data for input tensor '{plan.name}' for model '{plan.model}' in request.")
+
+
+def _numbers(plan: InputPlan, values: Any) -> bytes:
+    wide = np.fromiter(values, _FIELDS[plan.datatype][1], len(values))
+    target = NUMPY[plan.datatype]
+    if target.itemsize == wide.dtype.itemsize:
+        return wide.tobytes()
+    narrow = wide.astype(target)
+    if (narrow != wide).any():
+        raise invalid(f"an element is out of the range of {plan.datatype}{plan.where}")
+    return narrow.tobytes()
+
+
+def _miscounted(plan: InputPlan, extent: Extent, count: int) -> Exception:
+    if plan.datatype != BYTES:
+        return plan.size_mismatch(extent, count * plan.item_bytes)
+    return invalid(f"expected {extent.elements} strings in 'bytes_contents', got {count}{plan.where}")

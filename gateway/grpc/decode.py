@@ -1,0 +1,99 @@
+"""A ModelInferRequest -> inputs and terms that fit the release's signature. Pure.
+
+Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input, in their order, and then
+no input has contents of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gateway.caller import TERMS, Terms
+from gateway.grpc.contents import no_data, tensor_of
+from gateway.grpc.extensions import check_input, check_output
+from gateway.grpc.parameters import read_tensor, read_terms
+from gateway.request import InputTensor
+from gateway.v2.document import shown
+from gateway.v2.options import ID_CHARACTERS_MAX
+from gateway.v2.plan import Extent, InputPlan
+from gateway.v2.plans import InputPlans, raw_tensor
+from services.errors import invalid
+
+
+class Call(NamedTuple):
+    """A decoded request. `outputs`: indices in the signature as asked; None: all of them."""
+
+    inputs: list[InputTensor]
+    rows: int
+    terms: Terms
+    outputs: tuple[int, ...] | None
+    id: str
+
+
+class Decoder:
+    """Reads the requests of one release."""
+
+    def __init__(self, plans: InputPlans) -> None:
+        self._model = plans.model
+        self._plans = plans
+        self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
+
+    def decode(self, request: Any) -> Call:
+        """Raises Failure: INVALID, and UNSUPPORTED for what gateway.grpc.extensions refuses and for sequences."""
+        inputs, rows = self._inputs(request)
+        terms = read_terms(request.parameters) if request.parameters else TERMS
+        outputs = self._asked(request.outputs) if request.outputs else None
+        if len(request.id) > ID_CHARACTERS_MAX:
+            raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
+        return Call(inputs, rows, terms, outputs, request.id)
+
+    def _inputs(self, request: Any) -> tuple[list[InputTensor], int]:
+        plans = self._plans
+        raws = request.raw_input_contents
+        found: list[InputTensor | None] = [None] * len(plans)
+        rows = -1
+        for at, item in enumerate(request.inputs):
+            plan = plans.named(item.name)
+            if found[plan.index] is not None:
+                raise plans.twice(plan)
+            extent = plan.fit(item.datatype, tuple(item.shape))
+            if rows != extent.rows:
+                if rows >= 0:
+                    raise plans.rows_differ(plan)
+                rows = extent.rows
+            if item.parameters:
+                check_input(read_tensor(item.parameters, plan.where), plan.where)
+            if raws:
+                found[plan.index] = self._raw(plan, extent, item, raws, at)
+            else:
+                found[plan.index] = tensor_of(plan, extent, item.contents)
+        if raws and len(raws) != len(request.inputs):
+            raise invalid(
+                f"expected {len(request.inputs)} entries in raw_input_contents but got {len(raws)} "
+                f"for model '{self._model}'"
+            )
+        return plans.complete(found), rows if rows >= 0 else 1
+
+    def _raw(self, plan: InputPlan, extent: Extent, item: Any, raws: Any, at: int) -> InputTensor:
+        if item.HasField("contents") and item.contents.ByteSize():
+            raise invalid(
+                f"contents field must not be specified when using raw_input_contents for '{plan.name}' "
+                f"for model '{self._model}'"
+            )
+        if at >= len(raws):
+            raise no_data(plan)
+        return raw_tensor(plan, extent, memoryview(raws[at]))
+
+    def _asked(self, outputs: Any) -> tuple[int, ...]:
+        asked: dict[int, None] = {}
+        for item in outputs:
+            index = self._outputs.get(item.name)
+            if index is None:
+                raise invalid(f"unexpected inference output '{shown(item.name)}' for model '{self._model}'")
+            if index in asked:
+                raise invalid(f"output '{item.name}' already exists in request")
+            if item.parameters:
+                where = f" for output '{item.name}'"
+                check_output(read_tensor(item.parameters, where), where)
+            asked[index] = None
+        return tuple(asked)

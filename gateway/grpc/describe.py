@@ -1,0 +1,55 @@
+"""The calls that only look: is the server there, would a request be answered, what does a model take and give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.deps import Deps
+from gateway.drain import Drain
+from gateway.grpc.infer import check_version
+from gateway.v2.metadata import model_metadata, server_metadata
+from gateway.views import ModelView, VersionView, version_number
+from services.errors import Code, Failure
+
+
+class Describe:
+    """Unary calls: message in, message out. Raises Failure."""
+
+    def __init__(self, deps: Deps, drain: Drain) -> None:
+        self._deps = deps
+        self._drain = drain
+
+    def ready(self) -> bool:
+        """Whether a request that comes now would be answered here."""
+        return self._deps.ready() and not self._drain.begun
+
+    async def server_live(self, _: Any, __: Any) -> Any:
+        return pb.ServerLiveResponse(live=True)
+
+    async def server_ready(self, _: Any, __: Any) -> Any:
+        return pb.ServerReadyResponse(ready=self.ready())
+
+    async def server_metadata(self, _: Any, __: Any) -> Any:
+        return pb.ServerMetadataResponse(**server_metadata(self._deps.settings.server_name, self._deps.version))
+
+    async def model_ready(self, request: Any, _: Any) -> Any:
+        """A model that is not known is not ready: that is no error."""
+        try:
+            version = self._find(request)[1]
+        except Failure as failure:
+            if failure.code is not Code.NOT_FOUND:
+                raise
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=version.ready and self._deps.answering(version.manifest.release))
+
+    async def model_metadata(self, request: Any, _: Any) -> Any:
+        model, version = self._find(request)
+        serving = [number for number, view in sorted(model.versions.items()) if view.ready]
+        return pb.ModelMetadataResponse(**model_metadata(version.manifest, serving))
+
+    def _find(self, request: Any) -> tuple[ModelView, VersionView]:
+        check_version(request.version)
+        view = self._deps.catalog.snapshot.model(request.name)
+        return view, view.version(version_number(request.name, request.version) if request.version else None)

@@ -1,0 +1,50 @@
+"""grpc.health.v1.Health: what probes and balancers ask. Serving only while requests would be answered here.
+
+Source: gRPC Health Checking Protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2 as pb
+
+#: the server as a whole, and its service
+SERVICES = ("", "inference.GRPCInferenceService")
+LOOK_S = 0.1
+
+_Status = pb.HealthCheckResponse
+
+
+class Health:
+    """`ready`: whether requests would be answered; `leaving`: whether this gateway is on its way out."""
+
+    def __init__(self, ready: Callable[[], bool], leaving: Callable[[], bool]) -> None:
+        self._ready = ready
+        self._leaving = leaving
+
+    def _status(self, service: str) -> int:
+        if service not in SERVICES:
+            return int(_Status.SERVICE_UNKNOWN)
+        return int(_Status.SERVING if self._ready() else _Status.NOT_SERVING)
+
+    async def check(self, request: Any, context: Any) -> Any:
+        if request.service not in SERVICES:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+        return _Status(status=self._status(request.service))
+
+    async def watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
+        """The status now, and whenever it is another one. Ends when this gateway leaves: the caller looks for another."""
+        said = None
+        while True:
+            leaving = self._leaving()
+            status = self._status(request.service)
+            if status != said:
+                said = status
+                yield _Status(status=status)
+            if leaving:
+                return
+            await asyncio.sleep(LOOK_S)

@@ -1,0 +1,91 @@
+"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. Knows no policy: the caller and the lanes do.
+
+find ─> decode ─> Caller.call ……… encode
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.caller import Caller, Terms
+from gateway.grpc.decode import Decoder
+from gateway.grpc.encode import Encoder
+from gateway.grpc.messages import PACKED, compression, parse, unpack
+from gateway.grpc.status import refuse
+from gateway.lanes import Route
+from gateway.refusals import unexpected
+from gateway.v2.document import shown
+from gateway.v2.plans import InputPlans
+from services.errors import Failure, invalid
+
+
+class _Codec(NamedTuple):
+    decoder: Decoder
+    encoder: Encoder
+
+
+class Infer:
+    """`body_bytes_max`: of a message, decompressed."""
+
+    def __init__(self, caller: Caller, body_bytes_max: int) -> None:
+        self._caller = caller
+        self._body_bytes_max = body_bytes_max
+        self._codecs: WeakKeyDictionary[InputPlans, _Codec] = WeakKeyDictionary()
+
+    async def model_infer(self, body: bytes, context: Any) -> bytes:
+        """The handler of ModelInfer."""
+        try:
+            reply = await self.reply(body, context.time_remaining())
+        except Failure as failure:
+            await refuse(context, failure)
+        except Exception as error:
+            await refuse(context, unexpected("a ModelInfer call", error))
+        how = compression(body, context, len(reply))
+        if how is not None:
+            context.set_compression(how)
+        return reply
+
+    async def reply(self, body: bytes, remaining_s: float | None, extra: bytes = b"") -> bytes:
+        """The reply to one request. `remaining_s`: until its call's deadline. `extra`: as in Encoder. Raises Failure."""
+        size_bytes = len(body)
+        if body and body[0] in PACKED:
+            body = await unpack(body, self._body_bytes_max)
+            size_bytes = max(size_bytes, len(body))
+        request = parse(pb.ModelInferRequest, body)
+        route = find(self._caller, request.model_name, request.model_version)
+        codec = self._codecs.get(route.plans) or self._new_codec(route)
+        try:
+            call = codec.decoder.decode(request)
+        except Failure as failure:
+            route.lane.turned_away(failure.code)
+            raise
+        inputs, rows, terms, outputs, request_id = call
+        if remaining_s is not None:
+            timeout_s = route.timeout_s if terms.timeout_s is None else terms.timeout_s
+            terms = Terms(min(timeout_s, remaining_s), terms.priority)
+        read = partial(codec.encoder.encode, outputs, request_id, extra=extra)
+        return await self._caller.call(route, inputs, rows, size_bytes, read, terms)
+
+    def _new_codec(self, route: Route) -> _Codec:
+        manifest = route.lane.manifest
+        encoder = Encoder(manifest.model, manifest.version, manifest.signature)
+        codec = self._codecs[route.plans] = _Codec(Decoder(route.plans), encoder)
+        return codec
+
+
+def find(caller: Caller, model: str, version: str) -> Route:
+    """The version that a request names ("": none). Raises Failure: NOT_FOUND, and INVALID where it is no number."""
+    check_version(version)
+    return caller.find(model, version or None)
+
+
+def check_version(version: str) -> None:
+    if version and not (version.isascii() and version.isdigit()):
+        raise invalid(
+            f"failed to get model version from specified version string '{shown(version)}': "
+            "version should be an integral value > 0"
+        )

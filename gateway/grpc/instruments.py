@@ -1,0 +1,71 @@
+"""TraceSetting and LogSettings: what is recorded of requests, and what is logged. A call without settings only looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.grpc import admin
+from gateway.triton.ports import LogSettings, TraceSettings
+from gateway.v2.document import shown
+from services.errors import Code, Failure, invalid
+from services.settings import Settings
+
+
+class Instruments:
+    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+
+    def __init__(self, settings: Settings, trace: TraceSettings | None, log: LogSettings | None) -> None:
+        self._settings = settings
+        self._trace = trace
+        self._log = log
+
+    async def trace_setting(self, request: Any, context: Any) -> Any:
+        if request.settings:
+            await admin.check(self._settings, context)
+        if self._trace is None:
+            raise Failure(Code.UNSUPPORTED, "trace settings are not served here")
+        model = request.model_name or None
+        if request.settings:
+            values = self._trace.update(model, {name: _trace_value(one) for name, one in request.settings.items()})
+        else:
+            values = self._trace.get(model)
+        response = pb.TraceSettingResponse()
+        for name, value in values.items():
+            response.settings[name].value.extend([value] if isinstance(value, str) else value)
+        return response
+
+    async def log_settings(self, request: Any, context: Any) -> Any:
+        if request.settings:
+            await admin.check(self._settings, context)
+        if self._log is None:
+            raise Failure(Code.UNSUPPORTED, "log settings are not served here")
+        if request.settings:
+            values = self._log.update({name: _log_value(name, one) for name, one in request.settings.items()})
+        else:
+            values = self._log.get()
+        response = pb.LogSettingsResponse()
+        for name, value in values.items():
+            setattr(response.settings[name], _log_field(value), value)
+        return response
+
+
+def _trace_value(value: Any) -> str | list[str] | None:
+    """No value clears a setting; a list of one is that one."""
+    values = list(value.value)
+    return values if len(values) > 1 else values[0] if values else None
+
+
+def _log_value(name: str, value: Any) -> str | int | bool:
+    field = value.WhichOneof("parameter_choice")
+    if field is None:
+        raise invalid(f"the log setting '{shown(name)}' has no value")
+    found: str | int | bool = getattr(value, field)
+    return found
+
+
+def _log_field(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "bool_param"
+    return "uint32_param" if isinstance(value, int) else "string_param"

@@ -1,0 +1,59 @@
+"""Shared memory of clients: registering regions. There is no GPU memory to share, which is said as by a machine without GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.grpc import admin
+from gateway.triton.ports import ClientMemory
+from gateway.v2.document import shown
+from services.errors import Code, Failure, invalid, not_found
+from services.settings import Settings
+
+
+class Memory:
+    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+
+    def __init__(self, settings: Settings, memory: ClientMemory | None) -> None:
+        self._settings = settings
+        self._memory = memory
+
+    async def _asked(self, context: Any) -> ClientMemory:
+        await admin.check(self._settings, context)
+        if self._memory is None:
+            raise Failure(Code.UNSUPPORTED, "client shared memory is not enabled on this server")
+        return self._memory
+
+    async def system_status(self, request: Any, context: Any) -> Any:
+        memory = await self._asked(context)
+        response = pb.SystemSharedMemoryStatusResponse()
+        for region in memory.regions(request.name or None):
+            known = response.regions[region.name]
+            known.name, known.key = region.name, region.key
+            known.offset, known.byte_size = region.offset, region.size_bytes
+        return response
+
+    async def system_register(self, request: Any, context: Any) -> Any:
+        memory = await self._asked(context)
+        memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def system_unregister(self, request: Any, context: Any) -> Any:
+        (await self._asked(context)).unregister(request.name or None)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def cuda_status(self, request: Any, context: Any) -> Any:
+        await admin.check(self._settings, context)
+        if request.name:
+            raise not_found(f"Unable to find cuda shared memory region: '{shown(request.name)}'")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def cuda_register(self, request: Any, context: Any) -> Any:
+        await admin.check(self._settings, context)
+        raise invalid(f"failed to register CUDA shared memory region: '{shown(request.name)}', GPUs not supported")
+
+    async def cuda_unregister(self, _: Any, context: Any) -> Any:
+        await admin.check(self._settings, context)
+        return pb.CudaSharedMemoryUnregisterResponse()

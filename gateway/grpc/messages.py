@@ -1,0 +1,59 @@
+"""The bytes of a call -> its protobuf message. Compressed ones are opened here and not by the library.
+
+So they are opened in a thread and never beyond the limit, and it is known whether the caller compresses: it gets its
+answer in the same form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from gateway.refusals import too_large
+from gateway.v2.compression import choose_encoding, decompress
+from services.errors import Code, Failure, invalid
+
+#: the first byte of a gzip stream and of a zlib stream: as the first byte of a message they would be a wire type that
+#: does not exist, and a field 15, which no message of these services has
+GZIP, ZLIB = 0x1F, 0x78
+PACKED = (GZIP, ZLIB)
+
+#: smaller answers are hardly smaller when compressed; the library compresses in the event loop, so that the answer to a
+#: larger one would keep everybody waiting
+COMPRESS_BYTES_MIN, COMPRESS_BYTES_MAX = 1024, 1 << 20
+
+M = TypeVar("M", bound=Message)
+
+
+async def unpack(body: bytes, bytes_max: int) -> bytes:
+    """A message whose first byte says that it is compressed, as it was before. Raises Failure(INVALID, TOO_LARGE)."""
+    encoding = b"gzip" if body[0] == GZIP else b"deflate"
+    try:
+        return await asyncio.to_thread(decompress, body, encoding, bytes_max)
+    except Failure as failure:
+        raise too_large(bytes_max) if failure.code is Code.TOO_LARGE else failure from None
+
+
+def parse(kind: type[M], body: bytes) -> M:
+    """Raises Failure(INVALID)."""
+    try:
+        message: M = kind.FromString(body)
+    except DecodeError:
+        raise invalid(f"the message is not an {kind.DESCRIPTOR.full_name}") from None
+    return message
+
+
+def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression | None:
+    """How to send a reply: as the caller sent its message, or as its metadata `accept-encoding` asks; None: as it is."""
+    if not COMPRESS_BYTES_MIN <= reply_bytes <= COMPRESS_BYTES_MAX:
+        return None
+    if body and body[0] in PACKED:
+        return grpc.Compression.Gzip if body[0] == GZIP else grpc.Compression.Deflate
+    for key, value in context.invocation_metadata() or ():
+        if key == "accept-encoding":
+            asked = choose_encoding(value.encode())
+            return None if asked is None else grpc.Compression.Gzip if asked == b"gzip" else grpc.Compression.Deflate
+    return None

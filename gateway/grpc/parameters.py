@@ -1,0 +1,86 @@
+"""Parameters of gRPC requests: each in the one field of its type that it may have. Pure.
+
+Source: Triton's extensions "schedule policy", "sequence", "parameters", "classification" and "shared memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.caller import TERMS, Terms
+from gateway.v2.document import shown
+from services.errors import Code, Failure, invalid
+
+_INTEGER = ("int64_param",)
+_STRING = ("string_param",)
+_FLAG = ("bool_param",)
+#: name -> fields that it may stand in; any other name is the model's own business
+_REQUEST = {
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": _INTEGER,
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": _FLAG,
+    "sequence_end": _FLAG,
+    "triton_enable_empty_final_response": _FLAG,
+}
+_TENSOR = {
+    "classification": _INTEGER,
+    "shared_memory_region": _STRING,
+    "shared_memory_byte_size": _INTEGER,
+    "shared_memory_offset": _INTEGER,
+}
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+
+
+def read_terms(parameters: Mapping[str, Any]) -> Terms:
+    """What the parameters of a request ask for. Raises Failure(INVALID), and Failure(UNSUPPORTED) for sequences."""
+    timeout_us = priority = 0
+    for name, parameter in parameters.items():
+        fields = _REQUEST.get(name)
+        if fields is None:
+            if name.startswith("triton_"):
+                raise invalid(
+                    "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
+                )
+            if parameter.WhichOneof("parameter_choice") is None:
+                raise invalid(f"parameter '{shown(name)}' must be a string, a number or a boolean")
+            continue
+        value = _value(name, parameter, fields)
+        if name in _SEQUENCE:
+            if value:
+                raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{name}'")
+        elif name == "timeout":
+            timeout_us = _whole(name, value)
+        elif name == "priority":
+            priority = _whole(name, value)
+    if not timeout_us and not priority:
+        return TERMS
+    return Terms(timeout_us / 1e6 if timeout_us else None, priority)
+
+
+def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The parameters of an input or output that are known here. Raises Failure(INVALID) on one of another type."""
+    found: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        fields = _TENSOR.get(name)
+        if fields is None:
+            continue
+        value = _value(name, parameter, fields, where)
+        if name == "classification" and value <= 0:
+            raise invalid(f"invalid value for 'classification' parameter, expected a number above 0{where}")
+        found[name] = value if fields is _STRING else _whole(name, value, where)
+    return found
+
+
+def _value(name: str, parameter: Any, fields: tuple[str, ...], where: str = "") -> Any:
+    field = parameter.WhichOneof("parameter_choice")
+    if field not in fields:
+        raise invalid(f"invalid value type for '{name}' parameter, expected {' or '.join(fields)}.{where}")
+    return getattr(parameter, field)
+
+
+def _whole(name: str, value: int, where: str = "") -> int:
+    if value < 0:
+        raise invalid(f"the parameter '{name}' should be at least 0, got {value}{where}")
+    return value

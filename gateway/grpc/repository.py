@@ -1,0 +1,74 @@
+"""RepositoryIndex, RepositoryModelLoad, RepositoryModelUnload: what the repository holds, and what of it is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.grpc import admin
+from gateway.triton.ports import Control
+from gateway.v2.document import shown
+from services.errors import Code, Failure, invalid
+from services.settings import Settings
+
+
+class Repository:
+    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+
+    def __init__(self, settings: Settings, control: Control | None) -> None:
+        self._settings = settings
+        self._control = control
+
+    def _asked(self, request: Any) -> Control:
+        if request.repository_name:
+            raise Failure(Code.UNSUPPORTED, "'repository_name' specification is not supported")
+        if self._control is None:
+            raise Failure(Code.UNSUPPORTED, "the model repository extension is not served here")
+        return self._control
+
+    async def index(self, request: Any, _: Any) -> Any:
+        entries = self._asked(request).index(ready=request.ready)
+        response = pb.RepositoryIndexResponse()
+        for entry in entries:
+            response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
+        return response
+
+    async def load(self, request: Any, context: Any) -> Any:
+        await admin.check(self._settings, context)
+        control = self._asked(request)
+        config: str | None = None
+        files: dict[str, bytes] = {}
+        for name, parameter in request.parameters.items():
+            if name == "config":
+                config = _field(name, parameter, "string_param")
+            elif name.startswith("file:"):
+                files[name.removeprefix("file:")] = _field(name, parameter, "bytes_param")
+            else:
+                raise invalid(f"unrecognized load parameter '{shown(name)}': send 'config' or 'file:PATH'")
+        if files and config is None:
+            raise invalid("files are taken together with the parameter 'config' only")
+        try:
+            await control.load(request.model_name, config, files)
+        except Failure as failure:
+            if failure.code in {Code.NOT_FOUND, Code.INVALID, Code.MODEL}:
+                # a load that fails is INTERNAL in the reference, whatever the reason: clients tell by the text
+                raise Failure(Code.MODEL, failure.message) from failure
+            raise
+        return pb.RepositoryModelLoadResponse()
+
+    async def unload(self, request: Any, context: Any) -> Any:
+        await admin.check(self._settings, context)
+        control = self._asked(request)
+        for name, parameter in request.parameters.items():
+            if name != "unload_dependents":
+                raise invalid(f"unrecognized unload parameter '{shown(name)}': send 'unload_dependents'")
+            _field(name, parameter, "bool_param")
+        await control.unload(request.model_name)
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _field(name: str, parameter: Any, wanted: str) -> Any:
+    if parameter.WhichOneof("parameter_choice") != wanted:
+        raise invalid(f"invalid value type for '{shown(name)}' parameter, expected {wanted}.")
+    return getattr(parameter, wanted)

@@ -1,0 +1,61 @@
+"""ModelConfig and ModelStatistics: what a version is, and what it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import json_format
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.grpc.infer import check_version
+from gateway.triton.ports import Configurations, Duration, ModelStatistics, Statistics
+from services.errors import Code, Failure
+
+_DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+_BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
+
+
+class About:
+    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+
+    def __init__(self, statistics: Statistics | None, configurations: Configurations | None) -> None:
+        self._statistics = statistics
+        self._configurations = configurations
+
+    async def model_config(self, request: Any, _: Any) -> Any:
+        if self._configurations is None:
+            raise Failure(Code.UNSUPPORTED, "the model configuration is not served here")
+        check_version(request.version)
+        document = self._configurations.of(request.name, request.version or None)
+        response = pb.ModelConfigResponse()
+        json_format.ParseDict(document, response.config, ignore_unknown_fields=True)
+        return response
+
+    async def model_statistics(self, request: Any, _: Any) -> Any:
+        if self._statistics is None:
+            raise Failure(Code.UNSUPPORTED, "statistics are not served here")
+        check_version(request.version)
+        found = await self._statistics.of(request.name or None, request.version or None)
+        return pb.ModelStatisticsResponse(model_stats=[_message(one) for one in found])
+
+
+def _message(of: ModelStatistics) -> Any:
+    message = pb.ModelStatistics(
+        name=of.name,
+        version=of.version,
+        last_inference=of.last_inference_ms,
+        inference_count=of.inference_count,
+        execution_count=of.execution_count,
+        inference_stats={name: _duration(getattr(of, name)) for name in _DURATIONS},
+        memory_usage=[
+            pb.MemoryUsage(type=kind, id=number, byte_size=size) for (kind, number), size in of.memory_bytes.items()
+        ],
+    )
+    for batch in of.batches:
+        durations = {name: _duration(getattr(batch, name)) for name in _BATCH_DURATIONS}
+        message.batch_stats.add(batch_size=batch.batch_size, **durations)
+    return message
+
+
+def _duration(of: Duration) -> Any:
+    return pb.StatisticDuration(count=of.count, ns=of.ns)

@@ -1,0 +1,36 @@
+"""A Failure as a gRPC status: the code of the one table, the message, and when to come back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NoReturn
+
+import grpc
+
+from services.errors import GRPC_STATUS, Failure
+
+#: details travel in a header, of which clients take some 8 KiB in all
+DETAILS_CHARACTERS_MAX = 2048
+
+_STATUS = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
+
+
+def details(failure: Failure) -> str:
+    """The message. What is not Unicode in it (it may quote a request) is escaped."""
+    return failure.message.encode("utf-8", "backslashreplace").decode()[:DETAILS_CHARACTERS_MAX]
+
+
+async def refuse(context: Any, failure: Failure) -> NoReturn:
+    """End the call with the status of `failure`. Raises grpc.aio.AbortError.
+
+    Refusals say when to come back as HTTP does, and in the form that gRPC clients with a retry policy obey by themselves
+    (gRPC proposal A6).
+    """
+    metadata: tuple[tuple[str, str], ...] = ()
+    if failure.retry_after_s is not None:
+        metadata = (
+            ("retry-after", str(max(1, math.ceil(failure.retry_after_s)))),
+            ("grpc-retry-pushback-ms", str(math.ceil(failure.retry_after_s * 1000))),
+        )
+    await context.abort(_STATUS[failure.code], details(failure), metadata)
+    raise AssertionError("abort always raises")

@@ -1,0 +1,111 @@
+"""ModelStreamInfer: many requests of one stream at once, replies in their order.
+
+read ─> a task for each ─> line (bounded: no more is read while it is full) ─> write, one after the other
+
+What is wrong with a request is said in its reply, and the stream goes on.
+Source: Triton's inference.proto, ModelStreamInferResponse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.grpc.encode import FINAL, stream_response
+from gateway.grpc.infer import Infer
+from gateway.grpc.messages import COMPRESS_BYTES_MAX, PACKED, compression, parse, unpack
+from gateway.grpc.status import details, refuse
+from gateway.refusals import unexpected
+from services.cancel import cancel_all
+from services.errors import Code, Failure
+
+#: requests of one stream that are in flight, at most
+STREAM_REQUESTS_MAX = 128
+#: how long a stream may have nothing in flight when its gateway leaves, before it is told to go elsewhere
+IDLE_S = 0.5
+
+_GONE = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
+
+_Answer = tuple[bytes, Failure | None]
+
+
+class Stream:
+    """`leaving`: whether this gateway is on its way out."""
+
+    def __init__(self, infer: Infer, body_bytes_max: int, leaving: Callable[[], bool]) -> None:
+        self._infer = infer
+        self._body_bytes_max = body_bytes_max
+        self._leaving = leaving
+
+    async def model_stream_infer(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """The handler of ModelStreamInfer."""
+        strict = ("triton_grpc_error", "true") in [(key, str(value).lower()) for key, value in _metadata(context)]
+        line: asyncio.Queue[asyncio.Task[_Answer] | None] = asyncio.Queue(STREAM_REQUESTS_MAX)
+        reading = asyncio.create_task(self._read(bodies, context, line))
+        answering: asyncio.Task[_Answer] | None = None
+        try:
+            while (answering := await self._next(line)) is not None:
+                reply, failure = await answering
+                if failure is not None and strict:
+                    await refuse(context, failure)
+                yield reply
+            if not reading.done():
+                await refuse(context, _GONE)
+            reading.result()
+        finally:
+            left = [line.get_nowait() for _ in range(line.qsize())]
+            await cancel_all([task for task in (reading, answering, *left) if task is not None])
+
+    async def _next(self, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
+        """The next answer's task; None at the stream's end, or when the gateway leaves and nothing is asked."""
+        while line.empty():
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    return await line.get()
+            except TimeoutError:
+                if self._leaving():
+                    return None
+        return line.get_nowait()
+
+    async def _read(
+        self, bodies: AsyncIterator[bytes], context: Any, line: asyncio.Queue[asyncio.Task[_Answer] | None]
+    ) -> None:
+        first = True
+        try:
+            async for body in bodies:
+                if first:
+                    first = False
+                    how = compression(body, context, COMPRESS_BYTES_MAX)  # said once, for all replies
+                    if how is not None:
+                        context.set_compression(how)
+                await line.put(asyncio.create_task(self._answer(body, context)))
+        finally:
+            await line.put(None)
+
+    async def _answer(self, body: bytes, context: Any) -> _Answer:
+        try:
+            return stream_response(await self._infer.reply(body, context.time_remaining(), FINAL)), None
+        except Failure as error:
+            failure = error
+        except Exception as error:
+            failure = unexpected("a request of a stream", error)
+        return await self._failed(body, failure), failure
+
+    async def _failed(self, body: bytes, failure: Failure) -> bytes:
+        """What went wrong, under the request's id."""
+        response = pb.ModelStreamInferResponse(error_message=details(failure))
+        try:
+            if body and body[0] in PACKED:
+                body = await unpack(body, self._body_bytes_max)
+            response.infer_response.id = parse(pb.ModelInferRequest, body).id
+        except Failure:
+            response.infer_response.id = ""
+        written: bytes = response.SerializeToString()
+        return written
+
+
+def _metadata(context: Any) -> Any:
+    return context.invocation_metadata() or ()

@@ -1,0 +1,124 @@
+"""/v2/systemsharedmemory, /v2/cudasharedmemory: memory that clients registered for their tensors.
+
+To register memory is to let the server read and write what its user may: it is for those who may use the admin API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, Field
+
+from gateway.deps import Deps
+from gateway.routes.body import describes, read_document
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import admin
+from gateway.triton.ports import ClientMemory, Region
+from services.datatypes import ELEMENTS_MAX
+from services.errors import Code, Failure, invalid, not_found
+
+router = APIRouter(prefix="/v2", tags=["v2 shared memory"])
+
+_CHANGES: dict[str, Any] = {
+    "dependencies": [Depends(admin)],
+    "response_class": Response,
+    "responses": documented(400, 401, 403, 409, 429, 501, 507),
+}
+_SYSTEM = "/systemsharedmemory"
+_CUDA = "/cudasharedmemory"
+
+
+class SystemRegion(BaseModel):
+    """A region of system shared memory. `key`: its name for shm_open."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+
+
+class CudaRegion(BaseModel):
+    """A region of GPU memory."""
+
+    name: str
+    device_id: int
+    byte_size: int
+
+
+class Register(BaseModel):
+    """What to register. `offset`, `byte_size`: the part of the memory object that may be used."""
+
+    key: str
+    offset: int = Field(0, ge=0, le=ELEMENTS_MAX)
+    byte_size: int = Field(ge=1, le=ELEMENTS_MAX)
+
+
+@router.get(f"{_SYSTEM}/status", summary="Registered regions of system shared memory")
+async def system_status(deps: DepsOf) -> list[SystemRegion]:
+    return [_shown(region) for region in _memory(deps).regions(None)]
+
+
+@router.get(f"{_SYSTEM}/region/{{region}}/status", summary="One registered region", responses=documented(404))
+async def system_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
+    return [_shown(found) for found in _memory(deps).regions(region)]
+
+
+@router.post(
+    f"{_SYSTEM}/region/{{region}}/register",
+    summary="Register system shared memory",
+    openapi_extra=describes(Register),
+    **_CHANGES,
+)
+async def system_register(region: str, request: Request, deps: DepsOf) -> Response:
+    wanted = await read_document(request, Register)
+    _memory(deps).register(region, wanted.key, wanted.offset, wanted.byte_size)
+    return Response()
+
+
+@router.post(f"{_SYSTEM}/region/{{region}}/unregister", summary="Forget a region", **_CHANGES)
+async def system_region_unregister(region: str, deps: DepsOf) -> Response:
+    _memory(deps).unregister(region)
+    return Response()
+
+
+@router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", **_CHANGES)
+async def system_unregister(deps: DepsOf) -> Response:
+    _memory(deps).unregister(None)
+    return Response()
+
+
+@router.get(f"{_CUDA}/status", summary="Registered regions of GPU memory: none")
+async def cuda_status() -> list[CudaRegion]:
+    return []
+
+
+@router.get(f"{_CUDA}/region/{{region}}/status", summary="One registered region", responses=documented(404))
+async def cuda_region_status(region: str) -> list[CudaRegion]:
+    raise not_found(f"Unable to find cuda shared memory region: '{region}'")
+
+
+@router.post(f"{_CUDA}/region/{{region}}/register", summary="Register GPU memory: not offered", **_CHANGES)
+async def cuda_register(region: str) -> Response:
+    raise invalid(f"failed to register CUDA shared memory region: '{region}', GPUs not supported")
+
+
+@router.post(f"{_CUDA}/region/{{region}}/unregister", summary="Forget a region of GPU memory", **_CHANGES)
+async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - unknown names are no error
+    return Response()
+
+
+@router.post(f"{_CUDA}/unregister", summary="Forget all regions of GPU memory", **_CHANGES)
+async def cuda_unregister() -> Response:
+    return Response()
+
+
+def _memory(deps: Deps) -> ClientMemory:
+    if deps.client_memory is None:
+        raise Failure(Code.UNSUPPORTED, "shared memory of clients is not offered here")
+    return deps.client_memory
+
+
+def _shown(region: Region) -> SystemRegion:
+    return SystemRegion(name=region.name, key=region.key, offset=region.offset, byte_size=region.size_bytes)

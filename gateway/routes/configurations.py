@@ -1,0 +1,43 @@
+"""GET /v2/models/{model}[/versions/{version}]/config: Triton's model configuration of a version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+
+router = APIRouter(tags=["v2 model repository"])
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "application/json": {
+                "example": {
+                    "name": "digits",
+                    "platform": "onnxruntime_onnx",
+                    "backend": "onnxruntime",
+                    "max_batch_size": 64,
+                    "input": [{"name": "pixels", "data_type": "TYPE_FP32", "dims": [64]}],
+                    "output": [{"name": "label", "data_type": "TYPE_INT64", "dims": [1]}],
+                    "dynamic_batching": {"max_queue_delay_microseconds": 0},
+                }
+            }
+        }
+    },
+    **documented(404),
+}
+
+
+@router.get("/v2/models/{model}/config", summary="Configuration of the model's serving version", responses=_RESPONSES)
+async def config(model: str, deps: DepsOf) -> dict[str, Any]:
+    return deps.configurations.of(model, None)
+
+
+@router.get(
+    "/v2/models/{model}/versions/{version}/config", summary="Configuration of one version", responses=_RESPONSES
+)
+async def config_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
+    return deps.configurations.of(model, version)

@@ -1,0 +1,163 @@
+"""/v2/repository: Triton's model repository over HTTP. The index is for everybody, loading and unloading as the admin API."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from typing import Any, NamedTuple
+
+import orjson
+from fastapi import APIRouter, Depends, Request
+
+from gateway.refusals import too_large
+from gateway.routes.body import declared_bytes
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import admin
+from gateway.triton.ports import IndexEntry
+from services.errors import Code, Failure, invalid
+
+router = APIRouter(prefix="/v2/repository", tags=["v2 model repository"])
+
+SMALL_BYTES_MAX = 1 << 20
+_FILE = "file:"
+_PROTECTED = [Depends(admin)]
+
+
+def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties}
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+_LOAD = _body(
+    {"parameters": {"type": "object", "additionalProperties": {"type": "string"}}},
+    {"parameters": {"config": '{"max_batch_size": 8}'}},
+)
+_UNLOAD = _body(
+    {"parameters": {"type": "object", "properties": {"unload_dependents": {"type": "boolean"}}}}, {"parameters": {}}
+)
+
+
+@router.post(
+    "/index",
+    summary="Models and versions of the repository, and their states",
+    responses={
+        200: {
+            "content": {"application/json": {"example": [{"name": "digits", "version": "1", "state": "READY"}]}},
+        },
+        **documented(400, 413),
+    },
+    openapi_extra=_body({"ready": {"type": "boolean"}}, {"ready": True}),
+)
+async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
+    ready = (await _document(request, SMALL_BYTES_MAX)).get("ready", False)
+    if not isinstance(ready, bool):
+        raise invalid("ready: true or false is wanted")
+    return [_entry(entry) for entry in deps.control.index(ready=ready)]
+
+
+@router.post(
+    "/models/{model}/load",
+    summary="Load a model, or load it again, and wait until it serves",
+    description="`config`: a ModelConfig as JSON text, in place of the model's own. `file:1/model.onnx`: a file's "
+    "content in base64; files come with a config and make up the whole model. What fails leaves what served before.",
+    dependencies=_PROTECTED,
+    responses=documented(400, 401, 403, 413, 503, 507),
+    openapi_extra=_LOAD,
+)
+async def load(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
+    given = await _given(request, deps.settings.upload_bytes_max)
+    await deps.control.load(model, given.config, given.files)
+    return {"name": model, "load": True}
+
+
+@router.post(
+    "/models/{model}/unload",
+    summary="Stop serving a model; nothing is deleted",
+    description="What is on its way is still answered. The model answers again after it is loaded.",
+    dependencies=_PROTECTED,
+    responses=documented(400, 401, 403, 413),
+    openapi_extra=_UNLOAD,
+)
+async def unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
+    for name, value in _parameters(await _document(request, SMALL_BYTES_MAX)).items():
+        if name != "unload_dependents" or not isinstance(value, bool):
+            raise invalid(f"parameter {name[:80]!r}: only unload_dependents, true or false, is known")
+    await deps.control.unload(model)
+    return {"name": model, "unload": True}
+
+
+@router.post("/{repository}/index", summary="Not offered: repositories have no names", responses=documented(501))
+@router.post("/{repository}/models/{model}/load", include_in_schema=False)
+@router.post("/{repository}/models/{model}/unload", include_in_schema=False)
+async def named(repository: str) -> None:
+    raise Failure(Code.UNSUPPORTED, f"'repository_name' specification is not supported: {repository[:80]!r}")
+
+
+class _Given(NamedTuple):
+    config: str | None
+    files: dict[str, bytes]
+
+
+async def _given(request: Request, files_bytes_max: int) -> _Given:
+    """`config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE."""
+    # base64 has four characters for three bytes
+    document = await _document(request, files_bytes_max // 3 * 4 + SMALL_BYTES_MAX)
+    return await asyncio.to_thread(_load_parameters, _parameters(document), files_bytes_max)
+
+
+def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given:
+    config: str | None = None
+    files: dict[str, bytes] = {}
+    size = 0
+    for name, value in parameters.items():
+        if name != "config" and not name.startswith(_FILE):
+            raise invalid(f"unexpected parameter {name[:80]!r}: only config and {_FILE}<path> are known")
+        if not isinstance(value, str):
+            raise invalid(f"parameter {name[:80]!r}: a string is wanted")
+        if name == "config":
+            config = value
+            continue
+        try:
+            content = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise invalid(f"parameter {name[:80]!r}: this is not base64") from None
+        size += len(content)
+        if size > files_bytes_max:
+            raise too_large(files_bytes_max)
+        files[name.removeprefix(_FILE)] = content
+    return _Given(config, files)
+
+
+def _parameters(document: dict[str, Any]) -> dict[str, Any]:
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise invalid("parameters: an object is wanted")
+    return parameters
+
+
+async def _document(request: Request, bytes_max: int) -> dict[str, Any]:
+    """The body, a JSON object; none is an empty one. Raises Failure: INVALID, TOO_LARGE."""
+    if declared_bytes(request) > bytes_max:
+        raise too_large(bytes_max)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > bytes_max:
+            raise too_large(bytes_max)
+    if not body:
+        return {}
+    try:
+        document = await asyncio.to_thread(orjson.loads, body)
+    except orjson.JSONDecodeError as error:
+        raise invalid(f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise invalid("the body: a JSON object is wanted")
+    return document
+
+
+def _entry(entry: IndexEntry) -> dict[str, str]:
+    """What is not known is left out: a model that was never loaded has only a name."""
+    fields = {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
+    return {name: value for name, value in fields.items() if value}

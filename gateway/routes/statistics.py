@@ -1,0 +1,32 @@
+"""GET /v2/models/stats and …/{model}[/versions/{version}]/stats: Triton's statistics extension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.triton.statistics import stats_document
+
+router = APIRouter(tags=["v2 extensions"])
+
+
+@router.get("/v2/models/stats", summary="Statistics of all loaded versions")
+async def all_stats(deps: DepsOf) -> dict[str, Any]:
+    return stats_document(await deps.statistics.of(None, None))
+
+
+@router.get("/v2/models/{model}/stats", summary="Statistics of the model's loaded versions", responses=documented(400))
+async def model_stats(model: str, deps: DepsOf) -> dict[str, Any]:
+    return stats_document(await deps.statistics.of(model, None))
+
+
+@router.get(
+    "/v2/models/{model}/versions/{version}/stats",
+    summary="Statistics of one version",
+    responses=documented(400, 404),
+)
+async def version_stats(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
+    return stats_document(await deps.statistics.of(model, version))

@@ -1,0 +1,106 @@
+"""From a model's folder and a configuration to the manifests that are to serve.
+
+ModelFolder ─> same files, same configuration as now? ─yes─> the manifest that serves now
+                                                      ─no──> check (in the jail) ─> fitted, serving ─> a new Manifest
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from services.compiler.files import described_file
+from services.compiler.in_place import examine
+from services.compiler.report import Checked
+from services.errors import Code, Failure, invalid
+from services.manifest import Manifest, ModelConfig, SourceFile
+from services.settings import Settings
+from services.triton.folder import files_named
+from services.triton.given import Given
+from services.triton.serving import Serving, serving
+from services.triton.tensors import fitted, wanted_batching
+
+
+class Candidate(NamedTuple):
+    """A version to serve. `served`: its model file below `folder`. `origin`: None for an uploaded version's own folder.
+
+    `now`: the manifest that serves it now. `digest`: of the upload; None: of the files as they are.
+    """
+
+    model: str
+    version: int
+    folder: Path
+    served: str
+    origin: str | None
+    now: Manifest | None
+    digest: str | None = None
+
+
+async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: Settings) -> Manifest:
+    """The manifest for a version: the one that serves now if nothing has changed. Raises Failure.
+
+    `pool`: which one serves it if the configuration names no kind of device.
+    """
+    now = candidate.now
+    if now is not None and await asyncio.to_thread(_unchanged, candidate, now, given, pool):
+        return now
+    checked = await examine(candidate.folder, candidate.served, wanted_batching(given), settings)
+    signature = fitted(given, checked.signature, checked.notes)
+    how = serving(given, signature, pool)
+    checked = checked.model_copy(update={"signature": signature})
+    return await asyncio.to_thread(_manifest, candidate, given, checked, how)
+
+
+def _unchanged(candidate: Candidate, now: Manifest, given: Given, pool: str) -> bool:
+    if (now.origin, now.served, now.triton) != (candidate.origin, candidate.served, given.document()):
+        return False
+    try:
+        if serving(given, now.signature, pool).config != now.config:
+            return False
+        return all(described_file(candidate.folder, file.path) == file for file in now.files)
+    except (Failure, OSError):  # the check says what is wrong
+        return False
+
+
+def _manifest(candidate: Candidate, given: Given, checked: Checked, how: Serving) -> Manifest:
+    files = _files(candidate, checked, how.config)
+    return Manifest(
+        model=candidate.model,
+        version=candidate.version,
+        created=time.time(),
+        digest=candidate.digest or _digest(files),
+        served=checked.served,
+        files=files,
+        signature=checked.signature,
+        config=how.config,
+        opset=checked.opset,
+        ir_version=checked.ir_version,
+        producer=checked.producer,
+        notes=(*checked.notes, *how.notes),
+        origin=candidate.origin,
+        triton=given.document(),
+    )
+
+
+def _files(candidate: Candidate, checked: Checked, config: ModelConfig) -> tuple[SourceFile, ...]:
+    paths = [*checked.files, *(path for path in files_named(config) if path not in checked.files)]
+    found = []
+    for path in paths:
+        if not (candidate.folder / path).is_file():
+            raise invalid(f"there is no file {path} in the model's folder, which the configuration names")
+        try:
+            found.append(described_file(candidate.folder, path))
+        except OSError as error:
+            raise Failure(Code.INVALID, f"{path} cannot be read: {error.strerror or error}") from error
+    return tuple(found)
+
+
+def _digest(files: tuple[SourceFile, ...]) -> str:
+    """One for all files; that of an only file is its own."""
+    if len(files) == 1:
+        return files[0].sha256
+    lines = "".join(f"{file.sha256}  {file.path}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest()

@@ -1,0 +1,21 @@
+"""Model configurations of versions that are there, as Triton's clients ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gateway.views import Snapshot, version_number
+from services.triton.described import described
+
+
+class VersionConfigurations:
+    """ports.Configurations over what the catalog knows. `snapshot`: gives the newest."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+
+    def of(self, model: str, version: str | None) -> dict[str, Any]:
+        """A version's ModelConfig in JSON form. Raises Failure(NOT_FOUND)."""
+        view = self._snapshot().model(model)
+        return described(view.version(None if version is None else version_number(model, version)).manifest)

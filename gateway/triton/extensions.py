@@ -1,0 +1,93 @@
+"""What a request of v2 may ask of single tensors beside their data: shared memory of the client, classification.
+
+input  in shared memory ─> its bytes                     output ─> Ask ─> classes as text, or written to shared memory
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from gateway.outputs import OutputTensor
+from gateway.request import InputTensor
+from gateway.triton.classification import check_classifiable, classify
+from gateway.v2.plan import Extent, InputPlan
+from gateway.v2.plans import raw_tensor
+from services.datatypes import BYTES
+from services.errors import Code, Failure, invalid
+from services.tensor import Signature
+
+
+class Target(Protocol):
+    """A part of a client's memory that a result is written to."""
+
+    def write(self, data: bytes | memoryview, output: str) -> None:
+        """Raises Failure(INVALID) when it is too small for the result."""
+
+
+class Memory(Protocol):
+    """The registered memory of clients (gateway.triton.memory)."""
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Bytes of a region, copied. Raises Failure."""
+
+    def place(self, name: str, offset: int, size_bytes: int) -> Target:
+        """Where a result may go. Raises Failure."""
+
+
+class Span(NamedTuple):
+    """A part of a registered region."""
+
+    region: str
+    offset: int
+    size_bytes: int
+
+
+class Ask(NamedTuple):
+    """`classes`: so many of the best ones in place of the tensor; 0: the tensor. `target`: where it goes; None: the reply."""
+
+    classes: int = 0
+    target: Target | None = None
+
+
+class Extensions:
+    """Of one release. `labels`: class names by output. `memory` None: not to be had here."""
+
+    def __init__(
+        self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: Memory | None, bytes_max: int
+    ) -> None:
+        self._signature = signature
+        self._labels = [labels.get(spec.name, ()) for spec in signature.outputs]
+        self._memory = memory
+        self._bytes_max = bytes_max
+
+    def ask(self, index: int, classes: int, span: Span | None) -> Ask | None:
+        """Check what is asked of output `index` (in the signature's order). None: nothing. Raises Failure(INVALID)."""
+        spec = self._signature.outputs[index]
+        if classes and span is not None:
+            raise invalid(f"shared memory can't be used with classification for output '{spec.name}'")
+        if classes:
+            check_classifiable(spec)
+            return Ask(classes=classes)
+        if span is None:
+            return None
+        return Ask(target=self._registered().place(*span))
+
+    def read(self, plan: InputPlan, extent: Extent, span: Span) -> InputTensor:
+        """The input that lies in `span`, copied and checked. Raises Failure."""
+        if plan.datatype != BYTES and span.size_bytes != extent.size_bytes:
+            raise plan.size_mismatch(extent, span.size_bytes)
+        if span.size_bytes > self._bytes_max:
+            raise Failure(
+                Code.TOO_LARGE, f"an input of {span.size_bytes} bytes exceeds the limit of {self._bytes_max} bytes"
+            )
+        return raw_tensor(plan, extent, memoryview(self._registered().read(*span)))
+
+    def classified(self, index: int, output: OutputTensor, classes: int) -> OutputTensor:
+        """The best classes of output `index` as BYTES."""
+        return classify(output, classes, self._labels[index], batching=self._signature.batching)
+
+    def _registered(self) -> Memory:
+        if self._memory is None:
+            raise Failure(Code.UNSUPPORTED, "client shared memory is not enabled on this server")
+        return self._memory

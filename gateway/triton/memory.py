@@ -1,0 +1,210 @@
+"""memory: shared memory that clients made, registered by name, so that tensors need not travel through a socket.
+
+register ─> regions.json (one for all gateways of the machine) ─> read / place, in whichever gateway a request reaches
+
+Bytes are copied with pread and pwrite, not mapped: a client that shortens its memory while a mapping of it is in use
+would kill the gateway with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.triton.ports import Region
+from services.errors import Code, Failure, invalid, not_found
+from services.repository.disk import locked
+
+REGIONS_MAX = 4096
+NAME_CHARACTERS_MAX = 255
+_RESERVED = "triton_python_backend_shm_region_"
+_REGIONS = TypeAdapter(dict[str, Region])
+_DISABLED = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable it "
+    "(MILLRACE_ALLOW_CLIENT_SHM=true)."
+)
+
+
+class _Opened:
+    """The file behind a region; closed when nobody uses it any more, also if it was unregistered before."""
+
+    def __init__(self, region: Region, path: Path) -> None:
+        self.region = region
+        self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        weakref.finalize(self, os.close, self.fd)
+
+
+class Target:
+    """A part of a region that a result is written to."""
+
+    def __init__(self, opened: _Opened, offset: int, size_bytes: int) -> None:
+        self._opened = opened
+        self._at = opened.region.offset + offset
+        self.size_bytes = size_bytes
+
+    def write(self, data: bytes | memoryview, output: str) -> None:
+        """Raises Failure(INVALID) when the region is too small for the result, or has become so."""
+        view = memoryview(data).cast("B")
+        if len(view) > self.size_bytes:
+            raise invalid(
+                f"shared memory size specified with the request for output '{output}' ({self.size_bytes} bytes) should "
+                f"be at least {len(view)} bytes to hold the results"
+            )
+        fd, at = self._opened.fd, self._at
+        if os.fstat(fd).st_size < at + len(view):  # writing past the end would make the client's memory grow
+            raise _outside(self._opened.region)
+        while view:
+            try:
+                written = os.pwrite(fd, view, at)
+            except OSError as error:
+                raise invalid(f"the result cannot be written to the shared memory: {error.strerror}") from error
+            view = view[written:]
+            at += written
+
+
+class ClientMemory:
+    """`folder`: where shm_open's names are files; `instance`: the prefix of our own, which no client may name."""
+
+    def __init__(self, folder: Path, instance: str, *, allowed: bool) -> None:
+        # In a folder of its own: a gateway that starts takes files with our prefix for segments that were left behind.
+        self._path = folder / f"{instance}-clients" / "regions.json"
+        self._lock = self._path.with_suffix(".lock")
+        self._folder = folder
+        self._own = instance
+        self._allowed = allowed
+        self._seen: tuple[int, int] | None = None
+        self._regions: dict[str, Region] = {}
+        self._open: dict[str, _Opened] = {}
+
+    def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
+        """Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
+        self._check_allowed()
+        if not 0 < len(name) <= NAME_CHARACTERS_MAX:
+            raise invalid(f"a shared memory region has a name of 1 to {NAME_CHARACTERS_MAX} characters")
+        if offset < 0 or size_bytes < 1:
+            raise invalid(f"failed to register shared memory region '{name}': invalid args")
+        region = Region(name, key, offset, size_bytes)
+        opened = self._opened_of(region)
+
+        def add(regions: dict[str, Region]) -> dict[str, Region]:
+            if name in regions:
+                raise Failure(Code.CONFLICT, f"shared memory region '{name}' already in manager")
+            if len(regions) >= REGIONS_MAX:
+                raise Failure(Code.OVERLOADED, f"{REGIONS_MAX} shared memory regions are registered: unregister some")
+            return {**regions, name: region}
+
+        self._change(add)
+        self._open[name] = opened
+
+    def unregister(self, name: str | None) -> None:
+        """Forget a region, or all of them; an unknown name is no error."""
+        self._check_allowed()
+        self._change(lambda regions: {} if name is None else {key: regions[key] for key in regions if key != name})
+
+    def regions(self, name: str | None) -> list[Region]:
+        """Raises Failure(NOT_FOUND) for a name that is not registered."""
+        known = self._known()
+        if name is None:
+            return list(known.values())
+        if name not in known:
+            raise not_found(f"Unable to find system shared memory region: '{name}'")
+        return [known[name]]
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """Bytes of a region, copied. Raises Failure(INVALID): no such region, or outside of its bounds."""
+        opened = self._find(name, offset, size_bytes)
+        try:
+            data = os.pread(opened.fd, size_bytes, opened.region.offset + offset)
+        except OSError as error:
+            raise invalid(f"shared memory region '{name}' cannot be read: {error.strerror}") from error
+        if len(data) != size_bytes:
+            raise _outside(opened.region)
+        return data
+
+    def place(self, name: str, offset: int, size_bytes: int) -> Target:
+        """Where a result may go. Raises Failure(INVALID): no such region, or outside of its bounds."""
+        return Target(self._find(name, offset, size_bytes), offset, size_bytes)
+
+    def _find(self, name: str, offset: int, size_bytes: int) -> _Opened:
+        self._check_allowed()
+        region = self._known().get(name)
+        if region is None:
+            raise invalid(f"Unable to find shared memory region: '{name}'")
+        if offset + size_bytes > region.size_bytes:
+            raise _outside(region)
+        opened = self._open.get(name)
+        if opened is None or opened.region is not region:
+            opened = self._open[name] = self._opened_of(region)
+        return opened
+
+    def _check_allowed(self) -> None:
+        if not self._allowed:
+            raise Failure(Code.UNSUPPORTED, _DISABLED)
+
+    def _opened_of(self, region: Region) -> _Opened:
+        name = region.key.removeprefix("/")
+        if not name or "/" in name or "\0" in name or name in {".", ".."} or len(name) > NAME_CHARACTERS_MAX:
+            raise invalid(f"'{region.key[:NAME_CHARACTERS_MAX]}' is no name of shared memory")
+        if name.startswith((_RESERVED, self._own)):
+            raise invalid(f"shared memory of the name '{region.key}' is reserved")
+        try:
+            opened = _Opened(region, self._folder / name)
+            status = os.fstat(opened.fd)
+        except (OSError, ValueError) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            raise invalid(f"Unable to open shared memory region: '{region.key}': {reason}") from error
+        if not stat.S_ISREG(status.st_mode) or region.offset + region.size_bytes > status.st_size:
+            raise invalid(
+                f"failed to register shared memory region '{region.name}': invalid args: it has {status.st_size} bytes"
+            )
+        return opened
+
+    def _known(self) -> dict[str, Region]:
+        """The regions as the document says now. Values stay the same objects while the document does not change."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            seen = None
+        else:
+            seen = (status.st_ino, status.st_mtime_ns)
+        if seen != self._seen:
+            fresh = {} if seen is None else self._read()
+            # what is registered as before stays open
+            self._regions = {
+                name: self._regions[name] if self._regions.get(name) == region else region
+                for name, region in fresh.items()
+            }
+            self._open = {
+                name: opened for name, opened in self._open.items() if self._regions.get(name) == opened.region
+            }
+            self._seen = seen
+        return self._regions
+
+    def _read(self) -> dict[str, Region]:
+        try:
+            return _REGIONS.validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            raise Failure(Code.INTERNAL, f"cannot read {self._path}: {error}") from error
+
+    def _change(self, change: Callable[[dict[str, Region]], dict[str, Region]]) -> None:
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            with locked(self._lock):
+                content: Any = _REGIONS.dump_json(change(self._read()))
+                temporary = self._path.with_suffix(".new")
+                temporary.write_bytes(content)
+                temporary.replace(self._path)
+        except OSError as error:
+            raise Failure(Code.STORAGE, f"cannot write {self._path}: {error.strerror}") from error
+
+
+def _outside(region: Region) -> Failure:
+    return invalid(f"Invalid offset + byte size for shared memory region: '{region.name}'")

@@ -1,0 +1,112 @@
+"""Triton's metrics, under Triton's names, for dashboards and autoscalers that know them. Stands beside our own page.
+
+Totals of the metric files + what is loaded + what the machine says ─> lines of text 0.0.4 or OpenMetrics
+
+The names of counters have no `_total`. OpenMetrics, which Prometheus asks for, would demand it: there they are of type
+`unknown`, so that a query finds them by the same name whatever was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gateway.triton.statistics import loaded
+from gateway.views import Snapshot
+from services.metrics.gpus import Gpu, gpus
+from services.metrics.inference import FAILED, Field, Recorded, recorded
+from services.metrics.machine import CpuTimes, cpu_times, memory
+from services.metrics.totals import Totals
+
+_Samples = list[tuple[dict[str, str], float]]
+
+_COUNTERS: tuple[tuple[str, str, Field], ...] = (
+    ("nv_inference_request_success", "Number of successful inference requests, all batch sizes", Field.SUCCESS),
+    ("nv_inference_count", "Number of inferences performed (rows of successful requests)", Field.ROWS),
+    ("nv_inference_exec_count", "Number of model executions performed", Field.EXECUTIONS),
+)
+_DURATIONS: tuple[tuple[str, str, tuple[Field, ...]], ...] = (
+    ("request", "inference request duration (includes queueing)", (Field.SUCCESS_S,)),
+    ("queue", "time that requests waited for a worker", (Field.QUEUE_S,)),
+    ("compute_input", "time of bringing inputs together", (Field.INPUT_S,)),
+    ("compute_infer", "time that models ran", (Field.INFER_S,)),
+    ("compute_output", "time of sharing out outputs", (Field.OUTPUT_S,)),
+)
+
+
+class Page:
+    """`snapshot`: what is served now. Keeps the processors' times of the last page, which the next one compares with."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        self._snapshot = snapshot
+        self._cpu = cpu_times()
+        self._utilisation = 0.0
+
+    def lines(self, totals: Totals, openmetrics: bool) -> str:
+        """All lines, each ended. Reads files: call it off the event loop."""
+        counter = "unknown" if openmetrics else "counter"
+        families = [*self._inference(totals, counter), *self._machine(), *_of_gpus(gpus(), counter)]
+        return "".join(line for family in families for line in family)
+
+    def _inference(self, totals: Totals, counter: str) -> Iterator[list[str]]:
+        known = recorded(totals)
+        rows: list[tuple[dict[str, str], Recorded]] = [
+            ({"model": view.manifest.model, "version": str(view.manifest.version)}, found)
+            for view in loaded(self._snapshot())
+            for found in (known.get(view.manifest.release, Recorded()),)
+        ]
+        for name, help_, at in _COUNTERS:
+            yield _family(name, help_, counter, [(labels, found.values[at]) for labels, found in rows])
+        failed = [
+            (labels | {"reason": reason}, found.values[at]) for labels, found in rows for reason, at in FAILED.items()
+        ]
+        yield _family("nv_inference_request_failure", "Number of failed inference requests", counter, failed)
+        pending = [(labels, found.pending) for labels, found in rows]
+        help_ = "Instantaneous number of pending requests awaiting execution per-model."
+        yield _family("nv_inference_pending_request_count", help_, "gauge", pending)
+        for what, help_, fields in _DURATIONS:
+            samples = [(labels, 1e6 * sum(found.values[at] for at in fields)) for labels, found in rows]
+            yield _family(f"nv_inference_{what}_duration_us", f"Cumulative {help_} in microseconds", counter, samples)
+
+    def _machine(self) -> Iterator[list[str]]:
+        at = memory()
+        for name, help_, value in (
+            ("nv_cpu_utilization", "CPU utilization rate [0.0 - 1.0]", self._cpu_utilisation()),
+            ("nv_cpu_memory_total_bytes", "CPU total memory (RAM), in bytes", at.total),
+            ("nv_cpu_memory_used_bytes", "CPU used memory (RAM), in bytes", at.used),
+        ):
+            yield _family(name, help_, "gauge", [({}, value)])
+
+    def _cpu_utilisation(self) -> float:
+        """Since the last page; the one before's where no tick has passed."""
+        before, self._cpu = self._cpu, cpu_times()
+        ticks = CpuTimes(self._cpu.busy - before.busy, self._cpu.all - before.all)
+        if ticks.all > 0:
+            self._utilisation = min(max(ticks.busy / ticks.all, 0.0), 1.0)
+        return self._utilisation
+
+
+def _of_gpus(found: Sequence[Gpu], counter: str) -> Iterator[list[str]]:
+    for name, help_, field in (
+        ("utilization", "GPU utilization rate [0.0 - 1.0)", "utilisation"),
+        ("power_usage", "GPU power usage in watts", "power_w"),
+        ("power_limit", "GPU power management limit in watts", "power_limit_w"),
+        ("memory_total_bytes", "GPU total memory, in bytes", "memory_total_bytes"),
+        ("memory_used_bytes", "GPU used memory, in bytes", "memory_used_bytes"),
+    ):
+        values = ((gpu.uuid, getattr(gpu, field)) for gpu in found)
+        samples: _Samples = [({"gpu_uuid": uuid}, value) for uuid, value in values if value is not None]
+        yield _family(f"nv_gpu_{name}", help_, "gauge", samples)
+    energy = [({"gpu_uuid": gpu.uuid}, gpu.energy_j) for gpu in found if gpu.energy_j is not None]
+    yield _family("nv_energy_consumption", "GPU energy consumption in joules since its driver started", counter, energy)
+
+
+def _family(name: str, help_: str, kind: str, samples: _Samples) -> list[str]:
+    """HELP, TYPE and samples; nothing where there is no sample. Label values are names that need no escape."""
+    if not samples:
+        return []
+    lines = [f"# HELP {name} {help_}\n", f"# TYPE {name} {kind}\n"]
+    for labels, value in samples:
+        shown = ",".join(f'{label}="{text}"' for label, text in labels.items())
+        number = str(int(value)) if value == int(value) else repr(value)
+        lines.append(f"{name}{{{shown}}} {number}\n" if shown else f"{name} {number}\n")
+    return lines

@@ -1,0 +1,124 @@
+"""Triton's statistics of versions: what all gateways of this machine counted, with those that are gone.
+
+GET …/stats (REST), ModelStatistics (gRPC) ─> of() ─> the metric files ─> ModelStatistics ─> stats_document
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from gateway.triton.ports import BatchStatistics, Duration, ModelStatistics
+from gateway.views import Snapshot, VersionView, shown, version_number
+from services.errors import Failure, invalid
+from services.metrics.inference import Field, Recorded, recorded
+from services.metrics.tally import Tally
+
+
+class MachineStatistics:
+    """`snapshot`: what is served now."""
+
+    def __init__(self, tally: Tally, snapshot: Callable[[], Snapshot]) -> None:
+        self._tally = tally
+        self._snapshot = snapshot
+
+    async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
+        """Of one version, of all loaded versions of a model, or of all models. Raises Failure(INVALID)."""
+        views = loaded(self._snapshot(), model, version)
+        known = recorded(await asyncio.to_thread(self._tally.totals))
+        return [_statistics(view, known.get(view.manifest.release, Recorded())) for view in views]
+
+
+def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = None) -> list[VersionView]:
+    """The ready versions that are meant, by name and number. Raises Failure: INVALID, NOT_FOUND (no version's number)."""
+    if model is not None and model not in snapshot.models:
+        raise invalid(f"requested model '{shown(model)}' is not available")
+    number = None if model is None or version is None else version_number(model, version)
+    found = [
+        view
+        for name, known in sorted(snapshot.models.items())
+        if model in {None, name}
+        for _, view in sorted(known.versions.items())
+        if view.ready and number in {None, view.manifest.version}
+    ]
+    if model is not None and not found:
+        raise _not_available(model, number)
+    return found
+
+
+def _not_available(model: str, number: int | None) -> Failure:
+    which = "" if number is None else f" version {number}"
+    return invalid(f"requested model '{shown(model)}'{which} is not available")
+
+
+def _statistics(view: VersionView, known: Recorded) -> ModelStatistics:
+    values = known.values
+    success = int(values[Field.SUCCESS])
+    return ModelStatistics(
+        name=view.manifest.model,
+        version=str(view.manifest.version),
+        last_inference_ms=int(known.last * 1000),
+        inference_count=int(values[Field.ROWS]),
+        execution_count=int(values[Field.EXECUTIONS]),
+        success=_duration(success, values[Field.SUCCESS_S]),
+        fail=_duration(known.failed, values[Field.FAIL_S]),
+        queue=_duration(success, values[Field.QUEUE_S]),
+        compute_input=_duration(success, values[Field.INPUT_S]),
+        compute_infer=_duration(success, values[Field.INFER_S]),
+        compute_output=_duration(success, values[Field.OUTPUT_S]),
+        batches=[
+            BatchStatistics(rows, *(_duration(count, seconds) for seconds in times))
+            for rows, (count, *times) in sorted(known.runs.items())
+        ],
+        memory_bytes=_memory(view),
+    )
+
+
+def _duration(count: float, seconds: float) -> Duration:
+    return Duration(int(count), round(seconds * 1e9))
+
+
+def _memory(view: VersionView) -> dict[tuple[str, int], int]:
+    """What the instances take, by device."""
+    sizes: Counter[tuple[str, int]] = Counter()
+    for at in view.placed:
+        kind, _, number = at.worker.device.partition(":")
+        sizes[("CPU", 0) if kind == "cpu" else ("GPU", int(number or 0))] += at.instance.size_bytes
+    return dict(sizes)
+
+
+def stats_document(statistics: list[ModelStatistics]) -> dict[str, Any]:
+    """Their JSON form. There is no response cache and no decoupled model: what is about those is zero or empty."""
+    return {"model_stats": [_document(one) for one in statistics]}
+
+
+def _document(one: ModelStatistics) -> dict[str, Any]:
+    durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+    return {
+        "name": one.name,
+        "version": one.version,
+        "last_inference": one.last_inference_ms,
+        "inference_count": one.inference_count,
+        "execution_count": one.execution_count,
+        "inference_stats": {name: _d(getattr(one, name)) for name in durations}
+        | {"cache_hit": _d(Duration()), "cache_miss": _d(Duration())},
+        "response_stats": {},
+        "batch_stats": [
+            {
+                "batch_size": batch.batch_size,
+                "compute_input": _d(batch.compute_input),
+                "compute_infer": _d(batch.compute_infer),
+                "compute_output": _d(batch.compute_output),
+            }
+            for batch in one.batches
+        ],
+        "memory_usage": [
+            {"type": kind, "id": number, "byte_size": size} for (kind, number), size in sorted(one.memory_bytes.items())
+        ],
+    }
+
+
+def _d(duration: Duration) -> dict[str, int]:
+    return {"count": duration.count, "ns": duration.ns}

@@ -1,0 +1,77 @@
+"""Whether workers can run what a load proposes: they load it beside what serves, and say so in their records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from gateway.deps import Catalog
+from services.errors import Code, Failure
+from services.manifest import Manifest
+from services.records import InstanceRecord, State
+
+READY_S_MAX = 600.0
+WORKER_S_MAX = 20.0
+
+
+class Trial:
+    """`ready_s_max`: how long loading and warming up may take. `worker_s_max`: how long a pool may have no worker."""
+
+    def __init__(self, catalog: Catalog, ready_s_max: float = READY_S_MAX, worker_s_max: float = WORKER_S_MAX) -> None:
+        self._catalog = catalog
+        self._ready_s_max = ready_s_max
+        self._worker_s_max = worker_s_max
+
+    async def passed(self, manifests: Sequence[Manifest], *, all_of_them: bool = True) -> None:
+        """Return when each is ready in a worker; not `all_of_them`: when one is, and of the others it is known.
+
+        Raises Failure: MODEL (all workers that tried failed), UNAVAILABLE (no worker, or it takes too long).
+        """
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        while True:
+            failures = {one.version: failure for one in manifests if (failure := self._failure(one))}
+            if failures and (all_of_them or len(failures) == len(manifests)):
+                raise failures[max(failures)]
+            waiting = [one for one in manifests if not self._ready(one) and one.version not in failures]
+            if not waiting:
+                return
+            waited_s = loop.time() - start
+            self._check(waiting[0], waited_s)
+            await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))
+
+    def _check(self, manifest: Manifest, waited_s: float) -> None:
+        pool = manifest.config.pool
+        workers = any(worker.pool == pool for worker in self._catalog.snapshot.workers)
+        if waited_s >= self._ready_s_max:
+            raise Failure(
+                Code.UNAVAILABLE,
+                f"version {manifest.version}: it is not ready after {self._ready_s_max:g} s",
+                retry_after_s=10,
+            )
+        if not workers and waited_s >= self._worker_s_max:
+            raise Failure(
+                Code.UNAVAILABLE,
+                f"version {manifest.version}: pool {pool!r} has no worker: start one with --pool {pool}=1, or name "
+                "another kind in instance_group",
+                retry_after_s=10,
+            )
+
+    def _ready(self, manifest: Manifest) -> bool:
+        return any(instance.state is State.READY for instance in self._instances(manifest))
+
+    def _failure(self, manifest: Manifest) -> Failure | None:
+        found = self._instances(manifest)
+        if not found or any(instance.state is not State.FAILED for instance in found):
+            return None
+        reason = next((instance.reason for instance in found if instance.reason), "it failed to load")
+        return Failure(Code.MODEL, f"version {manifest.version}: {reason}")
+
+    def _instances(self, manifest: Manifest) -> list[InstanceRecord]:
+        release = manifest.release
+        return [
+            instance
+            for worker in self._catalog.snapshot.workers
+            for instance in worker.instances
+            if instance.release == release
+        ]

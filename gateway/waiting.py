@@ -1,0 +1,86 @@
+"""How requests of one version wait, where its config says so: priority levels, and queue policies for them. Pure.
+
+prepare (priority, deadline) ─> enter ─> in the batcher until the end of its wait ─> leave, or `overdue`: on, or refused
+
+While a request waits, its `deadline` is the end of its wait; `answer_by` is when it must be answered. Once it leaves
+the two are one again. Limits on how many wait are those of one gateway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from gateway.batcher import DELAYED
+from gateway.request import Request
+from services.errors import Code, Failure
+from services.manifest import ModelConfig, QueuePolicy
+
+RETRY_AFTER_S = 0.1
+
+
+class Waiting:
+    """Of a version for which `needed`. One gateway's."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._levels = config.priority_levels
+        self._default = config.priority_default
+        self._policy = config.queue
+        self._policies = config.queue_by_priority
+        self._limited = _has_policy(config)
+        self._timeout_s = config.timeout_ms_default / 1000
+        self._counts: Counter[int] = Counter()
+
+    @staticmethod
+    def needed(config: ModelConfig) -> bool:
+        return bool(config.priority_levels) or _has_policy(config)
+
+    def prepare(self, request: Request) -> None:
+        """Its priority and its deadline, as this version has them. Raises Failure(OVERLOADED) when too many wait.
+
+        A priority that is no level counts as none given, as in Triton. With a queue policy a request's own timeout is no
+        deadline: it may shorten the wait, if the policy allows that, and says nothing else.
+        """
+        if self._levels and not 1 <= request.priority <= self._levels:
+            request.priority = self._default
+        request.level = request.priority
+        request.answer_by = request.wait_until = request.deadline
+        if not self._limited:
+            return
+        policy = self._policy_of(request)
+        if policy.requests_max and self._counts[request.level] >= policy.requests_max:
+            raise Failure(Code.OVERLOADED, "Exceeds maximum queue size", retry_after_s=RETRY_AFTER_S)
+        asked_s = request.deadline - request.arrival
+        request.deadline = request.answer_by = request.arrival + self._timeout_s
+        wait_s = policy.timeout_ms_default / 1000 or self._timeout_s
+        if policy.timeout_override:
+            wait_s = min(wait_s, asked_s)
+        request.wait_until = min(request.answer_by, request.arrival + wait_s)
+
+    def enter(self, request: Request) -> None:
+        """It waits from now on."""
+        request.deadline = request.wait_until
+        self._counts[request.level] += 1
+
+    def leave(self, requests: Iterable[Request]) -> None:
+        """They wait no more."""
+        for request in requests:
+            request.deadline = request.answer_by
+            self._counts[request.level] -= 1
+            if not self._counts[request.level]:
+                del self._counts[request.level]
+
+    def goes_on(self, request: Request, now: float) -> bool:
+        """Whether a request that left at the end of its wait is to wait again, behind all others."""
+        if now >= request.answer_by or self._policy_of(request).timeout_action != "delay":
+            return False
+        request.priority = DELAYED
+        request.wait_until = request.answer_by
+        return True
+
+    def _policy_of(self, request: Request) -> QueuePolicy:
+        return self._policies.get(request.level, self._policy)
+
+
+def _has_policy(config: ModelConfig) -> bool:
+    return config.queue != QueuePolicy() or bool(config.queue_by_priority)

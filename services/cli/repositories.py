@@ -1,0 +1,77 @@
+"""Model repositories that `millrace up` serves in place: each model loaded, as it is now; what is gone from them goes.
+
+A model that cannot be loaded is told of and stops nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.cli.client import Api
+from services.cli.preload import Preload
+from services.errors import Failure, invalid
+
+LOAD_S_MAX = 900.0
+AT_ONCE_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What `millrace up` has in place before it is ready."""
+
+    models: Sequence[Preload]
+    repositories: Sequence[Path] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model of a repository. `failure`: why it is not served. `unloaded`: somebody unloaded it, and it stays so."""
+
+    name: str
+    folder: Path
+    versions: tuple[int, ...] = ()
+    failure: str | None = None
+    unloaded: bool = False
+
+
+def repositories(folders: Sequence[Path]) -> list[Path]:
+    """The folders, if they are there. Raises Failure(INVALID)."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise invalid(f"--repository {folder}: there is no such folder")
+    return list(dict.fromkeys(folders))
+
+
+async def place(api: Api, folders: Sequence[Path], show: Callable[[Loaded], None]) -> None:
+    """Load every model of `folders` that nobody unloaded, and forget those that are gone from them."""
+    known = {model["name"]: model for model in await api.models()}
+    there = [(folder, name) for folder in folders for name in await asyncio.to_thread(_names, folder)]
+    for name, model in known.items():
+        if model["source"] is not None and (Path(model["source"]), name) not in there:
+            await api.remove(name, None)
+    turns = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def one(folder: Path, name: str) -> None:
+        async with turns:
+            show(await _load(api, folder, name, known.get(name)))
+
+    await asyncio.gather(*(one(folder, name) for folder, name in there))
+
+
+async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None) -> Loaded:
+    if known is not None and known["unloaded"]:
+        return Loaded(name, folder, unloaded=True)
+    try:
+        await api.load(name, wait_s=LOAD_S_MAX)
+        model = await api.model(name)
+    except Failure as failure:
+        return Loaded(name, folder, failure=failure.message)
+    return Loaded(name, folder, tuple(version["version"] for version in model["versions"]))
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))

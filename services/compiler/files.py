@@ -1,0 +1,17 @@
+"""Files of a version and their digests."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from services.manifest import SourceFile
+
+
+def described_file(folder: Path, path: str) -> SourceFile:
+    """The file at `path` below `folder`, as it is now. Raises OSError."""
+    file = folder / path
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        size_bytes = content.tell()
+    return SourceFile(path=path, size_bytes=size_bytes, sha256=digest)

@@ -1,0 +1,24 @@
+"""The check of a model that stays where it is: the same process and limits as for an upload; nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.compiler.jail import check
+from services.compiler.report import Checked, CheckTask
+from services.compiler.turns import turn
+from services.settings import Settings
+
+
+async def examine(folder: Path, served: str, batching: bool | None, settings: Settings) -> Checked:
+    """How the model at `served` below `folder` is served. Raises Failure as an upload's check does."""
+    task = CheckTask(
+        folder=folder,
+        batching=batching,
+        unpacked_bytes_max=settings.upload_bytes_max,
+        memory_bytes_max=settings.check_memory_bytes_max,
+        cpu_s_max=int(settings.check_s_max) + 1,
+        served=served,
+    )
+    async with turn():
+        return await check(task, settings.check_s_max)

@@ -1,0 +1,108 @@
+"""What is counted of each version's requests and runs, as Triton's statistics and metrics show it. Pure.
+
+lanes ─> Sums by release ─(files of all gateways, dead ones too)─> Totals ─> recorded() ─> Recorded by release
+
+Not on the metrics page by these names: gateway.triton makes what clients read out of it. Times are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+from services.errors import Code
+from services.metrics.catalogue import Kind, Metric
+from services.metrics.totals import Totals
+
+ROWS_EXACT_MAX = 128  # sizes of runs up to which each has its own series; larger ones are rounded up to powers of two
+
+_RELEASE = ("model", "version", "release")
+
+
+class Reason(StrEnum):
+    """Why a request failed, in the words of Triton's metrics."""
+
+    REJECTED = "REJECTED"  # it waited too long, or too many wait
+    CANCELED = "CANCELED"
+    BACKEND = "BACKEND"  # the model failed on it
+    OTHER = "OTHER"
+
+
+REASONS: dict[Code, Reason] = {
+    Code.OVERLOADED: Reason.REJECTED,
+    Code.EXPIRED: Reason.REJECTED,
+    Code.CANCELLED: Reason.CANCELED,
+    Code.MODEL: Reason.BACKEND,
+}
+
+
+class Field(IntEnum):
+    """Fields of REQUESTS. The times are of successful requests, each of which counts those of its whole run."""
+
+    SUCCESS = 0
+    SUCCESS_S = 1
+    QUEUE_S = 2
+    INPUT_S = 3
+    INFER_S = 4
+    OUTPUT_S = 5
+    ROWS = 6
+    EXECUTIONS = 7
+    FAIL_S = 8
+    REJECTED = 9
+    CANCELED = 10
+    BACKEND = 11
+    OTHER = 12
+
+
+FAILED: dict[Reason, Field] = {reason: Field[reason.name] for reason in Reason}
+
+REQUESTS = Metric(
+    "requests", Kind.SUMS, "What became of the requests of a release.", _RELEASE, fields=tuple(Field.__members__)
+)
+RUNS = Metric(
+    "runs",
+    Kind.SUMS,
+    "Runs of so many rows, and what they took.",
+    (*_RELEASE, "rows"),
+    fields=("COUNT", "INPUT_S", "INFER_S", "OUTPUT_S"),
+)
+LAST = Metric("last_inference", Kind.LATEST, "When a run last came back, in seconds since the epoch.", _RELEASE)
+PENDING = Metric("pending", Kind.GAUGE_SUM, "Requests that wait in the gateways' lanes.", _RELEASE)
+
+
+def rows_label(rows: int) -> str:
+    """The size that a run of `rows` is counted under."""
+    return str(rows if rows <= ROWS_EXACT_MAX else 1 << (rows - 1).bit_length())
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What all gateways counted of one release. `values`: by Field. `runs`: rows -> (count, input, infer, output)."""
+
+    values: Sequence[float] = (0.0,) * len(Field)
+    runs: dict[int, Sequence[float]] = field(default_factory=dict)
+    last: float = 0.0
+    pending: float = 0.0
+
+    @property
+    def failed(self) -> float:
+        return sum(self.values[at] for at in FAILED.values())
+
+
+def recorded(totals: Totals) -> dict[str, Recorded]:
+    """By release (services.manifest.Manifest.release)."""
+    found: dict[str, Recorded] = {}
+    for key, values in totals.items():
+        if len(key.labels) < len(_RELEASE):
+            continue
+        release = key.labels[2]
+        if key.name == REQUESTS.name and key.slots == REQUESTS.slots:
+            found.setdefault(release, Recorded()).values = values
+        elif key.name == RUNS.name and key.slots == RUNS.slots and key.labels[3].isdigit():
+            found.setdefault(release, Recorded()).runs[int(key.labels[3])] = values
+        elif key.name == LAST.name and key.kind is Kind.LATEST:
+            found.setdefault(release, Recorded()).last = values[0]
+        elif key.name == PENDING.name and key.kind is Kind.GAUGE_SUM:
+            found.setdefault(release, Recorded()).pending = values[0]
+    return found

@@ -1,0 +1,42 @@
+"""How busy the machine is: processors and memory, as /proc shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+_STAT, _MEMINFO = Path("/proc/stat"), Path("/proc/meminfo")
+
+
+class CpuTimes(NamedTuple):
+    """Ticks of all processors since the machine started."""
+
+    busy: int
+    all: int
+
+
+class Memory(NamedTuple):
+    """Bytes of the machine's memory. `used`: what no program could have at once."""
+
+    total: int
+    used: int
+
+
+def cpu_times() -> CpuTimes:
+    """Zeros where there is no /proc."""
+    try:
+        ticks = [int(field) for field in _STAT.read_text().splitlines()[0].split()[1:9]]
+    except (OSError, ValueError, IndexError):
+        return CpuTimes(0, 0)
+    idle = sum(ticks[3:5])  # idle, and waiting for a disk
+    return CpuTimes(sum(ticks) - idle, sum(ticks))
+
+
+def memory() -> Memory:
+    """Zeros where there is no /proc."""
+    try:
+        lines = (line.partition(":") for line in _MEMINFO.read_text().splitlines())
+        kib = {name: int(value.split()[0]) for name, _, value in lines if value}
+        return Memory(kib["MemTotal"] * 1024, (kib["MemTotal"] - kib["MemAvailable"]) * 1024)
+    except (OSError, ValueError, KeyError):
+        return Memory(0, 0)

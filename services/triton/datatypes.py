@@ -1,0 +1,32 @@
+"""TYPE_FP32 and FP32: datatypes as Triton's model configuration names them, and as v2 does. Pure.
+
+Source: model_config.proto, enum DataType.
+"""
+
+from __future__ import annotations
+
+from services.datatypes import BYTES, DATATYPES
+from services.errors import invalid
+
+#: number of the enum -> v2 datatype
+BY_NUMBER = dict(
+    enumerate(
+        ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64"), 1
+    )
+) | {13: BYTES, 14: "BF16"}
+NUMBERS = {datatype: number for number, datatype in BY_NUMBER.items()}
+
+assert set(NUMBERS) == set(DATATYPES)
+
+
+def type_name(datatype: str) -> str:
+    """TYPE_STRING of BYTES, TYPE_FP32 of FP32."""
+    return "TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}"
+
+
+def datatype_of(number: int, what: str) -> str:
+    """The v2 datatype of an enum's number. Raises Failure(INVALID) where there is none."""
+    datatype = BY_NUMBER.get(number)
+    if datatype is None:
+        raise invalid(f"{what} has no data_type: name one, like TYPE_FP32")
+    return datatype

@@ -1,0 +1,105 @@
+"""A version's whole ModelConfig in JSON form, for whoever asks: what was given, and what is in force where nothing was.
+
+Manifest (signature, config, configuration as given) ─> {"name": …, "max_batch_size": …, "input": […], …}
+Proto field names, numbers as numbers, defaults written out, as in the v2 reference's extension "model_configuration".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.manifest import Manifest
+from services.tensor import TensorSpec
+from services.triton.datatypes import NUMBERS
+from services.triton.given import from_document
+from services.triton.paths import FILE
+from services.triton.refused import BACKEND, PLATFORM
+
+_GPU, _CPU = 1, 2
+
+
+def described(manifest: Manifest) -> dict[str, Any]:
+    """The configuration of a version, with or without one of its own."""
+    message = from_document(manifest.triton).message
+    message.name = manifest.model
+    message.platform = PLATFORM
+    message.backend = BACKEND
+    message.default_model_filename = message.default_model_filename or FILE
+    batching = manifest.signature.batching
+    message.max_batch_size = manifest.config.rows_max if batching else 0
+    _complete_tensors(message.input, manifest.signature.inputs, batching)
+    _complete_tensors(message.output, manifest.signature.outputs, batching)
+    _complete_policies(message, manifest)
+    _complete_instances(message, manifest)
+    return _document(message)
+
+
+def _complete_tensors(tensors: Any, specs: Sequence[TensorSpec], batching: bool) -> None:
+    """What a configuration says of tensors was held against the model's; what it does not list is the model's."""
+    listed = {one.name for one in tensors}
+    for spec in specs:
+        if spec.name not in listed:
+            dims = spec.shape[1:] if batching else spec.shape
+            one = tensors.add(name=spec.name, data_type=NUMBERS[spec.datatype], dims=dims or (1,))
+            if not dims:  # a configuration has no tensors without dimensions
+                one.reshape.SetInParent()
+
+
+def _complete_policies(message: Any, manifest: Manifest) -> None:
+    policy = message.version_policy
+    if policy.WhichOneof("policy_choice") is None:
+        if manifest.origin is None:  # of what is uploaded every version is served
+            policy.all.SetInParent()
+        else:
+            policy.latest.num_versions = 1
+    optimization = message.optimization
+    for memory in (optimization.input_pinned_memory, optimization.output_pinned_memory):
+        if not memory.ListFields():
+            memory.enable = True
+    if manifest.signature.batching:
+        message.dynamic_batching.SetInParent()
+    else:
+        message.ClearField("dynamic_batching")
+
+
+def _complete_instances(message: Any, manifest: Manifest) -> None:
+    gpu = manifest.config.pool in {"gpu", "tensorrt"}
+    if not message.instance_group:
+        message.instance_group.add(count=max(1, manifest.config.instances_max))
+    for number, group in enumerate(message.instance_group):
+        group.name = group.name or f"{manifest.model}_{number}"
+        group.kind = group.kind or (_GPU if gpu else _CPU)
+        group.count = group.count or 1
+
+
+def _document(message: Any) -> dict[str, Any]:
+    """A message with its defaults. Messages that are not set, and choices that were not made, are left out."""
+    document: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.is_repeated:
+            document[field.name] = _many(field, value)
+        elif field.message_type is not None or field.containing_oneof is not None:
+            if message.HasField(field.name):
+                document[field.name] = _one(field, value)
+        else:
+            document[field.name] = _one(field, value)
+    return document
+
+
+def _many(field: Any, values: Any) -> Any:
+    entry = field.message_type
+    if entry is not None and entry.GetOptions().map_entry:
+        kind = entry.fields_by_name["value"]
+        return {str(key): _one(kind, values[key]) for key in sorted(values)}
+    return [_one(field, value) for value in values]
+
+
+def _one(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return _document(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known is not None else value
+    return value

@@ -1,0 +1,80 @@
+"""A model's folder as Triton lays it out, read in place.
+
+<folder>/config.pbtxt      optional: services.triton.given
+<folder>/<n>/model.onnx    a version, with its external data beside it; or a folder of that name with both in it
+<folder>/labels.txt, <folder>/warmup/…    what the configuration names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from services.errors import Code, Failure, invalid
+from services.manifest import ModelConfig
+from services.names import VERSION_MAX
+from services.triton.given import CONFIG_BYTES_MAX, Given, from_text, nothing
+from services.triton.paths import FILE, is_version, plain_path
+from services.triton.policy import chosen
+from services.triton.refused import check_supported
+
+CONFIG = "config.pbtxt"
+
+
+class ModelFolder(NamedTuple):
+    """`served`: versions that are to be served, each with the path of its model file below the folder."""
+
+    path: Path
+    given: Given
+    served: Mapping[int, str]
+
+
+def read_model_folder(path: Path, model: str, given: Given | None) -> ModelFolder:
+    """What is to be served of the folder. `given`: in place of its own configuration. Blocking.
+
+    Raises Failure(INVALID): the configuration, or a version that is not there.
+    """
+    try:
+        if given is None:
+            given = _own(path)
+        check_given(given, model)
+        versions = [int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()]
+        wanted = chosen(given.message, [version for version in versions if version <= VERSION_MAX])
+        name = plain_path(given.message.default_model_filename or FILE, "default_model_filename")
+        return ModelFolder(path, given, {version: _file(path, version, name) for version in wanted})
+    except OSError as error:
+        raise Failure(Code.INVALID, f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def check_given(given: Given, model: str) -> None:
+    """Raises Failure(INVALID) for a configuration of another model, or that asks for what is not done here."""
+    name = given.message.name
+    if name not in {"", model}:
+        raise invalid(f"the configuration is that of {name[:80]!r}: name must be {model!r} or absent")
+    check_supported(given.message)
+
+
+def files_named(config: ModelConfig) -> list[str]:
+    """Files that a configuration names, below the model's folder."""
+    inputs = [one for warmup in config.warmup for one in warmup.inputs.values()]
+    return sorted({*config.labels.values(), *(one.file for one in inputs if one.file is not None)})
+
+
+def _own(path: Path) -> Given:
+    file = path / CONFIG
+    if not file.exists():
+        return nothing()
+    if file.stat().st_size > CONFIG_BYTES_MAX:
+        raise invalid(f"{CONFIG} is longer than {CONFIG_BYTES_MAX} bytes")
+    try:
+        return from_text(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise invalid(f"{CONFIG} is not UTF-8 text") from None
+
+
+def _file(path: Path, version: int, name: str) -> str:
+    for served in (f"{version}/{name}", f"{version}/{name}/{name}"):
+        if (path / served).is_file():
+            return served
+    raise invalid(f"version {version}: there is no file {version}/{name}")

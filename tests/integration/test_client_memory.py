@@ -1,0 +1,178 @@
+"""System shared memory and classification with tritonclient, as it is, over two gateways."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+import tritonclient.utils.shared_memory as shm
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+
+from tests.kit import models
+from tests.kit.stack import Stack, running_stack
+
+A = np.arange(8, dtype=np.float32).reshape(2, 4)
+B = A[::-1] * 10 + 1
+_serial = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("memory")
+    with running_stack(folder, gateways=2, settings={"allow_client_shm": True}) as stack:
+        path = folder / "m.onnx"
+        stack.push("add", models.add_sub(path))
+        stack.push("text", models.identity(path, datatype="BYTES"))
+        yield stack
+
+
+@pytest.fixture
+def client(serving: Stack) -> Iterator[Any]:
+    # a connection for each request: either gateway may get it
+    with triton.InferenceServerClient(serving.url.removeprefix("http://"), concurrency=8) as client:
+        yield client
+
+
+@contextmanager
+def memory(client: Any, size_bytes: int) -> Iterator[tuple[str, Any]]:
+    """A region that is made, registered, forgotten and removed. Gives its name and handle."""
+    name = f"region-{next(_serial)}"
+    key = f"/test-client-memory-{name}"
+    handle = shm.create_shared_memory_region(name, key, size_bytes)
+    try:
+        client.register_system_shared_memory(name, key, size_bytes)
+        yield name, handle
+    finally:
+        client.unregister_system_shared_memory(name)
+        shm.destroy_shared_memory_region(handle)
+
+
+def in_memory(name: str, array: np.ndarray, region: str, offset: int = 0, size: int | None = None) -> Any:
+    tensor = triton.InferInput(name, list(array.shape), "BYTES" if array.dtype == object else "FP32")
+    tensor.set_shared_memory(region, array.nbytes if size is None else size, offset)
+    return tensor
+
+
+def test_inputs_and_outputs_in_shared_memory(client: Any) -> None:
+    with memory(client, 2 * A.nbytes) as (inputs, in_handle), memory(client, 2 * A.nbytes) as (outputs, out_handle):
+        shm.set_shared_memory_region(in_handle, [A, B])
+        total = triton.InferRequestedOutput("sum")
+        total.set_shared_memory(outputs, A.nbytes)
+        difference = triton.InferRequestedOutput("difference")
+        difference.set_shared_memory(outputs, A.nbytes, offset=A.nbytes)
+        for _ in range(20):
+            reply = client.infer(
+                "add",
+                [in_memory("a", A, inputs), in_memory("b", B, inputs, A.nbytes)],
+                outputs=[total, difference],
+            )
+            assert reply.get_output("sum") == {"name": "sum", "datatype": "FP32", "shape": [2, 4]}
+        assert np.array_equal(shm.get_contents_as_numpy(out_handle, np.float32, [2, 4]), A + B)
+        assert np.array_equal(shm.get_contents_as_numpy(out_handle, np.float32, [2, 4], A.nbytes), A - B)
+
+
+def test_one_input_in_memory_and_one_in_the_body(client: Any) -> None:
+    with memory(client, A.nbytes) as (region, handle):
+        for form, a in itertools.product((True, False), (A, A + 1)):
+            shm.set_shared_memory_region(handle, [a])  # other numbers by the same request
+            other = triton.InferInput("b", [2, 4], "FP32")
+            other.set_data_from_numpy(B, binary_data=form)
+            reply = client.infer("add", [in_memory("a", a, region), other])
+            assert np.array_equal(reply.as_numpy("sum"), a + B)
+
+
+def test_strings(client: Any) -> None:
+    words = np.array([["a", "bc"], ["", "d"]], dtype=object)
+    packed = serialize_byte_tensor(words)
+    size = len(packed.item())
+    with memory(client, 100) as (region, handle):
+        shm.set_shared_memory_region(handle, [packed])
+        wanted = triton.InferRequestedOutput("y")
+        wanted.set_shared_memory(region, 100 - size, offset=size)
+        client.infer("text", [in_memory("x", words, region, size=size)], outputs=[wanted])
+        assert shm.get_contents_as_numpy(handle, np.object_, [2, 2], size).tolist() == [[b"a", b"bc"], [b"", b"d"]]
+
+
+def test_status_shows_what_is_registered_and_no_more(client: Any) -> None:
+    assert client.get_system_shared_memory_status() == []
+    with memory(client, 64) as (one, _), memory(client, 32) as (other, _):
+        shown = client.get_system_shared_memory_status()
+        assert {(region["name"], region["offset"], region["byte_size"]) for region in shown} == {
+            (one, 0, 64),
+            (other, 0, 32),
+        }
+        assert client.get_system_shared_memory_status(other)[0]["key"] == f"/test-client-memory-{other}"
+        client.unregister_system_shared_memory()
+        assert client.get_system_shared_memory_status() == []
+    with pytest.raises(InferenceServerException, match="Unable to find system shared memory region: 'nobody'"):
+        client.get_system_shared_memory_status("nobody")
+
+
+def test_mistakes_are_said_and_harm_nobody(client: Any) -> None:
+    with memory(client, A.nbytes) as (region, handle):
+        shm.set_shared_memory_region(handle, [A])
+        good = [in_memory("a", A, region), in_memory("b", A, region)]
+        small = triton.InferRequestedOutput("sum")
+        small.set_shared_memory(region, 8)
+        mistakes: list[tuple[str, list[Any], list[Any] | None]] = [
+            ("Unable to find shared memory region: 'x'", [in_memory("a", A, "x"), good[1]], None),
+            ("Invalid offset", [in_memory("a", A, region, offset=4), good[1]], None),
+            ("input byte size mismatch", [in_memory("a", A, region, size=8), good[1]], None),
+            ("should be at least 32 bytes to hold the results", good, [small]),
+        ]
+        for words, inputs, outputs in mistakes:
+            with pytest.raises(InferenceServerException, match=words):
+                client.infer("add", inputs, outputs=outputs)
+        with pytest.raises(InferenceServerException, match="already in manager"):
+            client.register_system_shared_memory(region, f"/test-client-memory-{region}", 8)
+        with pytest.raises(InferenceServerException, match="Unable to open shared memory region: '/nokey'"):
+            client.register_system_shared_memory("new", "/nokey", 8)
+        assert np.array_equal(client.infer("add", good).as_numpy("sum"), A + A)
+
+
+def test_gpu_memory_is_refused_as_without_a_gpu(client: Any) -> None:
+    assert client.get_cuda_shared_memory_status() == []
+    client.unregister_cuda_shared_memory()
+    with pytest.raises(InferenceServerException, match="'g', GPUs not supported"):
+        client.register_cuda_shared_memory("g", b"handle", 0, 8)
+
+
+def test_it_is_off_unless_allowed(stack: Stack) -> None:
+    with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+        with pytest.raises(InferenceServerException, match="Client shared memory is disabled"):
+            client.register_system_shared_memory("r", "/test-client-memory-off", 8)
+        assert client.get_system_shared_memory_status() == []
+    register = f"{stack.url}/v2/systemsharedmemory/region/r/register"
+    assert httpx.post(register, json={"key": "/x", "byte_size": 8}, headers=stack.headers).status_code == 501
+    assert httpx.post(register, json={"byte_size": 8}, headers=stack.headers).status_code == 400
+
+
+def test_classes_in_both_forms(client: Any) -> None:
+    a, b = triton.InferInput("a", [2, 4], "FP32"), triton.InferInput("b", [2, 4], "FP32")
+    a.set_data_from_numpy(A)
+    b.set_data_from_numpy(np.zeros_like(B))
+    best = [[b"3.000000:3", b"2.000000:2"], [b"7.000000:3", b"6.000000:2"]]
+    for binary in (True, False):
+        wanted = [
+            triton.InferRequestedOutput("sum", binary_data=binary, class_count=2),
+            triton.InferRequestedOutput("difference", binary_data=binary),
+        ]
+        for _ in range(2):
+            reply = client.infer("add", [a, b], outputs=wanted, request_id="7")
+            found = reply.as_numpy("sum")
+            texts = [[text if binary else text.encode() for text in row] for row in found.tolist()]
+            assert texts == best
+            assert np.array_equal(reply.as_numpy("difference"), A)
+
+
+def test_strings_have_no_classes(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="class result not available"):
+        words = triton.InferInput("x", [1, 2], "BYTES")
+        words.set_data_from_numpy(np.array([["a", "b"]], dtype=object))
+        client.infer("text", [words], outputs=[triton.InferRequestedOutput("y", class_count=1)])

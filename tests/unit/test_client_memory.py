@@ -1,0 +1,177 @@
+"""Shared memory of clients: names, bounds, one registry for several gateways, and clients that misbehave."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.triton.memory import REGIONS_MAX, ClientMemory
+from gateway.triton.ports import Region
+from services.errors import Code, Failure
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "shm"
+    folder.mkdir()
+    (folder / "mine").write_bytes(bytes(range(100)))
+    return folder
+
+
+@pytest.fixture
+def memory(folder: Path) -> ClientMemory:
+    return ClientMemory(folder, "millrace-1", allowed=True)
+
+
+def opened(folder: Path) -> int:
+    """Descriptors of this process that lead into `folder`."""
+    links = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - gone while iterating
+    return sum(link.is_symlink() and link.readlink().is_relative_to(folder) for link in links)
+
+
+def refused(call: Callable[..., object], *arguments: object) -> Failure:
+    with pytest.raises(Failure) as caught:
+        call(*arguments)
+    return caught.value
+
+
+def test_read_and_write_within_a_region(memory: ClientMemory, folder: Path) -> None:
+    memory.register("r", "/mine", 10, 50)
+    assert memory.regions("r") == [Region("r", "/mine", 10, 50)]
+    assert memory.read("r", 0, 50) == bytes(range(10, 60))
+    assert memory.read("r", 49, 1) == bytes([59])
+    memory.place("r", 4, 8).write(memoryview(b"abcd"), "y")
+    assert (folder / "mine").read_bytes()[14:19] == b"abcd" + bytes([18])
+
+
+def test_another_gateway_sees_what_one_registered_and_forgot(memory: ClientMemory, folder: Path) -> None:
+    other = ClientMemory(folder, "millrace-1", allowed=True)
+    memory.register("r", "mine", 0, 100)
+    assert other.read("r", 0, 1) == b"\x00"
+    assert refused(other.register, "r", "mine", 0, 1).code is Code.CONFLICT
+    other.unregister("r")
+    assert "Unable to find" in refused(memory.read, "r", 0, 1).message
+    (folder / "else").write_bytes(b"x" * 10)
+    other.register("r", "else", 0, 10)
+    assert memory.read("r", 0, 2) == b"xx"
+
+
+def test_a_name_is_taken_until_it_is_forgotten_and_forgetting_twice_is_no_error(memory: ClientMemory) -> None:
+    memory.register("a", "mine", 0, 1)
+    memory.register("b", "mine", 0, 1)
+    failure = refused(memory.register, "a", "mine", 0, 1)
+    assert (failure.code, failure.message) == (Code.CONFLICT, "shared memory region 'a' already in manager")
+    memory.unregister("a")
+    memory.unregister("a")
+    memory.unregister("never")
+    assert [region.name for region in memory.regions(None)] == ["b"]
+    memory.unregister(None)
+    assert memory.regions(None) == []
+    assert refused(memory.regions, "b").code is Code.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("/", "no name"),
+        ("", "no name"),
+        ("..", "no name"),
+        ("/../mine", "no name"),
+        ("a/b", "no name"),
+        ("/nul\0", "no name"),
+        ("/" + "x" * 300, "no name"),
+        ("/triton_python_backend_shm_region_1", "reserved"),
+        ("/millrace-1-gateway", "reserved"),
+        ("/not-there", "Unable to open shared memory region: '/not-there'"),
+        ("/folder", "Unable to open"),
+        ("/link", "Unable to open"),
+        ("/pipe", "invalid args"),
+        ("\ud800", "Unable to open"),
+    ],
+)
+def test_names_that_are_no_memory_of_a_client(memory: ClientMemory, folder: Path, key: str, words: str) -> None:
+    (folder / "folder").mkdir()
+    (folder / "link").symlink_to(folder / "mine")
+    os.mkfifo(folder / "pipe")
+    failure = refused(memory.register, "r", key, 0, 1)
+    assert failure.code is Code.INVALID
+    assert words in failure.message
+    assert memory.regions(None) == []
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 101), (100, 1), (-1, 5), (0, 0), (0, -1), (2**62, 2**62)])
+def test_a_region_lies_within_its_memory(memory: ClientMemory, offset: int, size: int) -> None:
+    failure = refused(memory.register, "r", "mine", offset, size)
+    assert "failed to register shared memory region 'r': invalid args" in failure.message
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 51), (50, 1), (51, 0), (2**62, 1)])
+def test_a_tensor_lies_within_its_region(memory: ClientMemory, offset: int, size: int) -> None:
+    memory.register("r", "mine", 10, 50)
+    for use in (memory.read, memory.place):
+        message = refused(use, "r", offset, size).message
+        assert message == "Invalid offset + byte size for shared memory region: 'r'"
+
+
+def test_a_result_that_is_too_large_is_not_written(memory: ClientMemory, folder: Path) -> None:
+    memory.register("r", "mine", 0, 100)
+    failure = refused(memory.place("r", 0, 3).write, b"four", "y")
+    assert failure.message.endswith("output 'y' (3 bytes) should be at least 4 bytes to hold the results")
+    assert (folder / "mine").read_bytes() == bytes(range(100))
+
+
+def test_a_client_that_shortens_its_memory_harms_nobody(memory: ClientMemory, folder: Path) -> None:
+    memory.register("r", "mine", 0, 100)
+    target = memory.place("r", 0, 100)
+    os.truncate(folder / "mine", 10)
+    assert "Invalid offset" in refused(memory.read, "r", 0, 100).message
+    assert "Invalid offset" in refused(target.write, bytes(100), "y").message
+    assert (folder / "mine").stat().st_size == 10
+
+
+def test_a_region_that_is_forgotten_while_a_request_is_on_its_way_is_closed_after_it(
+    memory: ClientMemory, folder: Path
+) -> None:
+    memory.register("r", "mine", 0, 100)
+    target = memory.place("r", 0, 4)
+    memory.unregister("r")
+    assert memory.regions(None) == []
+    target.write(b"late", "y")
+    assert (folder / "mine").read_bytes()[:4] == b"late"
+    assert opened(folder) == 1
+    del target
+    gc.collect()
+    assert opened(folder) == 0
+
+
+def test_nothing_is_served_unless_it_is_allowed(folder: Path) -> None:
+    memory = ClientMemory(folder, "millrace-1", allowed=False)
+    for call in (
+        lambda: memory.register("r", "mine", 0, 1),
+        lambda: memory.unregister(None),
+        lambda: memory.read("r", 0, 1),
+        lambda: memory.place("r", 0, 1),
+    ):
+        failure = refused(call)
+        assert failure.code is Code.UNSUPPORTED
+        assert "--allow-client-shm" in failure.message
+    assert memory.regions(None) == []
+    assert sorted(path.name for path in folder.iterdir()) == ["mine"]
+
+
+def test_their_number_is_bounded(memory: ClientMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert REGIONS_MAX > 100
+    monkeypatch.setattr("gateway.triton.memory.REGIONS_MAX", 2)
+    memory.register("a", "mine", 0, 1)
+    memory.register("b", "mine", 0, 1)
+    assert refused(memory.register, "c", "mine", 0, 1).code is Code.OVERLOADED
+
+
+def test_a_damaged_document_is_said_and_no_crash(memory: ClientMemory, folder: Path) -> None:
+    memory.register("a", "mine", 0, 1)
+    (folder / "millrace-1-clients" / "regions.json").write_text("{")
+    assert refused(memory.read, "a", 0, 1).code is Code.INTERNAL

@@ -1,0 +1,124 @@
+"""Responses are written by hand: protobuf reads them as what they should be. And what else is bytes here."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.grpc import messages, status
+from gateway.grpc.encode import FINAL, Encoder, stream_response, varint
+from gateway.outputs import OutputTensor
+from services.errors import GRPC_STATUS, Code, Failure
+from services.tensor import Signature, TensorSpec
+
+SIGNATURE = Signature(
+    inputs=(),
+    outputs=(
+        TensorSpec(name="y", datatype="FP32", shape=(-1, -1)),
+        TensorSpec(name="t", datatype="BYTES", shape=(-1,)),
+        TensorSpec(name="h", datatype="BF16", shape=(-1,)),
+    ),
+    batching=True,
+)
+
+
+def reply(columns: int) -> list[OutputTensor]:
+    numbers = np.arange(2 * columns, dtype=np.float32).reshape(2, columns)
+    return [
+        OutputTensor("FP32", (2, columns), numbers),
+        OutputTensor("BYTES", (2,), [b"\xff", b""]),
+        OutputTensor("BF16", (2,), np.array([1, 2], np.uint16)),
+    ]
+
+
+def expected(columns: int, wanted: tuple[int, ...], **fields: Any) -> Any:
+    tensors = reply(columns)
+    raws = [tensors[0].array.tobytes(), b"\1\0\0\0\xff\0\0\0\0", b"\1\0\2\0"]  # type: ignore[union-attr]
+    message = pb.ModelInferResponse(model_name="m", model_version="7", **fields)
+    for index in wanted:
+        spec = SIGNATURE.outputs[index]
+        message.outputs.add(name=spec.name, datatype=spec.datatype, shape=tensors[index].shape)
+        message.raw_output_contents.append(raws[index])
+    return message
+
+
+@pytest.mark.parametrize("columns", [0, 1, 16, 40_000])
+@pytest.mark.parametrize("asked", [None, (2, 0), (1,)])
+def test_written_by_hand_is_what_protobuf_reads(columns, asked):
+    encoder = Encoder("m", 7, SIGNATURE)
+    wanted = (0, 1, 2) if asked is None else asked
+    for _ in range(2):  # the head is made, then remembered
+        assert pb.ModelInferResponse.FromString(encoder.encode(asked, "", reply(columns))) == expected(columns, wanted)
+        written = encoder.encode(asked, "é" * 100, reply(columns))
+        assert pb.ModelInferResponse.FromString(written) == expected(columns, wanted, id="é" * 100)
+
+
+def test_a_response_in_a_stream():
+    written = stream_response(Encoder("m", 7, SIGNATURE).encode((0,), "i", reply(100), FINAL))
+    wanted = expected(100, (0,), id="i")
+    wanted.parameters["triton_final_response"].bool_param = True
+    assert pb.ModelStreamInferResponse.FromString(written) == pb.ModelStreamInferResponse(infer_response=wanted)
+
+
+def test_lengths():
+    for number in (0, 1, 127, 128, 300, 2**31):
+        assert pb.ModelConfigRequest.FromString(b"\x78" + varint(number)) is not None
+    assert varint(300) == b"\xac\x02"
+
+
+def test_compressed_messages_are_opened_up_to_the_limit():
+    body = pb.ModelReadyRequest(name="m" * 1000).SerializeToString()
+    for packed in (gzip.compress(body), zlib.compress(body)):
+        assert packed[0] in messages.PACKED
+        assert asyncio.run(messages.unpack(packed, 2000)) == body
+        with pytest.raises(Failure, match="larger than the limit of 500 bytes") as caught:
+            asyncio.run(messages.unpack(packed, 500))
+        assert caught.value.code is Code.TOO_LARGE
+        with pytest.raises(Failure, match="truncated"):
+            asyncio.run(messages.unpack(packed[:-9], 2000))
+
+
+class Context:
+    """What `abort` was told; the metadata of the call."""
+
+    def __init__(self, *metadata: tuple[str, str]) -> None:
+        self.metadata = metadata
+        self.said: tuple[Any, ...] = ()
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self.metadata
+
+    async def abort(self, *said: Any) -> None:
+        self.said = said
+        raise grpc.aio.AbortError
+
+
+def test_an_answer_has_the_form_of_the_question():
+    asked = Context(("accept-encoding", "deflate, gzip;q=0.5"))
+    assert messages.compression(b"\x0a", Context(), 5000) is None
+    assert messages.compression(b"", asked, 5000) is grpc.Compression.Deflate
+    assert messages.compression(b"\x1f", Context(), 5000) is grpc.Compression.Gzip
+    assert messages.compression(b"\x78", asked, 5000) is grpc.Compression.Deflate
+    assert messages.compression(b"\x1f", asked, 100) is None  # hardly smaller
+    assert messages.compression(b"\x1f", asked, 1 << 24) is None  # it would hold up the others
+
+
+def test_every_code_has_its_status():
+    for code, name in GRPC_STATUS.items():
+        context = Context()
+        with pytest.raises(grpc.aio.AbortError):
+            asyncio.run(status.refuse(context, Failure(code, "why \ud800", retry_after_s=0.25)))
+        wanted = (("retry-after", "1"), ("grpc-retry-pushback-ms", "250"))
+        assert context.said == (grpc.StatusCode[name], "why \\ud800", wanted)
+
+
+def test_what_is_no_message_is_refused():
+    with pytest.raises(Failure, match=r"the message is not an inference\.ModelInferRequest"):
+        messages.parse(pb.ModelInferRequest, b"\xff\xff")
