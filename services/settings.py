@@ -76,6 +76,13 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("MILLRACE_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
         description="The model of /invocations; unset: the only one there is.",
     )
+    sagemaker_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        validation_alias=AliasChoices("MILLRACE_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
+        description="Port of `millrace serve`; unset: 8080.",
+    )
     models_api: Literal["torchserve", "sagemaker"] = Field(
         "torchserve",
         description="Whose calls /models takes: TorchServe's management, or those of SageMaker's multi-model containers.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.openai.request import unknown_words
-from services.errors import Code, Failure, invalid
+from services.errors import invalid
 from services.manifest import Manifest
 from services.repository.base import Repository
 
@@ -30,7 +30,7 @@ class Tokenizers:
         self._loading = threading.Lock()
 
     def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text. Raises Failure(INVALID): the version has no tokenizer, or a broken one; UNSUPPORTED."""
+        """Token ids of each text. Raises Failure(INVALID): the version has no tokenizer, or a broken one."""
         tokenizer = self._of(manifest)
         try:
             return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
@@ -51,12 +51,8 @@ class Tokenizers:
         path = self._path(manifest)
         if path is None:
             raise invalid(unknown_words(manifest.model))
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise Failure(
-                Code.UNSUPPORTED, "text needs the library 'tokenizers' beside Millrace: install it, or send token ids"
-            ) from None
+        from tokenizers import Tokenizer
+
         if path.stat().st_size > FILE_BYTES_MAX:
             raise invalid(f"the {FILE} of model '{manifest.model}' is larger than {FILE_BYTES_MAX} bytes")
         try:

@@ -61,7 +61,7 @@ _EXAMPLE = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
-    **documented(400, 404, 413, 415, 429, 500, 501, 503, 504, model=Refusal),
+    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=Refusal),
 }
 
 

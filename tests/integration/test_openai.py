@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 import openai
 import pytest
+import tokenizers
 
 from tests.kit import models
 from tests.kit.stack import Stack
@@ -150,7 +151,6 @@ def archive(model: Path, tokenizer: str) -> bytes:
 
 
 def test_text(stack: Stack, client: openai.OpenAI, folder: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {"[UNK]": 0, "[PAD]": 1} | {word: index + 2 for index, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
