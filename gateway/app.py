@@ -11,6 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
 from gateway.inbound import Inbound
+from gateway.openai.embeddings import Embeddings
+from gateway.openai.tokenizers import Tokenizers
 from gateway.routes import (
     admin_models,
     admin_pools,
@@ -18,14 +20,18 @@ from gateway.routes import (
     client_memory,
     configurations,
     docs,
+    generate,
     health,
     infer,
     metrics,
     models,
+    models_api,
+    openai,
     ping,
     repository,
     sagemaker,
     statistics,
+    torchserve,
     trace,
     v1,
 )
@@ -39,6 +45,8 @@ _TAGS = [
     {"name": "v2 shared memory", "description": "Memory of clients on this machine, for tensors that need not travel."},
     {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
     {"name": "SageMaker", "description": "What a container of SageMaker answers, and its runtime API for boto3."},
+    {"name": "OpenAI", "description": "Embeddings."},
+    {"name": "TorchServe", "description": "Predictions, and the management of models from files of this machine."},
     {"name": "v2 model repository", "description": "Triton's extensions: model configuration and model repository."},
     {"name": "admin: models", "description": "Models and their versions."},
     {"name": "admin: pools", "description": "Worker pools and workers."},
@@ -49,6 +57,7 @@ _TAGS = [
 #: in the order of the documentation page
 _ROUTES = (
     infer,
+    generate,
     health,
     statistics,  # before models: "stats" is no model there
     trace,
@@ -57,6 +66,9 @@ _ROUTES = (
     v1,
     ping,
     sagemaker,
+    openai,
+    torchserve,
+    models_api,
     configurations,
     repository,
     admin_models,
@@ -90,9 +102,11 @@ def build_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
+    app.state.embeddings = Embeddings(deps.caller, Tokenizers(deps.repository))
     app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
     for module in _ROUTES:
         app.include_router(module.router)
+    app.include_router(models_api.managed)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(_HeadAsGet)

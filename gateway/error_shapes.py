@@ -5,6 +5,7 @@ path ─> SHAPES ─> shape(Problem) ─> status, more headers, JSON
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ def torchserve(problem: Problem) -> Shaped:
     if problem.code is Code.NOT_FOUND and problem.message.startswith(("Model not found", "Model version")):
         kind = "ModelVersionNotFoundException" if "version" in problem.message else "ModelNotFoundException"
     document = {"code": problem.status, "type": kind, "message": _text(problem.message)}
-    return Shaped(problem.status, {}, orjson.dumps(document))
+    return Shaped(problem.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
 
 
 def sagemaker(problem: Problem) -> Shaped:
@@ -108,6 +109,7 @@ def sagemaker(problem: Problem) -> Shaped:
 #: the longest prefix that a path starts with decides
 SHAPES: dict[str, Shape] = {
     "/v1/": openai,
+    "/openai/": openai,
     "/v1/models": plain,
     "/endpoints/": sagemaker,
     "/predictions/": torchserve,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -79,6 +80,21 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("MILLRACE_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
         description="The model of /invocations; unset: the only one there is.",
     )
+    sagemaker_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        validation_alias=AliasChoices("MILLRACE_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
+        description="Port of `millrace serve`; unset: 8080.",
+    )
+    models_api: Literal["torchserve", "sagemaker"] = Field(
+        "torchserve",
+        description="Whose calls /models takes: TorchServe's management, or those of SageMaker's multi-model containers.",
+    )
+    import_dir: Path | None = Field(
+        None,
+        description="Folder of files that may be registered by path; unset: none, or /opt/ml/models for SageMaker.",
+    )
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
 
     @property
@@ -91,6 +107,14 @@ class Settings(BaseSettings):
     def models_dir(self) -> Path:
         """The repository's root folder."""
         return self.home / "repository"
+
+    @property
+    def importable_dir(self) -> Path | None:
+        """Where files may lie that management calls name."""
+        return self.import_dir or (_SAGEMAKER_MODELS if self.models_api == "sagemaker" else None)
+
+
+_SAGEMAKER_MODELS = Path("/opt/ml/models")
 
 
 def child_environment(overrides: dict[str, str]) -> dict[str, str]:

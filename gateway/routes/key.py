@@ -40,6 +40,14 @@ async def admin(
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
 
 
+async def models_api(
+    request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> None:
+    """The same for /models, but for SageMaker, whose calls come from outside the container and carry no key."""
+    if deps.settings.models_api == "torchserve" or deps.settings.admin_key is not None:
+        await admin(request, deps, credentials)
+
+
 def _check_local(request: Request) -> None:
     if request.client is None or not is_loopback(request.client.host):
         raise HTTPException(

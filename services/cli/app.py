@@ -22,6 +22,7 @@ from services.cli.options import Endpoint, Key, Url
 from services.cli.predict import predict
 from services.cli.push import push
 from services.cli.restart import restart
+from services.cli.serve import serve
 from services.cli.up import up
 from services.errors import Failure
 
@@ -55,6 +56,7 @@ def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
 
 _add("Run", up, "millrace up", "millrace up --pool cpu=2 --gateways 2 --model resnet=resnet18.onnx")
 _add("Run", restart, "millrace restart", "millrace restart workers --json")
+_add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millrace serve")
 _add("Run", version, "millrace version", "millrace version --json")
 _add("Models", push, "millrace push resnet resnet18.onnx", "millrace push resnet new.onnx --version 7 --no-activate")
 _add("Models", models, "millrace models", "millrace models --json")

@@ -66,6 +66,7 @@ def instructions(dockerfile: Path) -> list[list[str]]:
 def test_there_is_an_image_for_each_part():
     assert [path.name for path in DOCKERFILES] == [
         "gateway.Dockerfile",
+        "serving.Dockerfile",
         "worker-cpu.Dockerfile",
         "worker-gpu.Dockerfile",
     ]
@@ -96,7 +97,14 @@ def test_what_an_image_copies_is_let_through(dockerfile):
 
 @pytest.mark.parametrize(
     ("dockerfile", "package"),
-    [("gateway.Dockerfile", "gateway"), ("worker-cpu.Dockerfile", "workers"), ("worker-gpu.Dockerfile", "workers")],
+    [
+        ("gateway.Dockerfile", "gateway"),
+        ("serving.Dockerfile", "gateway"),
+        ("serving.Dockerfile", "services.supervisor"),
+        ("serving.Dockerfile", "workers"),
+        ("worker-cpu.Dockerfile", "workers"),
+        ("worker-gpu.Dockerfile", "workers"),
+    ],
 )
 def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, package):
     for line in instructions(DEPLOY / dockerfile):

@@ -258,7 +258,9 @@ def test_shared_memory(tmp_path: Path) -> None:
 
 def test_trace_and_log_settings(tmp_path: Path) -> None:
     async def use(client: Any, _: dict[str, Any]) -> None:
-        found = await client.update_trace_settings(settings={"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "5"})
+        found = await client.update_trace_settings(
+            settings={"trace_level": ["TIMESTAMPS", "TENSORS"], "trace_rate": "5"}
+        )
         assert found.settings["trace_level"].value[:] == ["TIMESTAMPS", "TENSORS"]
         assert found.settings["trace_rate"].value[:] == ["5"]
         cleared = await client.update_trace_settings(settings={"trace_rate": None})

@@ -249,6 +249,37 @@ def transpose() -> onnx.ModelProto:
 
 
 @_builder
+def embeddings(pooled: bool = False, types: bool = False) -> onnx.ModelProto:
+    """Of 32 tokens: "input_ids", "attention_mask" (, "token_type_ids") INT64 [N, L] -> "last_hidden_state" FP32 [N, L, 8].
+
+    `pooled`: instead "embedding" FP32 [N, 8], the sum over the tokens that are there. Type 0 adds nothing.
+    """
+    rng = np.random.default_rng(6)
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["vectors"], axis=0),
+        helper.make_node("Cast", ["attention_mask"], ["there"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["there", "last"], ["weights"]),
+        helper.make_node("Mul", ["vectors", "weights"], ["masked"]),
+    ]
+    hidden, names = "masked", ["input_ids", "attention_mask"]
+    if types:
+        names.append("token_type_ids")
+        nodes.append(helper.make_node("Gather", ["kinds", "token_type_ids"], ["added"], axis=0))
+        nodes.append(helper.make_node("Add", ["masked", "added"], ["typed"]))
+        hidden = "typed"
+    if pooled:
+        nodes.append(helper.make_node("ReduceSum", [hidden, "tokens"], ["embedding"], keepdims=0))
+        output = _value("embedding", "FP32", ["N", 8])
+    else:
+        nodes.append(helper.make_node("Identity", [hidden], ["last_hidden_state"]))
+        output = _value("last_hidden_state", "FP32", ["N", "L", 8])
+    kinds = np.stack([np.zeros(8), rng.standard_normal(8)])
+    weights = [_float("table", rng.standard_normal((32, 8))), _integer("last", [2])]
+    weights += [_float("kinds", kinds)] * types + [_integer("tokens", [1])] * pooled
+    return _model(nodes, [_value(name, "INT64", ["N", "L"]) for name in names], [output], weights)
+
+
+@_builder
 def squeezenet(rows: Dim = "N") -> onnx.ModelProto:
     """SqueezeNet 1.0 with seeded He-normal weights (5 MB): "data_0" FP32 [rows, 3, 224, 224] -> "scores" [rows, 1000].
 

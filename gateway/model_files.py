@@ -1,0 +1,113 @@
+"""model_files: models that lie in a folder of this machine, as uploads. For management calls that name a path.
+
+path ─> inside the folder that is allowed? ─> a file's bytes, or a tar of a folder, piece by piece ─> gateway.upload
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import IO
+from urllib.parse import unquote, urlsplit
+
+from gateway.v2.document import shown
+from services.compiler.archive import ENTRIES_MAX
+from services.errors import Code, Failure, invalid, not_found
+
+_PIECE_BYTES = 1 << 20
+_BLOCK_BYTES = 512
+_SCHEME = "file"
+
+
+def locate(folder: Path | None, url: str) -> Path:
+    """The file or folder of `url`: a path, relative to `folder` or absolute, or file://. Blocking.
+
+    Raises Failure: UNSUPPORTED (no folder is allowed, or another scheme), INVALID (outside it), NOT_FOUND.
+    """
+    parts = urlsplit(url) if "://" in url else None
+    if parts is not None and parts.scheme.lower() != _SCHEME:
+        raise Failure(
+            Code.UNSUPPORTED,
+            f"models are not fetched from '{shown(url)}': put the file below MILLRACE_IMPORT_DIR, or upload it with "
+            "PUT /admin/v1/models/NAME/versions/N",
+        )
+    if folder is None:
+        raise Failure(
+            Code.UNSUPPORTED, "models are registered from files only where MILLRACE_IMPORT_DIR names their folder"
+        )
+    path = unquote(parts.path) if parts is not None else url
+    if not path or "\0" in path:
+        raise invalid("'url' is the path of a model file")
+    try:
+        root = folder.resolve()
+        found = (root / path).resolve()
+        inside = found.is_relative_to(root)
+        there = inside and found.exists()
+    except (OSError, RuntimeError, ValueError):
+        raise invalid(f"'{shown(path)}' is not a path") from None
+    if not inside:
+        raise invalid(f"'{shown(path)}' is not below {root}: models are registered from there only")
+    if not there:
+        raise not_found(f"there is no file '{shown(path)}' below {root}")
+    return found
+
+
+async def content(path: Path) -> AsyncIterator[bytes]:
+    """The bytes of a file, or of a tar of a folder. Raises Failure(INVALID) for what is neither, or holds links."""
+    pieces = _file(path) if path.is_file() else _folder(_model_folder(path))
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
+def _model_folder(path: Path) -> Path:
+    """The folder to pack: `path`, or where below it the only model is (model repositories have a folder for a version)."""
+    if any(path.glob("*.onnx")):
+        return path
+    found = []
+    for count, one in enumerate(path.rglob("*.onnx")):
+        if count == ENTRIES_MAX:
+            break
+        found.append(one)
+    return found[0].parent if len(found) == 1 else path
+
+
+def _file(path: Path) -> Iterator[bytes]:
+    with _opened(path) as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+def _folder(folder: Path) -> Iterator[bytes]:
+    for count, path in enumerate(sorted(folder.rglob("*"))):
+        if count == ENTRIES_MAX:
+            raise invalid(f"{folder.name} has more than {ENTRIES_MAX} files")
+        if path.is_dir() and not path.is_symlink():
+            continue
+        with _opened(path) as file:
+            info = tarfile.TarInfo(str(path.relative_to(folder)))
+            info.size = os.fstat(file.fileno()).st_size
+            yield info.tobuf(tarfile.PAX_FORMAT)
+            left = info.size
+            while left:
+                piece = file.read(min(_PIECE_BYTES, left))
+                if not piece:
+                    raise invalid(f"{path.name} became shorter while it was read")
+                left -= len(piece)
+                yield piece
+            yield b"\0" * (-info.size % _BLOCK_BYTES)
+    yield b"\0" * (2 * _BLOCK_BYTES)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise invalid(f"{path.name} cannot be read: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise invalid(f"{path.name} is a link or device: only plain files are taken")
+    return os.fdopen(descriptor, "rb")

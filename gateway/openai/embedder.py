@@ -1,0 +1,129 @@
+"""Token ids (or texts) -> inputs of an embedding model; its outputs -> one vector for each entry. Pure.
+
+ids ─> padded to the longest ─> input_ids, attention_mask, token_type_ids        output ─> pool ─> vectors, FP32
+(rows, dim) is taken as it is; (rows, tokens, dim) is averaged over the tokens that are there and made a unit vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gateway.arrays import Inputs, as_numbers, from_array, from_lists, join
+from gateway.outputs import OutputTensor
+from gateway.v2.plan import InputPlan
+from gateway.v2.plans import InputPlans
+from services.datatypes import BYTES
+from services.errors import Failure, invalid
+from services.tensor import Signature
+
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+_INTEGERS = frozenset({"INT32", "INT64"})
+_FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+
+#: outputs that are embeddings, the best first, where a model gives more than one
+_OUTPUTS = ("sentence_embedding", "embeddings", "embedding", "token_embeddings", "last_hidden_state")
+
+Array = np.ndarray[Any, Any]
+
+
+class Embedder(NamedTuple):
+    """How a version embeds. `output`: index of the one that counts. `text`: its one input takes the texts themselves."""
+
+    plans: InputPlans
+    output: int
+    text: bool
+
+    def inputs(self, entries: Sequence[Any]) -> tuple[Inputs, Array]:
+        """The entries as one request, and which of the tokens are there. Raises Failure(INVALID)."""
+        if self.text:
+            plan = next(iter(self.plans))
+            rows = [[entry] for entry in entries] if len(plan.shape) == 2 else list(entries)
+            return join(self.plans, {plan.name: from_lists(plan, rows)}), np.ones((len(rows), 1), np.int64)
+        ids, mask = _padded(entries, _width(self._named(IDS), entries))
+        columns = {IDS: ids, MASK: mask, TYPES: np.zeros_like(ids)}
+        found = {plan.name: from_array(plan, columns[self._role(plan)]) for plan in self.plans}
+        return join(self.plans, found), mask
+
+    def vectors(self, outputs: Sequence[OutputTensor], mask: Array) -> Array:
+        """(entries, dim) in FP32. Raises Failure(INVALID) for outputs of another shape than was promised."""
+        output = outputs[self.output]
+        array = as_numbers(output).astype(np.float32)
+        if array.ndim == 3 and array.shape[:2] == mask.shape:
+            return unit(_mean(array, mask))
+        if array.ndim != 2 or len(array) != len(mask):
+            raise invalid(f"the model's output has the shape {list(output.shape)}, which is no embedding of each entry")
+        return array
+
+    def _role(self, plan: InputPlan) -> str:
+        return plan.name if plan.name in {MASK, TYPES} else IDS
+
+    def _named(self, role: str) -> InputPlan:
+        return next(plan for plan in self.plans if self._role(plan) == role)
+
+
+def embedder(plans: InputPlans) -> Embedder:
+    """How the version of `plans` embeds. Raises Failure(INVALID) for one that does not."""
+    output = _output(plans.model, plans.signature)
+    only = next(iter(plans)) if len(plans) == 1 else None
+    if only is not None and only.datatype == BYTES and len(only.shape) in {1, 2}:
+        return Embedder(plans, output, text=True)
+    ids = [plan for plan in plans if plan.name not in {MASK, TYPES}]
+    if len(ids) != 1 or any(plan.datatype not in _INTEGERS or len(plan.shape) != 2 for plan in plans):
+        raise _none(plans.model, f"it takes no {IDS} (with {MASK}, {TYPES}), and no text")
+    return Embedder(plans, output, text=False)
+
+
+def _output(model: str, signature: Signature) -> int:
+    outputs = signature.outputs
+    names = [spec.name for spec in outputs]
+    index = 0 if len(outputs) == 1 else next((names.index(name) for name in _OUTPUTS if name in names), -1)
+    if index < 0:
+        raise _none(model, f"none of its {len(outputs)} outputs is called {', '.join(_OUTPUTS)}")
+    if outputs[index].datatype not in _FLOATS or len(outputs[index].shape) not in {2, 3}:
+        raise _none(model, f"its output '{names[index]}' is not (rows, dim) or (rows, tokens, dim)")
+    return index
+
+
+def _none(model: str, why: str) -> Failure:
+    return invalid(f"model '{model}' gives no embeddings: {why}")
+
+
+def _width(plan: InputPlan, entries: Sequence[Sequence[int]]) -> int:
+    longest = max(map(len, entries))
+    fixed = plan.shape[1]
+    if fixed >= 0 and longest > fixed:
+        raise invalid(f"the model takes at most {fixed} tokens, and an entry has {longest}")
+    return longest if fixed < 0 else fixed
+
+
+def _padded(entries: Sequence[Sequence[int]], width: int) -> tuple[Array, Array]:
+    try:
+        ids = np.array([[*entry, *[0] * (width - len(entry))] for entry in entries], np.int64)
+    except OverflowError:
+        raise invalid("a token id is out of the range of INT64") from None
+    mask = (np.arange(width) < np.array([[len(entry)] for entry in entries])).astype(np.int64)
+    return ids, mask
+
+
+def _mean(array: Array, mask: Array) -> Array:
+    weights = mask[:, :, None].astype(np.float32)
+    mean: Array = (array * weights).sum(axis=1) / weights.sum(axis=1)
+    return mean
+
+
+def unit(vectors: Array) -> Array:
+    """Each of them with length 1; one of zeros stays."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(np.divide(vectors, lengths, out=vectors.copy(), where=lengths > 0), np.float32)
+
+
+def shortened(vectors: Array, dimensions: int) -> Array:
+    """The first `dimensions` of each, as unit vectors; 0: all of them as they are. Raises Failure(INVALID)."""
+    if not dimensions:
+        return vectors
+    if dimensions > vectors.shape[1]:
+        raise invalid(f"'dimensions' is {dimensions}, but the model's embeddings have {vectors.shape[1]}")
+    return unit(vectors[:, :dimensions])

@@ -1,0 +1,88 @@
+"""embeddings: a request of OpenAI's, from its bytes to the reply's.
+
+read ─> route ─> tokens ─> runs of at most rows_max entries, some at once ─> vectors, in the order asked for
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from gateway.asking import apart, ask, turning_away
+from gateway.caller import Caller
+from gateway.lanes import Route
+from gateway.openai.embedder import Embedder, embedder, shortened
+from gateway.openai.request import Wanted, check_tokens, read
+from gateway.openai.tokenizers import Tokenizers
+from gateway.v2.encode import numbers
+
+RUNS_AT_ONCE_MAX = 16
+
+
+class Embeddings:
+    """`caller`: finds versions and runs them."""
+
+    def __init__(self, caller: Caller, tokenizers: Tokenizers) -> None:
+        self._caller = caller
+        self._tokenizers = tokenizers
+
+    async def answer(self, body: bytes) -> bytes:
+        """The reply to `body`. Raises Failure."""
+        wanted = await apart(len(body), read, body)
+        route = self._caller.find(wanted.model, wanted.version)
+        with turning_away(route):
+            how = embedder(route.plans)
+            entries, tokens = await self._entries(route, how, wanted)
+        vectors = await self._vectors(route, how, entries)
+        with turning_away(route):
+            vectors = shortened(vectors, wanted.dimensions)
+        return await apart(vectors.nbytes, _written, wanted, vectors, tokens)
+
+    async def _entries(self, route: Route, how: Embedder, wanted: Wanted) -> tuple[Sequence[Any], int]:
+        """What the model takes for each entry, and how many tokens that is."""
+        entries: Sequence[Any] = wanted.entries
+        texts = isinstance(entries[0], str)
+        if how.text:
+            how.inputs(entries[:1])  # refuses token ids
+            return entries, 0
+        if texts:
+            entries = await asyncio.to_thread(self._tokenizers.encode, route.lane.manifest, entries)
+            check_tokens([len(ids) for ids in entries])
+        return entries, sum(map(len, entries))
+
+    async def _vectors(self, route: Route, how: Embedder, entries: Sequence[Any]) -> np.ndarray[Any, Any]:
+        signature, config = route.plans.signature, route.lane.manifest.config
+        size = config.rows_max if signature.batching else 1
+        turns = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
+
+        async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
+            async with turns:
+                with turning_away(route):
+                    inputs, mask = how.inputs(some)
+                outputs = await ask(self._caller, route, inputs)
+                return how.vectors(outputs, mask)
+
+        runs = [asyncio.ensure_future(run(entries[at : at + size])) for at in range(0, len(entries), size)]
+        try:
+            return np.concatenate(await asyncio.gather(*runs))
+        finally:
+            for one in runs:
+                one.cancel()
+
+
+def _written(wanted: Wanted, vectors: np.ndarray[Any, Any], tokens: int) -> bytes:
+    if wanted.base64:
+        texts = [b'"%b"' % base64.b64encode(row.astype("<f4").tobytes()) for row in vectors]
+    else:
+        texts = [numbers(np.ascontiguousarray(row)) for row in vectors]
+    data = b",".join(
+        [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, text) for index, text in enumerate(texts)]
+    )
+    model = wanted.model if wanted.version is None else f"{wanted.model}:{wanted.version}"
+    usage = b'{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
+    return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model), usage)

@@ -1,0 +1,84 @@
+"""A request for embeddings: JSON -> texts or token ids, within limits. Pure.
+
+Source: OpenAI, API reference, "Create embeddings", with its limits on entries and tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gateway.v2.document import parse_value, shown
+from services.errors import invalid
+
+ENTRIES_MAX = 2048
+TOKENS_MAX = 8192  # of one entry
+TOKENS_TOTAL_MAX = 300_000
+
+
+class Wanted(NamedTuple):
+    """`entries`: texts, or lists of token ids. `version` None: `model` names none. `dimensions` 0: as many as there are."""
+
+    model: str
+    version: str | None
+    entries: list[str] | list[list[int]]
+    base64: bool
+    dimensions: int
+
+
+def read(body: bytes) -> Wanted:
+    """Raises Failure(INVALID) naming the member."""
+    document = parse_value(body)
+    if type(document) is not dict:
+        raise invalid("the body is not a JSON object")
+    model = document.get("model")
+    if type(model) is not str or not model:
+        raise invalid("you must provide a model: 'model' is a string")
+    name, _, version = model.partition(":")
+    form = document.get("encoding_format", "float")
+    if form not in {"float", "base64", None}:
+        raise invalid("'encoding_format' is 'float' or 'base64'")
+    dimensions = document.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise invalid("'dimensions' is a whole number, at least 1")
+    user = document.get("user")
+    if user is not None and type(user) is not str:
+        raise invalid("'user' is a string")
+    return Wanted(name, version or None, _entries(document.get("input")), form == "base64", dimensions or 0)
+
+
+def _entries(value: Any) -> list[str] | list[list[int]]:
+    if type(value) is str:
+        value = [value]
+    if type(value) is not list or not value:
+        raise invalid("'input' is a string, a list of strings, a list of token ids, or a list of such; not empty")
+    if all(type(one) is int for one in value):
+        value = [value]
+    if len(value) > ENTRIES_MAX:
+        raise invalid(f"'input' has {len(value)} entries: at most {ENTRIES_MAX}")
+    kinds = set(map(type, value))
+    if kinds == {str}:
+        for at, text in enumerate(value):
+            if not text:
+                raise invalid(f"'input[{at}]' is an empty string")
+        return list(value)
+    if kinds != {list}:
+        raise invalid("'input' holds strings alone, or lists of token ids alone")
+    for at, ids in enumerate(value):
+        if not ids or not all(type(one) is int and one >= 0 for one in ids):
+            raise invalid(f"'input[{at}]' is a list of token ids: whole numbers, at least one")
+    check_tokens([len(ids) for ids in value])
+    return list(value)
+
+
+def check_tokens(counts: list[int]) -> None:
+    """Raises Failure(INVALID): too many tokens in an entry, or in all."""
+    for at, count in enumerate(counts):
+        if count > TOKENS_MAX:
+            raise invalid(f"'input[{at}]' has {count} tokens: at most {TOKENS_MAX}")
+    if sum(counts) > TOKENS_TOTAL_MAX:
+        raise invalid(f"'input' has {sum(counts)} tokens: at most {TOKENS_TOTAL_MAX} in a request")
+
+
+def unknown_words(name: str) -> str:
+    """How a message calls a model that takes no text."""
+    return f"model '{shown(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its tokenizer.json"

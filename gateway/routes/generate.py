@@ -1,0 +1,104 @@
+"""POST /v2/models/{model}[/versions/{version}]/generate and generate_stream: Triton's calls for those who send plain JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.asking import apart, ask, size_of, turning_away
+from gateway.deps import Deps
+from gateway.routes.body import unless_gone, whole_body
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.v2.generate import event, read, write
+
+router = APIRouter(tags=["v2 inference"])
+
+_EVENTS = "text/event-stream; charset=utf-8"
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"id": {"type": "string"}, "parameters": {"type": "object"}},
+                },
+                "example": {"x": [0.1, 0.2, 0.3, 0.4]},
+            }
+        },
+    }
+}
+_EXAMPLE = {"y": [0.9, 0.1], "model_name": "digits", "model_version": "1"}
+_ERRORS = documented(400, 404, 413, 415, 429, 500, 503, 504)
+_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
+    **_ERRORS,
+}
+_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    **_ERRORS,
+}
+
+
+@router.post(
+    "/v2/models/{model}/generate",
+    summary="Run the serving version on a plain JSON object",
+    response_class=Response,
+    responses=_ANSWER,
+    openapi_extra=_BODY,
+)
+async def generate(model: str, request: Request, deps: DepsOf) -> Response:
+    return await _generate(model, None, request, deps)
+
+
+@router.post(
+    "/v2/models/{model}/versions/{version}/generate",
+    summary="The same of one version",
+    response_class=Response,
+    responses=_ANSWER,
+    openapi_extra=_BODY,
+)
+async def generate_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return await _generate(model, version, request, deps)
+
+
+@router.post(
+    "/v2/models/{model}/generate_stream",
+    summary="The same as a stream of events, of which there is one",
+    response_class=Response,
+    responses=_STREAM,
+    openapi_extra=_BODY,
+)
+async def generate_stream(model: str, request: Request, deps: DepsOf) -> Response:
+    return _streamed(await _generate(model, None, request, deps))
+
+
+@router.post(
+    "/v2/models/{model}/versions/{version}/generate_stream",
+    summary="The same of one version, as a stream of events",
+    response_class=Response,
+    responses=_STREAM,
+    openapi_extra=_BODY,
+)
+async def generate_stream_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return _streamed(await _generate(model, version, request, deps))
+
+
+async def _generate(model: str, version: str | None, request: Request, deps: Deps) -> Response:
+    async with whole_body(request, deps) as body:
+        text = await unless_gone(request, _answer(model, version, body, deps))
+    return Response(text, media_type="application/json")
+
+
+async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
+    route = deps.caller.find(model, version)
+    with turning_away(route):
+        prompt = await apart(len(body), read, route.plans, body)
+    outputs = await ask(deps.caller, route, prompt.inputs, prompt.terms)
+    return await apart(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
+
+
+def _streamed(reply: Response) -> Response:
+    return Response(event(bytes(reply.body)), headers={"content-type": _EVENTS, "cache-control": "no-cache"})

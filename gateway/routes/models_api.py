@@ -1,0 +1,224 @@
+"""/models: TorchServe's management API, or the calls of SageMaker's multi-model containers, as MILLRACE_MODELS_API says.
+
+Both stand on what the admin API does, and are protected as it is. POST tells by its body which of them it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.exceptions import HTTPException
+
+from gateway.deps import Deps
+from gateway.model_files import content, locate
+from gateway.removal import remove_version
+from gateway.routes import admin_models
+from gateway.routes.body import unless_gone, whole_body
+from gateway.routes.context import DepsOf, UploadsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import models_api
+from gateway.routes.sagemaker import invoke
+from gateway.routes.torchserve import Refusal
+from gateway.torchserve import documents
+from gateway.upload import Upload, settled, take
+from gateway.uploads import Uploads
+from gateway.views import ModelView, VersionView, shown
+from services.errors import Code, Failure, invalid, not_found
+from services.manifest import Manifest
+from services.records import State
+
+router = APIRouter(tags=["TorchServe"])
+managed = APIRouter(
+    tags=["TorchServe"], dependencies=[Depends(models_api)], responses=documented(400, 401, 403, model=Refusal)
+)
+
+_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {}}}}}
+_LOAD_S_MAX = 600.0
+_BODY_BYTES_MAX = 64 * 1024
+
+
+class LoadModel(BaseModel):
+    """What SageMaker posts. `url`: the folder of the model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_name: str
+    url: str
+
+
+@managed.get("/models", summary="List models", responses=_JSON)
+async def listed(
+    deps: DepsOf,
+    limit: Annotated[int, Query(ge=1, le=documents.LIMIT_MAX)] = 100,
+    next_page_token: Annotated[str | None, Query()] = None,
+) -> dict[str, Any]:
+    return documents.page(deps.catalog.snapshot, limit, next_page_token)
+
+
+@managed.get("/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404, model=Refusal)})
+async def described(model: str, deps: DepsOf) -> Any:
+    if deps.settings.models_api == "sagemaker":
+        view = deps.catalog.snapshot.models.get(model)
+        if view is None:
+            raise not_found(f"Model not found: {shown(model)}")
+        return {"modelName": model, "modelUrl": documents.model_url(view)}
+    return [_description(deps, *documents.find(deps.catalog.snapshot, model, None))]
+
+
+@managed.get(
+    "/models/{model}/all", summary="Describe all versions", responses={**_JSON, **documented(404, model=Refusal)}
+)
+async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
+    found, _ = documents.find(deps.catalog.snapshot, model, None)
+    return [_description(deps, found, view) for _, view in sorted(found.versions.items())]
+
+
+@managed.get(
+    "/models/{model}/{version}", summary="Describe one version", responses={**_JSON, **documented(404, model=Refusal)}
+)
+async def described_version(model: str, version: str, deps: DepsOf) -> list[dict[str, Any]]:
+    return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
+
+
+@managed.put(
+    "/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404, model=Refusal)
+)
+async def scaled(model: str, deps: DepsOf) -> dict[str, str]:
+    return _workers(*documents.find(deps.catalog.snapshot, model, None))
+
+
+@managed.put("/models/{model}/{version}", summary="The same of one version", responses=documented(404, model=Refusal))
+async def scaled_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
+    return _workers(*documents.find(deps.catalog.snapshot, model, version))
+
+
+@managed.put(
+    "/models/{model}/{version}/set-default",
+    summary="Make this the version that answers",
+    responses=documented(404, 409, model=Refusal),
+)
+async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
+    _, view = documents.find(deps.catalog.snapshot, model, version)
+    number = view.manifest.version
+    await admin_models.activate(model, number, deps)
+    return {"status": f'Default version successfully updated for model "{model}" to "{number}"'}
+
+
+@managed.delete(
+    "/models/{model}", summary="Unregister a model of one version", responses=documented(404, model=Refusal)
+)
+async def unregistered(model: str, deps: DepsOf) -> dict[str, str]:
+    return await _unregister(deps, model, None)
+
+
+@managed.delete("/models/{model}/{version}", summary="Unregister one version", responses=documented(404, model=Refusal))
+async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
+    return await _unregister(deps, model, version)
+
+
+@managed.post(
+    "/models",
+    summary="Register a model from a file of this machine",
+    description="TorchServe: `url` is a path below MILLRACE_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
+    "Nothing is fetched from other machines.",
+    responses=documented(404, 409, 413, 501, 503, 507, model=Refusal),
+    openapi_extra={"requestBody": {"content": {"application/json": {"schema": LoadModel.model_json_schema()}}}},
+)
+async def registered(
+    request: Request,
+    deps: DepsOf,
+    uploads: UploadsOf,
+    url: Annotated[str | None, Query(description="A file, or a folder with model.onnx in it.")] = None,
+    model_name: Annotated[str | None, Query(description="Default: the file's name.")] = None,
+    synchronous: Annotated[bool, Query(description="Answer when it is ready.")] = False,
+) -> dict[str, str]:
+    if url is None:
+        asked = await _asked(request, deps)
+        if asked.model_name in deps.catalog.snapshot.models:
+            raise Failure(Code.CONFLICT, f"model '{shown(asked.model_name)}' is already loaded")
+        return await unless_gone(request, _load(deps, uploads, asked.url, asked.model_name, wait=True))
+    return await unless_gone(request, _load(deps, uploads, url, model_name, wait=synchronous))
+
+
+@router.post(
+    "/models/{model}/invoke",
+    summary="SageMaker: run a model of a multi-model container",
+    response_class=Response,
+    responses={**_JSON, **documented(400, 404, 406, 413, 415, 429, 500, 503, 504, model=Refusal)},
+)
+async def invoked(model: str, request: Request, deps: DepsOf) -> Response:
+    return await invoke(request, deps, model)
+
+
+async def _asked(request: Request, deps: Deps) -> LoadModel:
+    async with whole_body(request, deps) as body:
+        if len(body) > _BODY_BYTES_MAX:
+            raise Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {_BODY_BYTES_MAX} bytes")
+        if not body:
+            raise invalid("name the model's file: ?url=PATH, or a JSON body with 'model_name' and 'url'")
+        try:
+            return LoadModel.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise invalid(f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}") from None
+
+
+async def _load(deps: Deps, uploads: Uploads, url: str, name: str | None, *, wait: bool) -> dict[str, str]:
+    path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
+    upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None)
+    manifest = await take(deps, uploads, upload, content(path))
+    if wait:
+        await settled(deps, manifest, _LOAD_S_MAX)
+        _check_serves(deps, manifest)
+    workers = len(deps.catalog.snapshot.model(manifest.model).version(manifest.version).placed)
+    return {"status": f'Model "{manifest.model}" Version: {manifest.version} registered with {workers} initial workers'}
+
+
+def _check_serves(deps: Deps, manifest: Manifest) -> None:
+    view = deps.catalog.snapshot.model(manifest.model).version(manifest.version)
+    if view.state is State.FAILED:
+        raise invalid(f"version {manifest.version} of '{manifest.model}' cannot be served: {view.reason}")
+
+
+def _description(deps: Deps, model: ModelView, view: VersionView) -> dict[str, Any]:
+    waiting = 0
+    try:
+        route = deps.caller.find(model.name, str(view.manifest.version))
+        waiting = route.lane.batcher.count
+    except Failure:  # no lane yet: nothing waits
+        pass
+    default = model.serving == view.manifest.version
+    return documents.description(view, default=default, waiting=waiting, waiting_max=deps.settings.queue_rows_max)
+
+
+def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
+    """Workers are of a pool and hold all of its versions: they are not scaled for one model."""
+    count = len(view.placed)
+    return {
+        "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of model "
+        f"'{model.name}'; workers are shared by the models of a pool: scale the pool"
+    }
+
+
+async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, str]:
+    await deps.catalog.refresh()
+    snapshot = deps.catalog.snapshot
+    if deps.settings.models_api == "sagemaker" and version is None:
+        await admin_models.delete_model(name, deps)
+        return {"status": f'Model "{name}" unregistered'}
+    model, view = documents.find(snapshot, name, version)
+    number = view.manifest.version
+    try:
+        await asyncio.to_thread(remove_version, deps.repository, name, number, serving=model.serving, force=False)
+    except Failure as failure:
+        if failure.code is Code.CONFLICT:
+            raise HTTPException(403, f"Cannot remove default version {number} for model {name}") from None
+        raise
+    if len(model.versions) == 1:
+        await admin_models.delete_model(name, deps)
+    else:
+        await deps.catalog.announce(name)
+    return {"status": f'Model "{name}" unregistered'}

@@ -1,0 +1,91 @@
+"""POST /v1/embeddings, as OpenAI's clients send it. Models are listed by /v1/models, whose objects serve them too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from gateway.deps import Deps
+from gateway.openai.embeddings import Embeddings
+from gateway.routes.body import unless_gone, whole_body
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.tfserving.documents import model_list
+
+router = APIRouter(tags=["OpenAI"])
+
+
+class Problem(BaseModel):
+    """What went wrong, as OpenAI says it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Refusal(BaseModel):
+    """The body of every error."""
+
+    error: Problem
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["model", "input"],
+                    "properties": {
+                        "model": {"type": "string", "description": "Name, or name:version."},
+                        "input": {"description": "Text, token ids, or a list of either."},
+                        "encoding_format": {"type": "string", "enum": ["float", "base64"]},
+                        "dimensions": {"type": "integer", "minimum": 1},
+                        "user": {"type": "string"},
+                    },
+                },
+                "example": {"model": "minilm", "input": ["a millrace", "a stream"]},
+            }
+        },
+    }
+}
+_EXAMPLE = {
+    "object": "list",
+    "data": [{"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}],
+    "model": "minilm",
+    "usage": {"prompt_tokens": 4, "total_tokens": 4},
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
+    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=Refusal),
+}
+
+
+@router.post(
+    "/v1/embeddings",
+    summary="Embeddings of texts or token ids",
+    description="For versions with one embedding output. An output of (rows, dim) is given as it is; one of (rows, tokens, "
+    "dim) is averaged over the tokens and made a unit vector. Text needs a tokenizer.json beside the model.",
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
+)
+@router.post("/openai/v1/embeddings", include_in_schema=False)
+async def embeddings(request: Request, deps: DepsOf) -> Response:
+    return await _embed(request, deps)
+
+
+@router.get("/openai/v1/models", include_in_schema=False)
+async def models(deps: DepsOf) -> dict[str, Any]:
+    return model_list(deps.catalog.snapshot)
+
+
+async def _embed(request: Request, deps: Deps) -> Response:
+    answering: Embeddings = request.app.state.embeddings
+    async with whole_body(request, deps) as body:
+        text = await unless_gone(request, answering.answer(body))
+    return Response(text, media_type="application/json")

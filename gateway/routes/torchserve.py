@@ -1,0 +1,108 @@
+"""TorchServe's inference calls: /predictions, and the description of the API where its clients look for it."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from gateway.asking import apart, ask, size_of, turning_away
+from gateway.deps import Deps
+from gateway.lanes import Route
+from gateway.routes.body import unless_gone, whole_body
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.torchserve.documents import find, plain, unknown_version
+from gateway.torchserve.predictions import read, write
+from services.errors import Code, Failure
+
+router = APIRouter(tags=["TorchServe"])
+
+
+class Refusal(BaseModel):
+    """The body of every error: status, kind, and what is wrong."""
+
+    code: int
+    type: str
+    message: str
+
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A row or rows as JSON, CSV or numpy's format; the bytes of the only input; or a form with `data`.",
+        "content": {
+            "application/json": {"schema": {}, "example": [0.1, 0.2, 0.3, 0.4]},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "multipart/form-data": {
+                "schema": {"type": "object", "properties": {"data": {"type": "string", "format": "binary"}}}
+            },
+            "text/csv": {"schema": {"type": "string"}},
+            "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {"schema": {}, "example": [0.9, 0.1]}}},
+    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=Refusal),
+}
+
+
+@router.post(
+    "/predictions/{model}",
+    summary="Run the serving version",
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
+)
+async def predictions(model: str, request: Request, deps: DepsOf) -> Response:
+    return await _predict(model, None, request, deps)
+
+
+@router.post(
+    "/predictions/{model}/{version}",
+    summary="Run one version",
+    response_class=Response,
+    responses=_ANSWERS,
+    openapi_extra=_BODY,
+)
+async def predictions_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+    return await _predict(model, version, request, deps)
+
+
+@router.post("/explanations/{model}", summary="Not offered", status_code=501, responses=documented(501, model=Refusal))
+async def explanations(model: str) -> None:
+    raise Failure(Code.UNSUPPORTED, f"explanations are not supported: post to /predictions/{model}")
+
+
+@router.options("/", summary="Description of the API")
+@router.get("/api-description", summary="Description of the API")
+async def describe(request: Request) -> dict[str, Any]:
+    document: dict[str, Any] = request.app.openapi()
+    return document
+
+
+def _route(deps: Deps, model: str, version: str | None) -> Route:
+    find(deps.catalog.snapshot, model, version)
+    try:
+        return deps.caller.find(model, None if version is None else plain(version))
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            raise
+        raise unknown_version(model, version) from None
+
+
+async def _predict(model: str, version: str | None, request: Request, deps: Deps) -> Response:
+    route = _route(deps, model, version)
+    async with whole_body(request, deps) as body:
+        return await unless_gone(request, _answer(route, request.headers.get("content-type", ""), body, deps))
+
+
+async def _answer(route: Route, content_type: str, body: bytes, deps: Deps) -> Response:
+    with turning_away(route):
+        inputs, single = await apart(len(body), read, route.plans, content_type, body)
+    outputs = await ask(deps.caller, route, inputs)
+    text = await apart(size_of(outputs), write, route.plans.signature, outputs, single=single)
+    return Response(text, media_type="application/json", headers={"x-request-id": str(uuid.uuid4())})

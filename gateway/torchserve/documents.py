@@ -1,0 +1,103 @@
+"""What TorchServe's management API says of models, made from the gateway's views. Pure.
+
+Source: pytorch/serve, "Management API"; DescribeModelResponse and ListModelsResponse of its http package.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.v2.document import shown
+from gateway.views import ModelView, Placed, Snapshot, VersionView, version_number
+from services.errors import Failure, invalid, not_found
+from services.records import State
+
+LIMIT_MAX = 1000
+
+_STATUS = {State.READY: "READY", State.DRAINING: "UNLOADING", State.FAILED: "FAILED"}
+
+
+def page(snapshot: Snapshot, limit: int, token: str | None) -> dict[str, Any]:
+    """`limit` models from the one of number `token` on. Raises Failure(INVALID)."""
+    start = 0
+    if token:
+        if not (token.isascii() and token.isdigit()) or len(token) > 9:
+            raise invalid("'next_page_token' is a number: the one that the last page gave")
+        start = int(token)
+    names = sorted(snapshot.models)
+    found: dict[str, Any] = {}
+    if start + limit < len(names):
+        found["nextPageToken"] = str(start + limit)
+    found["models"] = [
+        {"modelName": name, "modelUrl": model_url(snapshot.models[name])} for name in names[start : start + limit]
+    ]
+    return found
+
+
+def model_url(model: ModelView) -> str:
+    """Where the serving version lies in the repository; the name of a model that has none."""
+    view = model.versions.get(model.serving) if model.serving is not None else None
+    return model.name if view is None else _url(view)
+
+
+def _url(view: VersionView) -> str:
+    return f"{view.manifest.model}/{view.manifest.version}/{view.manifest.served}"
+
+
+def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView, VersionView]:
+    """The model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
+    model = snapshot.models.get(name)
+    if model is None:
+        raise not_found(f"Model not found: {shown(name)}")
+    try:
+        return model, model.version(None if version is None else version_number(name, plain(version)))
+    except Failure:
+        raise unknown_version(name, version) from None
+
+
+def plain(version: str) -> str:
+    """TorchServe's versions are decimals: `2.0` is 2."""
+    return version.removesuffix(".0")
+
+
+def unknown_version(name: str, version: str | None) -> Failure:
+    if version is None:
+        return not_found(f"Model not found: {shown(name)} has no serving version")
+    return not_found(f"Model version: {shown(version)} does not exist for model: {shown(name)}")
+
+
+def description(view: VersionView, *, default: bool, waiting: int, waiting_max: int) -> dict[str, Any]:
+    """One version. `waiting`: requests in this gateway's lane."""
+    manifest = view.manifest
+    workers = len(view.placed)
+    return {
+        "modelName": manifest.model,
+        "modelVersion": str(manifest.version),
+        "modelUrl": _url(view),
+        "engine": "onnxruntime",
+        "runtime": "python",
+        "minWorkers": workers,
+        "maxWorkers": workers,
+        "batchSize": manifest.config.rows_max,
+        "maxBatchDelay": int(manifest.config.queue_delay_ms_max),
+        "responseTimeout": int(manifest.config.timeout_ms_default / 1000),
+        "loadedAtStartup": False,
+        "default": default,
+        "workers": [_worker(placed) for placed in view.placed],
+        "jobQueueStatus": {"remainingCapacity": max(0, waiting_max - waiting), "pendingRequests": waiting},
+    }
+
+
+def _worker(placed: Placed) -> dict[str, Any]:
+    started = datetime.fromtimestamp(placed.worker.started, UTC).isoformat(timespec="milliseconds")
+    gpu = placed.worker.device != "cpu"
+    return {
+        "id": placed.worker.id,
+        "startTime": started.replace("+00:00", "Z"),
+        "status": _STATUS.get(placed.instance.state, "LOADING"),
+        "memoryUsage": placed.instance.size_bytes,
+        "pid": placed.worker.pid,
+        "gpu": gpu,
+        "gpuUsage": "N/A",
+    }

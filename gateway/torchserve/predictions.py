@@ -1,0 +1,154 @@
+"""Bodies of TorchServe's predictions, whose form a handler decides there: read as the signature allows, written as JSON. Pure.
+
+multipart ─> each part is an input, `data` is the only one ─┐
+JSON      ─> the only input's value, or {input: value} ─────┼─> Inputs, and whether it was one row without the rows
+the rest  ─> CSV, numpy's format, or the only input's bytes ┘
+Source: pytorch/serve, "Inference API", and its base handlers (vision, text: `data` or `body`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.arrays import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
+from gateway.outputs import OutputTensor
+from gateway.request import InputTensor
+from gateway.sagemaker import forms
+from gateway.tfserving.predict import read_predict
+from gateway.torchserve.form import parts_of
+from gateway.v2.document import parse_value
+from gateway.v2.elements import raw_from_strings
+from gateway.v2.plan import InputPlan
+from gateway.v2.plans import InputPlans, raw_tensor
+from services.datatypes import BYTES
+from services.errors import Failure, invalid
+from services.tensor import Signature
+
+_DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
+_NUMPY_MAGIC = b"\x93NUMPY"
+_FORM = "multipart/form-data"
+#: types that clients put on a body without knowing what it is
+_UNSAID = frozenset({"", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain"})
+
+
+class Prediction(NamedTuple):
+    """`single`: the request had no dimension for the rows, and its answer has none either."""
+
+    inputs: Inputs
+    single: bool
+
+
+def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
+    """Raises Failure: INVALID, ENCODING (a type that no input can be made of)."""
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == _FORM:
+        return _read_form(plans, parts_of(content_type, body))
+    if kind == forms.JSON:
+        return _read_value(plans, parse_value(body))
+    if kind in {forms.CSV, forms.NPY}:
+        return Prediction(forms.reader(kind)(plans, body).inputs, single=False)
+    if kind not in _UNSAID and not _takes_bytes(plans):
+        forms.reader(kind)  # says which types there are
+    return _read_raw(plans, _only(plans), body)
+
+
+def _takes_bytes(plans: InputPlans) -> bool:
+    return len(plans) == 1 and _only(plans).datatype == BYTES
+
+
+def _only(plans: InputPlans) -> InputPlan:
+    if len(plans) != 1:
+        names = ", ".join(plan.name for plan in plans)
+        raise invalid(
+            f"the model takes {len(plans)} inputs ({names}): send a JSON object, or a form with a part for each"
+        )
+    return next(iter(plans))
+
+
+def _read_form(plans: InputPlans, parts: Mapping[str, bytes]) -> Prediction:
+    names = set(parts)
+    if len(plans) == 1 and len(parts) == 1 and (names <= set(_DATA) or names == {_only(plans).name}):
+        return _read_raw(plans, _only(plans), next(iter(parts.values())))
+    read = {name: _read_part(plans.named(name), part) for name, part in parts.items()}
+    return Prediction(
+        join(plans, {name: found for name, (found, _) in read.items()}), all(one for _, one in read.values())
+    )
+
+
+def _read_raw(plans: InputPlans, plan: InputPlan, part: bytes) -> Prediction:
+    if plan.datatype != BYTES and not part.startswith(_NUMPY_MAGIC):
+        document = _parsed(part)
+        if document is not None:
+            return _read_value(plans, document)
+    found, single = _read_part(plan, part)
+    return Prediction(join(plans, {plan.name: found}), single)
+
+
+def _parsed(part: bytes) -> Any:
+    """The JSON value in `part`, if that is what it is: clients seldom say so."""
+    if part.lstrip()[:1] not in {b"[", b"{"}:
+        return None
+    try:
+        return parse_value(part)
+    except Failure:
+        return None
+
+
+def _read_part(plan: InputPlan, part: bytes) -> tuple[Found, bool]:
+    """One input: the bytes themselves as a single element of BYTES; an array; JSON; or a raw tensor."""
+    if plan.datatype == BYTES:
+        extent = plan.fit(BYTES, (1,) * len(plan.shape))
+        raw = raw_from_strings([part])
+        return Found(extent, InputTensor(extent.shape, raw, len(raw))), True
+    if part.startswith(_NUMPY_MAGIC):
+        array = forms.array_of(part)
+        single = array.ndim == len(plan.shape) - 1
+        return from_array(plan, array[None] if single else array), single
+    document = _parsed(part)
+    if document is not None:
+        return row_of_lists(plan, document), _is_single(plan, document)
+    extent = plan.deduce(len(part))
+    return Found(extent, raw_tensor(plan, extent, memoryview(part))), True
+
+
+def _read_value(plans: InputPlans, document: Any) -> Prediction:
+    if type(document) is dict and not is_b64(document):
+        names = set(document)
+        if names <= {plan.name for plan in plans} or len(plans) != 1:
+            found = {name: row_of_lists(plans.named(name), value) for name, value in document.items()}
+            single = all(_is_single(plans.named(name), value) for name, value in document.items())
+            return Prediction(join(plans, found), single)
+        if names & {"instances", "inputs"}:
+            return Prediction(read_predict(plans, document)[0], single=False)
+        key = next((key for key in _DATA if key in document), None)
+        if key is None or len(names) != 1:
+            raise invalid(f"the JSON object has one member, '{_only(plans).name}' or 'data'")
+        document = document[key]
+    plan = _only(plans)
+    return Prediction(join(plans, {plan.name: row_of_lists(plan, document)}), _is_single(plan, document))
+
+
+def _is_single(plan: InputPlan, value: object) -> bool:
+    """Whether `value` lacks the dimension of the rows."""
+    rank = 0
+    while type(value) is list:
+        rank += 1
+        value = value[0] if value else None
+    return rank < len(plan.shape)
+
+
+def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool) -> bytes:
+    """The only output, or an object of all by name. Raises Failure(INVALID) for bytes that are no text."""
+    if single and signature.batching:
+        outputs = [rows_of(output)[0] for output in outputs]
+    texts = [
+        text_of(output, b64=spec.name.endswith("_bytes"))
+        for spec, output in zip(signature.outputs, outputs, strict=True)
+    ]
+    if len(texts) == 1:
+        return texts[0]
+    pairs = zip([orjson.dumps(spec.name) for spec in signature.outputs], texts, strict=True)
+    return b"{%b}" % b",".join([b"%b:%b" % pair for pair in pairs])

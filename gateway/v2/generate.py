@@ -1,0 +1,81 @@
+"""Triton's generate extension: a JSON object whose members are inputs -> one object with the outputs. Pure.
+
+Source: Triton, "Generate Extension": members that name inputs are tensors, `id` and `parameters` are special, all others
+are parameters; a tensor of one element is written without a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from gateway.arrays import Inputs, join, row_of_lists, text_of
+from gateway.caller import Terms
+from gateway.outputs import OutputTensor
+from gateway.v2.document import members, mistyped, parse_json, shown, whole
+from gateway.v2.options import ID_CHARACTERS_MAX
+from gateway.v2.plans import InputPlans
+from services.errors import invalid
+from services.manifest import Manifest
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+class Prompt(NamedTuple):
+    """A request. `id` "": none was given."""
+
+    inputs: Inputs
+    id: str
+    terms: Terms
+
+
+def read(plans: InputPlans, body: bytes) -> Prompt:
+    """Raises Failure(INVALID)."""
+    document = parse_json(body)
+    request_id = document.pop("id", None) or ""
+    if type(request_id) is not str:
+        mistyped("id", "string")
+    if len(request_id) > ID_CHARACTERS_MAX:
+        raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
+    parameters = members(document.pop("parameters", None))
+    named = {plan.name for plan in plans}
+    found = {name: row_of_lists(plans.named(name), value) for name, value in document.items() if name in named}
+    for name, value in document.items():
+        if name not in named and type(value) not in _SCALARS:
+            raise invalid(f"'{shown(name)}' is no input of model '{plans.model}', and a parameter is a scalar")
+        if name not in named:
+            parameters[name] = value
+    timeout_us = whole(parameters.get("timeout", 0), "timeout")
+    priority = whole(parameters.get("priority", 0), "priority")
+    return Prompt(join(plans, found), request_id, Terms(timeout_us / 1e6 if timeout_us else None, priority))
+
+
+def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -> bytes:
+    """The reply. Raises Failure(INVALID) for bytes that are no text."""
+    pairs = [
+        b"%b:%b" % (orjson.dumps(spec.name), _value(output))
+        for spec, output in zip(manifest.signature.outputs, outputs, strict=True)
+    ]
+    head: dict[str, Any] = {"id": prompt_id} if prompt_id else {}
+    head |= {"model_name": manifest.model, "model_version": str(manifest.version)}
+    text = orjson.dumps({name: _unicode(value) for name, value in head.items()})
+    return b"{%b,%b" % (b",".join(pairs), text[1:])
+
+
+def _value(output: OutputTensor) -> bytes:
+    """Flat, as in v2; a single element as it is."""
+    array = output.array
+    count = len(array) if isinstance(array, list) else array.size
+    text = text_of(output._replace(shape=(count,)))
+    return text[1:-1] if count == 1 else text
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def event(text: bytes) -> bytes:
+    """One event of a stream (WHATWG, "Server-sent events")."""
+    return b"data: %b\n\n" % text

@@ -1,0 +1,100 @@
+"""The manifests for KServe, without a cluster: held against KServe's and Kubernetes' own classes, and against what is served."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from services.cli.app import app
+from services.cli.serve import found
+from services.settings import Settings
+from tests.kit.application import Application
+from tests.kit.stack import ROOT
+
+FOLDER = ROOT / "deploy/kserve"
+CLIENTS = ROOT / ".venv/clients/bin/python"
+RUNTIME = yaml.safe_load((FOLDER / "serving-runtime.yaml").read_text())
+SERVICE = yaml.safe_load((FOLDER / "inference-service.yaml").read_text())
+CONTAINER = RUNTIME["spec"]["containers"][0]
+
+
+def problems(kind: str, document: Any) -> list[str]:
+    done = subprocess.run(
+        [CLIENTS, "-P", ROOT / "tests/integration/programs/kserve_manifest.py", kind],
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
+
+
+def test_manifests_follow_the_schemas() -> None:
+    assert problems("V1alpha1ClusterServingRuntime", RUNTIME) == []
+    assert problems("V1alpha1ServingRuntime", {**RUNTIME, "kind": "ServingRuntime"}) == []
+    assert problems("V1beta1InferenceService", SERVICE) == []
+    wrong = {**RUNTIME, "spec": {**RUNTIME["spec"], "protocols": ["v2"], "containers": "none"}}
+    assert sorted(problems("V1alpha1ClusterServingRuntime", wrong)) == [
+        ".spec.containers: no list",
+        ".spec.protocols: unknown",
+    ]
+
+
+def test_the_runtime_says_what_kserve_looks_for() -> None:
+    assert CONTAINER["name"] == "kserve-container"
+    assert RUNTIME["spec"]["protocolVersions"] == ["v1", "v2", "grpc-v2"]
+    names = {one["name"] for one in RUNTIME["spec"]["supportedModelFormats"]}
+    assert SERVICE["spec"]["predictor"]["model"]["modelFormat"]["name"] in names
+    assert SERVICE["spec"]["predictor"]["model"]["runtime"] == RUNTIME["metadata"]["name"]
+    volumes = {one["name"] for one in RUNTIME["spec"]["volumes"]}
+    assert {one["name"] for one in CONTAINER["volumeMounts"]} == volumes
+
+
+def test_its_arguments_are_those_of_millrace_up() -> None:
+    command, *arguments = CONTAINER["args"]
+    up: Any = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
+    context = up.make_context("up", arguments)
+    assert context.params["http_port"] == CONTAINER["ports"][0]["containerPort"] == 8080
+    assert context.params["grpc_port"] == 9000
+    assert context.params["repository"] == [Path("/mnt/models")]
+    assert context.params["host"] == "0.0.0.0"
+    for variable in CONTAINER["env"]:
+        assert variable["name"].removeprefix("MILLRACE_").lower() in Settings.model_fields
+
+
+@pytest.mark.anyio
+async def test_probes_and_metrics_are_where_they_say(tmp_path: Path) -> None:
+    async with Application(tmp_path).client() as client:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            where = CONTAINER[probe]["httpGet"]
+            assert where["port"] == 8080
+            assert (await client.get(where["path"])).status_code == 200
+        annotations = RUNTIME["spec"]["annotations"]
+        assert annotations["prometheus.kserve.io/port"] == "8080"
+        assert (await client.get(annotations["prometheus.kserve.io/path"])).status_code == 200
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    assert found(folder, "m") == (None, None)
+    folder.mkdir()
+    assert found(folder, "m") == (None, None)
+    (folder / "digits").mkdir()
+    assert found(folder, "m") == (None, [folder])
+    (folder / "any.onnx").write_bytes(b"")
+    assert found(folder, "m") == ([f"m={folder / 'any.onnx'}"], None)
+    monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "8123")
+    assert Settings().sagemaker_port == 8123

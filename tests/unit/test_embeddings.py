@@ -1,0 +1,137 @@
+"""Requests for embeddings, and what embedding models take and give."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gateway.openai import request
+from gateway.openai.embedder import embedder, shortened, unit
+from gateway.outputs import OutputTensor
+from gateway.v2.plans import InputPlans
+from services.errors import Failure
+from services.tensor import Signature, TensorSpec
+
+
+def read(**members: Any) -> request.Wanted:
+    return request.read(json.dumps({"model": "m", "input": "a", **members}).encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "entries"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
+)
+def test_four_kinds_of_input(given: Any, entries: Any) -> None:
+    assert read(input=given).entries == entries
+
+
+def test_options() -> None:
+    assert read() == request.Wanted("m", None, ["a"], False, 0)
+    assert read(model="m:3", encoding_format="base64", dimensions=2, user="u") == request.Wanted(
+        "m", "3", ["a"], True, 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "error"),
+    [
+        ({"model": None}, "provide a model"),
+        ({"model": 1}, "provide a model"),
+        ({"encoding_format": "hex"}, "encoding_format"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": True}, "dimensions"),
+        ({"user": 1}, "user"),
+        ({"input": None}, "'input' is a string"),
+        ({"input": []}, "not empty"),
+        ({"input": ""}, r"'input\[0\]' is an empty string"),
+        ({"input": ["a", ""]}, r"'input\[1\]' is an empty string"),
+        ({"input": ["a", 1]}, "strings alone"),
+        ({"input": [["a"]]}, r"'input\[0\]' is a list of token ids"),
+        ({"input": [[1], []]}, r"'input\[1\]' is a list of token ids"),
+        ({"input": [[-1]]}, r"'input\[0\]' is a list of token ids"),
+        ({"input": [1.5]}, "strings alone"),
+        ({"input": ["a"] * 2049}, "2049 entries: at most 2048"),
+        ({"input": [[1] * 8193]}, "8193 tokens: at most 8192"),
+        ({"input": [[1] * 8000] * 38}, "304000 tokens: at most 300000"),
+    ],
+)
+def test_limits_and_mistakes(members: dict[str, Any], error: str) -> None:
+    with pytest.raises(Failure, match=error):
+        read(**members)
+
+
+def spec(name: str, datatype: str, *shape: int) -> TensorSpec:
+    return TensorSpec(name=name, datatype=datatype, shape=shape)
+
+
+def plans(inputs: list[TensorSpec], outputs: list[TensorSpec]) -> InputPlans:
+    return InputPlans("m", Signature(inputs=tuple(inputs), outputs=tuple(outputs), batching=True), 8)
+
+
+IDS = spec("input_ids", "INT64", -1, -1)
+POOLED = spec("y", "FP32", -1, 2)
+
+
+def arrays(of: InputPlans, entries: Any) -> list[Any]:
+    inputs, _ = embedder(of).inputs(entries)
+    return [tensor.data.tolist() for tensor in inputs.tensors if isinstance(tensor.data, np.ndarray)]
+
+
+def test_tokens_are_padded_to_the_longest() -> None:
+    three = plans(
+        [
+            spec("attention_mask", "INT64", -1, -1),
+            spec("ids", "INT32", -1, -1),
+            spec("token_type_ids", "INT64", -1, -1),
+        ],
+        [POOLED],
+    )
+    assert arrays(three, [[5, 6, 7], [8]]) == [[[1, 1, 1], [1, 0, 0]], [[5, 6, 7], [8, 0, 0]], [[0] * 3, [0] * 3]]
+    fixed = plans([spec("input_ids", "INT64", -1, 4)], [POOLED])
+    assert arrays(fixed, [[5]]) == [[[5, 0, 0, 0]]]
+    with pytest.raises(Failure, match="at most 4 tokens, and an entry has 5"):
+        arrays(fixed, [[1] * 5])
+    with pytest.raises(Failure, match="out of the range"):
+        arrays(fixed, [[2**70]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "error"),
+    [
+        ([spec("x", "FP32", -1, 4)], [POOLED], "takes no input_ids"),
+        ([IDS, spec("other", "INT64", -1, -1)], [POOLED], "takes no input_ids"),
+        ([spec("input_ids", "INT64", -1)], [POOLED], "takes no input_ids"),
+        ([IDS], [spec("label", "INT64", -1, 1)], r"is not \(rows, dim\)"),
+        ([IDS], [spec("y", "FP32", -1)], r"is not \(rows, dim\)"),
+        ([IDS], [POOLED, spec("z", "FP32", -1, 2)], "none of its 2 outputs"),
+    ],
+)
+def test_models_that_give_no_embeddings(inputs: list[TensorSpec], outputs: list[TensorSpec], error: str) -> None:
+    with pytest.raises(Failure, match=error):
+        embedder(plans(inputs, outputs))
+
+
+def test_the_best_of_several_outputs() -> None:
+    outputs = [spec("token_embeddings", "FP32", -1, -1, 2), spec("sentence_embedding", "FP32", -1, 2)]
+    assert embedder(plans([IDS], outputs)).output == 1
+
+
+def test_pooling() -> None:
+    how = embedder(plans([IDS], [spec("last_hidden_state", "FP32", -1, -1, 2)]))
+    hidden = np.array([[[1, 0], [0, 1]], [[3, 4], [9, 9]]], np.float32)
+    mask = np.array([[1, 1], [1, 0]])
+    found = how.vectors([OutputTensor("FP32", hidden.shape, hidden)], mask)
+    np.testing.assert_allclose(found, [[0.5**0.5, 0.5**0.5], [0.6, 0.8]], rtol=1e-6)
+    plain = np.array([[3, 4], [0, 0]], np.float32)
+    own = how.vectors([OutputTensor("FP32", plain.shape, plain)], mask)
+    assert own.tolist() == plain.tolist()
+    with pytest.raises(Failure, match="no embedding of each entry"):
+        how.vectors([OutputTensor("FP32", (1, 2), plain[:1])], mask)
+    assert unit(plain).tolist() == [[np.float32(0.6), np.float32(0.8)], [0.0, 0.0]]
+    assert shortened(plain, 0) is plain
+    assert shortened(plain, 1).tolist() == [[1.0], [0.0]]
+    with pytest.raises(Failure, match="'dimensions' is 3"):
+        shortened(plain, 3)
