@@ -301,21 +301,9 @@ class Lane:
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
         if self._traces.on:
-            self._trace(outstanding, header, live, outputs)
+            self._traces.batch(self.manifest, outstanding, header, live, outputs, self.replied)
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
-
-    def _trace(
-        self, outstanding: Outstanding, header: ReplyHeader, live: list[Request], outputs: Outputs | None
-    ) -> None:
-        try:
-            shares = outputs.replies([request.rows for request in live]) if outputs is not None else []
-            replies = dict(zip(map(id, live), shares, strict=False))
-            requests = outstanding.requests
-            told = [replies.get(id(request)) for request in requests]
-            self._traces.record(self.manifest, requests, told, outstanding.put, header, self.replied)
-        except Exception:
-            log.exception("a trace could not be made")
 
     def _answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put: float) -> None:
         """Answer what still waits in a batch: all of it at once where nobody has left and all have one responder."""

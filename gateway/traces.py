@@ -9,14 +9,15 @@ Source: Triton's trace extension, "JSON Trace Output".
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gateway.outputs import OutputTensor
+from gateway.outputs import Outputs, OutputTensor
 from gateway.request import ABSENT, InputTensor, Request
 from services.batch import ReplyHeader
 from services.bytes_tensor import decode_elements
@@ -24,9 +25,14 @@ from services.datatypes import BYTES, NUMPY
 from services.manifest import Manifest
 from services.tensor import TensorSpec
 
+if TYPE_CHECKING:
+    from gateway.outstanding import Outstanding
+
 ELEMENTS_MAX = 16_384  # of a tensor in a trace; of larger ones the shape alone is told
 KEPT_MAX = 4096  # traces that wait to be written
 _PID_SHIFT = 28  # ids are unique among the gateways, and exact as a JSON number
+
+log = logging.getLogger("millrace.trace")
 
 Entry = dict[str, Any]
 Trace = list[Entry]
@@ -59,6 +65,25 @@ class Traces:
         self.kept: list[tuple[str, Trace]] = []  # with the model's name
         self.lost = 0
         self._ids = itertools.count((os.getpid() << _PID_SHIFT) + 1)
+
+    def batch(
+        self,
+        manifest: Manifest,
+        outstanding: Outstanding,
+        header: ReplyHeader,
+        live: Sequence[Request],
+        outputs: Outputs | None,
+        end: float,
+    ) -> None:
+        """A batch came back at `end`. `live`: its requests that did not fail, whose `outputs` these are."""
+        try:
+            shares = [] if outputs is None else outputs.replies([request.rows for request in live])
+            replies = dict(zip(map(id, live), shares, strict=False))
+            requests = outstanding.requests
+            told = [replies.get(id(request)) for request in requests]
+            self.record(manifest, requests, told, outstanding.put, header, end)
+        except Exception:
+            log.exception("a trace could not be made")
 
     def record(
         self,
