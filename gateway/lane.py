@@ -459,7 +459,17 @@ class Lane:
             self._packer.free(self._parked.pop(0)[1])
 
     def close(self) -> None:
-        """The version is gone: what waits is told so; what is outstanding is still answered."""
+        """The version goes. What waits leaves at once: its workers run all that they are sent before they let go of it.
+
+        What they are not sent is told that the version is gone; what is outstanding is still answered.
+        """
+        now = self._clock()
+        self.expire(now)
+        while self.batcher.count and self._instances and self.link.writable:
+            batch = self.batcher.take(now, self._batch_rows)
+            if self._waiting is not None:
+                self._waiting.leave(batch)
+            self._put(batch, now)
         gone = Failure(
             Code.NOT_FOUND,
             f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",

@@ -32,6 +32,7 @@ log = logging.getLogger("millrace.keeper")
 
 LOOK_S = 0.2  # how often the repository's token is compared; one stat of a file
 DRAIN_S_MAX = 30.0
+NEWS_S = 0.3  # how long gateways may take to hear of a change, and to send what waits for a version that goes
 WARM_UP_S_MAX = 2.0
 RETRY_S = 30.0  # a version that failed for want of a device or of Redis is tried again after this
 
@@ -93,10 +94,13 @@ class Keeper:
     def sync(self) -> None:
         """Load what is missing and close what is gone, as the repository is now."""
         wanted = self._wanted()
-        for release, holding in self._held.all().items():
-            # What was on its way out when Redis went away, and is wanted again, begins anew.
-            gone = release not in wanted or holding.state is State.DRAINING
-            if gone and not self._stopping.is_set():
+        held = self._held.all()
+        # What was on its way out when Redis went away, and is wanted again, begins anew.
+        gone = [one for release, one in held.items() if release not in wanted or one.state is State.DRAINING]
+        if any(holding.state is State.READY for holding in gone):
+            self._stopping.wait(NEWS_S)
+        for holding in gone:
+            if not self._stopping.is_set():
                 self._unload(holding)
         for release, manifest in wanted.items():
             if self._stopping.is_set():

@@ -17,6 +17,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
+from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
@@ -322,10 +323,10 @@ def test_requests_on_their_way_are_answered(stack: Stack, client: Any, tmp_path:
     (spec,) = client.get_model_metadata("slow")["inputs"]
     shape = [1, *(2 if dim < 0 else dim for dim in spec["shape"][1:])]
     tensor = {"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [0.5] * int(np.prod(shape))}
-    on_the_way = [stack.send("/v2/models/slow/infer", json.dumps({"inputs": [tensor]}).encode()) for _ in range(4)]
-    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 1, what="requests are on their way")
+    on_the_way = [stack.send("/v2/models/slow/infer", json.dumps({"inputs": [tensor]}).encode()) for _ in range(24)]
+    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 24, what="requests are on their way")
     client.unload_model("slow")
-    assert [connection.getresponse().status for connection in on_the_way] == [200] * 4
+    assert [connection.getresponse().status for connection in on_the_way] == [200] * 24
     for connection in on_the_way:
         connection.close()
 
@@ -367,6 +368,19 @@ def test_all_gateways_know_at_once(stack: Stack) -> None:
             assert other.get("/v2/models/scale/versions/2").status_code == 404
             assert other.post("/v2/repository/models/scale/load").json() == {"name": "scale", "load": True}
             assert one.get("/v2/models/scale/versions/2").status_code == 200
+
+
+def test_no_request_fails_while_a_model_is_loaded_again(stack: Stack, client: Any) -> None:
+    one = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 1]}
+    bodies: list[tuple[bytes, dict[str, str]]] = [(json.dumps({"inputs": [one]}).encode(), {})]
+    with constant_load(stack.port, "/v2/models/scale/infer", bodies, callers=16) as load:
+        for rows in (4, 6, 3):
+            load.more(20)
+            client.load_model("scale", config=json.dumps({"max_batch_size": rows}))
+        client.load_model("scale")
+        load.more(50)
+    assert {answer.status for answer in load.answers} == {200}
+    assert {tuple(json.loads(answer.body)["outputs"][0]["data"]) for answer in load.answers} == {(3.0, 3.0)}
 
 
 def test_what_survives_a_restart(tmp_path: Path) -> None:
