@@ -41,7 +41,7 @@ def read_document(text: bytes) -> dict[str, Any]:
 
 def check_signature_name(document: dict[str, Any]) -> None:
     name = document.get("signature_name")
-    if name is not None and name not in {"", SIGNATURE_NAME}:
+    if name is not None and (type(name) is not str or name not in {"", SIGNATURE_NAME}):
         raise invalid(f"Serving signature name: \"{shown(name)}\" not found: there is '{SIGNATURE_NAME}'")
 
 

@@ -165,6 +165,7 @@ def test_classes_and_values(stack: Stack) -> None:
         ("tf-mlp", {"instances": [{"y": [0.0] * 64}]}, "unexpected inference input 'y'"),
         ("tf-mlp", {"inputs": {"y": 1}}, "unexpected inference input 'y'"),
         ("tf-mlp", {"signature_name": "other", "instances": [[0.0] * 64]}, '"other" not found'),
+        ("tf-mlp", {"signature_name": [1], "instances": [[0.0] * 64]}, "not found"),
         ("tf-add", {"instances": [[1.0]]}, "takes 2 inputs"),
         ("tf-add", {"inputs": [[1.0]]}, "takes 2 inputs"),
         ("tf-add", {"instances": [{"a": A[0]}]}, "missing required input(s) ['b']"),
