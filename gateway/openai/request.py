@@ -35,7 +35,7 @@ def read(body: bytes) -> Wanted:
         raise invalid("you must provide a model: 'model' is a string")
     name, _, version = model.partition(":")
     form = document.get("encoding_format", "float")
-    if form not in {"float", "base64", None}:
+    if form is not None and (type(form) is not str or form not in {"float", "base64"}):
         raise invalid("'encoding_format' is 'float' or 'base64'")
     dimensions = document.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):

@@ -43,8 +43,8 @@ async def admin(
 async def models_api(
     request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """The same for /models, but for SageMaker, whose calls come from outside the container and carry no key."""
-    if deps.settings.models_api == "torchserve" or deps.settings.admin_key is not None:
+    """The same for /models, unless they are SageMaker's, whose calls carry no key: it alone reaches the container."""
+    if deps.settings.models_api == "torchserve":
         await admin(request, deps, credentials)
 
 

@@ -114,7 +114,7 @@ def _read_predict(route: Route, document: dict[str, Any]) -> tuple[Inputs, Calla
 
 
 def _read_classify(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    return read_examples(route.plans, document), lambda outputs: write_classes(outputs, None)
+    return read_examples(route.plans, document), lambda outputs: write_classes(outputs, route.extensions.labels[0])
 
 
 def _read_regress(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:

@@ -41,7 +41,7 @@ def read_document(text: bytes) -> dict[str, Any]:
 
 def check_signature_name(document: dict[str, Any]) -> None:
     name = document.get("signature_name")
-    if name is not None and name not in {"", SIGNATURE_NAME}:
+    if name is not None and (type(name) is not str or name not in {"", SIGNATURE_NAME}):
         raise invalid(f"Serving signature name: \"{shown(name)}\" not found: there is '{SIGNATURE_NAME}'")
 
 
@@ -161,14 +161,14 @@ def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Fo
     return row_of_lists(plan, column)
 
 
-def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str] | None) -> bytes:
+def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> bytes:
     """`result`: for each example its [label, score] pairs, in the model's order; without `labels` the numbers of classes.
 
     Raises Failure(INVALID) unless there is one output of numbers, (rows, classes).
     """
     if len(outputs) != 1 or isinstance(outputs[0].array, list) or len(outputs[0].shape) != 2:
         raise invalid("the model cannot classify: it has not one output of scores, (rows, classes); use :predict")
-    names = [orjson.dumps(labels[at] if labels and at < len(labels) else str(at)) for at in range(outputs[0].shape[1])]
+    names = [orjson.dumps(labels[at] if at < len(labels) else str(at)) for at in range(outputs[0].shape[1])]
     rows = [
         b"[%b]" % b",".join([b"[%b,%b]" % pair for pair in zip(names, map(text_of, rows_of(row)), strict=True)])
         for row in rows_of(outputs[0])

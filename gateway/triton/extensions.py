@@ -57,7 +57,8 @@ class Extensions:
         self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: Memory | None, bytes_max: int
     ) -> None:
         self._signature = signature
-        self._labels = [labels.get(spec.name, ()) for spec in signature.outputs]
+        #: class names of each output; () where there are none
+        self.labels = [labels.get(spec.name, ()) for spec in signature.outputs]
         self._memory = memory
         self._bytes_max = bytes_max
 
@@ -85,7 +86,7 @@ class Extensions:
 
     def classified(self, index: int, output: OutputTensor, classes: int) -> OutputTensor:
         """The best classes of output `index` as BYTES."""
-        return classify(output, classes, self._labels[index], batching=self._signature.batching)
+        return classify(output, classes, self.labels[index], batching=self._signature.batching)
 
     def _registered(self) -> Memory:
         if self._memory is None:

@@ -13,7 +13,7 @@ async def infer_v2(caller: Caller, route: Route, body: bytes, header_bytes: int 
     with turning_away(route):
         inputs, options = route.decoder.decode(body, header_bytes)
     manifest = route.lane.manifest
-    encoder = Encoder(manifest.model, manifest.version, manifest.signature)
+    encoder = Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
     terms = Terms(options.timeout_s, options.priority)
     return await caller.call(
         route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), terms

@@ -1,27 +1,61 @@
-"""`millrace serve`: what SageMaker runs in a container: its port, and the model where it puts it."""
+"""`millrace serve`: what an image does where others start it, as SageMaker and KServe do: one folder, all addresses."""
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from services.cli.up import up
 from services.settings import Settings
 
 MODEL_DIR = Path("/opt/ml/model")
-_MODEL = "model"
 _HTTP_PORT = 8080
 
+Folder = Annotated[
+    Path, typer.Argument(metavar="DIR", help="A Triton model repository, or a folder with one ONNX file in it.")
+]
+Called = Annotated[
+    str | None,
+    typer.Option(
+        "--name", metavar="NAME", help="Name of a single file's model (MILLRACE_SAGEMAKER_MODEL); default model."
+    ),
+]
+HttpPort = Annotated[
+    int | None,
+    typer.Option(
+        metavar="PORT", help="Port to listen on (MILLRACE_SAGEMAKER_PORT, SAGEMAKER_BIND_TO_PORT); default 8080."
+    ),
+]
+GrpcPort = Annotated[
+    int | None, typer.Option(metavar="PORT", help="Port for gRPC, -1 for none (MILLRACE_GRPC_PORT); default 8001.")
+]
 
-def serve() -> None:
-    """Start everything as a container of SageMaker.
 
-    Listens on port 8080 (SAGEMAKER_BIND_TO_PORT) of all addresses and serves /opt/ml/model: a Triton model repository, or
-    a single ONNX file.
+def serve(
+    folder: Folder = MODEL_DIR, name: Called = None, http_port: HttpPort = None, grpc_port: GrpcPort = None
+) -> None:
+    """Start everything in a container: serve the models of one folder to all addresses.
+
+    Without MILLRACE_ADMIN_KEY the admin API has a key that nobody knows.
     """
     settings = Settings()
-    model, repository = found(MODEL_DIR, settings.sagemaker_model or _MODEL)
-    port = settings.sagemaker_port or _HTTP_PORT
-    up(host="0.0.0.0", http_port=port, model=model, repository=repository, example=False)  # noqa: S104
+    if settings.admin_key is None:
+        os.environ["MILLRACE_ADMIN_KEY"] = secrets.token_urlsafe(32)
+    model, repository = found(folder, name or settings.sagemaker_model or "model")
+    if http_port is None:
+        http_port = settings.sagemaker_port or _HTTP_PORT
+    up(
+        host="0.0.0.0",  # noqa: S104 - of a container, what its platform lets through
+        http_port=http_port,
+        grpc_port=grpc_port,
+        model=model,
+        repository=repository,
+        example=False,
+    )
 
 
 def found(folder: Path, name: str) -> tuple[list[str] | None, list[Path] | None]:

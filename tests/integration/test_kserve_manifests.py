@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import typer
 import yaml
 
 from services.cli.app import app
 from services.cli.serve import found
-from services.settings import Settings
+from services.settings import Settings, child_environment
+from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import ROOT
 
@@ -58,14 +61,14 @@ def test_the_runtime_says_what_kserve_looks_for() -> None:
     assert {one["name"] for one in CONTAINER["volumeMounts"]} == volumes
 
 
-def test_its_arguments_are_those_of_millrace_up() -> None:
-    command, *arguments = CONTAINER["args"]
-    up: Any = typer.main.get_command(app).commands[command]  # type: ignore[attr-defined]
-    context = up.make_context("up", arguments)
+def test_its_arguments_are_those_of_the_command() -> None:
+    name, *arguments = CONTAINER["args"]
+    command: Any = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    context = command.make_context(name, arguments)
     assert context.params["http_port"] == CONTAINER["ports"][0]["containerPort"] == 8080
     assert context.params["grpc_port"] == 9000
-    assert context.params["repository"] == [Path("/mnt/models")]
-    assert context.params["host"] == "0.0.0.0"
+    assert context.params["folder"] == Path("/mnt/models")
+    assert context.params["name"] == "{{.Name}}"
     for variable in CONTAINER["env"]:
         assert variable["name"].removeprefix("MILLRACE_").lower() in Settings.model_fields
 
@@ -85,6 +88,47 @@ async def test_probes_and_metrics_are_where_they_say(tmp_path: Path) -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+def test_what_the_command_serves(tmp_path: Path) -> None:
+    """A container's start, to its answer: on every address, with an admin API that nobody can use."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    models.scale(folder / "any.onnx")
+    environment = {"MILLRACE_HOME": str(tmp_path / "home"), "MILLRACE_THREADS": "1"}
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "services.cli",
+            "serve",
+            folder,
+            "--name",
+            "m",
+            "--http-port",
+            "0",
+            "--grpc-port",
+            "-1",
+        ],
+        env=child_environment(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = next(line for line in process.stdout if line.startswith("ready http://"))
+        port = int(ready.rpartition(":")[2])
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            assert client.get("/ping").status_code == 200
+            assert client.post("/invocations", json=[[1, 2]]).json() == {"predictions": [[2.0, 4.0]]}
+            assert client.get("/v1/models/m").json()["ready"] is True
+            assert client.get("/admin/v1/models").status_code == 401
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import subprocess
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,7 @@ def test_classes_and_values(stack: Stack) -> None:
         ("tf-mlp", {"instances": [{"y": [0.0] * 64}]}, "unexpected inference input 'y'"),
         ("tf-mlp", {"inputs": {"y": 1}}, "unexpected inference input 'y'"),
         ("tf-mlp", {"signature_name": "other", "instances": [[0.0] * 64]}, '"other" not found'),
+        ("tf-mlp", {"signature_name": [1], "instances": [[0.0] * 64]}, "not found"),
         ("tf-add", {"instances": [[1.0]]}, "takes 2 inputs"),
         ("tf-add", {"inputs": [[1.0]]}, "takes 2 inputs"),
         ("tf-add", {"instances": [{"a": A[0]}]}, "missing required input(s) ['b']"),
@@ -294,3 +296,19 @@ def test_kserves_own_client(stack: Stack) -> None:
     assert "501" in v1["explain"]
     np.testing.assert_allclose(v2["infer"], expected, rtol=1e-5)
     assert v2["ready"] is v2["server_ready"] is v2["server_live"] is True
+
+
+def test_classes_have_the_names_that_came_with_the_version(stack: Stack, folder: Path) -> None:
+    path = folder / "named.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.write(folder / "mlp.onnx", "model.onnx")
+        packed.writestr("digits.txt", "\n".join(f"digit {number}" for number in range(10)))
+    stack.push("tf-named", path, config=json.dumps({"labels": {"output": "source/digits.txt"}}))
+    found = answered(post(stack, "tf-named:classify", {"examples": [{"input": MLP_ROWS[0].tolist()}]}))
+    assert [label for label, _ in found["result"][0]] == [f"digit {number}" for number in range(10)]
+    v2 = {"name": "input", "shape": [1, 64], "datatype": "FP32", "data": MLP_ROWS[0].tolist()}
+    asked = {"inputs": [v2], "outputs": [{"name": "output", "parameters": {"classification": 1}}]}
+    headers = {"X-Amzn-SageMaker-Target-Model": "tf-named"}
+    classes = answered(stack.http.post("/invocations", json=asked, headers=headers))["outputs"][0]["data"]
+    best = max(found["result"][0], key=lambda pair: pair[1])
+    assert classes[0].split(":")[2] == best[0]

@@ -41,6 +41,8 @@ def test_options() -> None:
         ({"model": None}, "provide a model"),
         ({"model": 1}, "provide a model"),
         ({"encoding_format": "hex"}, "encoding_format"),
+        ({"encoding_format": ["float"]}, "encoding_format"),
+        ({"encoding_format": {}}, "encoding_format"),
         ({"dimensions": 0}, "dimensions"),
         ({"dimensions": True}, "dimensions"),
         ({"user": 1}, "user"),
