@@ -27,12 +27,16 @@ from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
 from gateway.server import Beside, Server
+from gateway.shared_document import SharedDocument, follow
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
 from gateway.triton.labels import Labels, read_labels
+from gateway.triton.log import SharedLogSettings
 from gateway.triton.memory import ClientMemory
 from gateway.triton.metrics import Page
 from gateway.triton.statistics import MachineStatistics
+from gateway.triton.trace import SharedTraceSettings
+from services.cancel import cancel_all
 from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
 from services.manifest import Manifest
@@ -44,7 +48,7 @@ from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
 from services.segments.segment import host_token, remove_leftovers
-from services.settings import Settings
+from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from services.version import VERSION
 from services.worker_id import pool_of
 
@@ -92,7 +96,7 @@ class Gateway:
         self.exchange.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
         news = {"died": self._death, "poison": self._poison}
-        self.catalog = Catalog(self.repository, self.board, self.lanes.apply, news)
+        self.catalog = Catalog(self.name, self.repository, self.board, self.lanes.apply, news)
         self.canary = Canary(
             self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
@@ -102,6 +106,15 @@ class Gateway:
         self.page = Page(lambda: self.catalog.snapshot)
         self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
         self.control = RepositoryControl(self.repository, self.catalog, settings)
+        run = settings.home / "run"
+        self.traces = SharedTraceSettings(
+            SharedDocument(run / TRACE_SETTINGS),
+            self.lanes.traces,
+            settings.trace_file or settings.home / "logs" / "trace.json",
+            lambda: self.catalog.snapshot.models,
+        )
+        self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
+        self._following: asyncio.Task[None] | None = None
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
@@ -136,12 +149,17 @@ class Gateway:
         self.exchange.start()
         self.canary.start()
         await self.control.start()
+        documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
+        self._following = asyncio.create_task(follow(documents, self.traces.flush))
         settle_garbage()
 
     async def stop(self) -> None:
         await self.canary.stop()
         await self.catalog.stop()
         await self.exchange.stop()
+        if self._following is not None:
+            await cancel_all([self._following])
+        await self.traces.close()
         if self.segments is not None:
             self.segments.close()
         self.tally.close()
@@ -196,6 +214,8 @@ class Gateway:
             statistics=self.statistics,
             configurations=self.configurations,
             control=self.control,
+            traces=self.traces,
+            logs=self.logs,
             ready=self.canary.ready,
             answering=self.canary.answering,
             metrics=self.metrics,

@@ -32,6 +32,7 @@ from gateway.routes import (
     sagemaker,
     statistics,
     torchserve,
+    trace,
     v1,
 )
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
@@ -58,8 +59,9 @@ _ROUTES = (
     infer,
     generate,
     health,
+    statistics,  # before models: "stats" is no model there
+    trace,
     models,
-    statistics,
     client_memory,
     v1,
     ping,

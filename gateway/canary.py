@@ -16,10 +16,10 @@ from contextlib import suppress
 from gateway.drain import Drain
 from gateway.lane import Lane
 from gateway.outputs import Outputs, Reply
-from gateway.request import InputTensor, Request
+from gateway.request import ABSENT, InputTensor, Request
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
-from services.tensor import Signature
+from services.tensor import Signature, needed_inputs
 
 log = logging.getLogger("millrace.canary")
 
@@ -106,9 +106,13 @@ _IGNORED = _Ignored()
 
 
 def zero_inputs(signature: Signature) -> list[InputTensor]:
-    """One row of zeros (empty strings) for each input; variable dimensions are 1."""
+    """One row of zeros (empty strings) for each input that is not optional; variable dimensions are 1."""
     inputs: list[InputTensor] = []
+    needed = needed_inputs(signature)
     for spec in signature.inputs:
+        if spec not in needed:
+            inputs.append(ABSENT)
+            continue
         shape = tuple(1 if dim < 0 else dim for dim in spec.shape)
         size = math.prod(shape) * (4 if spec.datatype == BYTES else ITEM_BYTES[spec.datatype])
         inputs.append(InputTensor(shape, bytes(size), size))

@@ -22,14 +22,17 @@ from services.repository.base import Repository
 log = logging.getLogger("millrace.catalog")
 
 LOOK_S = 1.0
+AGREE_S_MAX = 2.0  # a gateway that is too slow for this hears of a change when it looks the next time
+AGREE_PAUSE_S = 0.01
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
 class Catalog:
-    """`board`: the records in Redis. `news`: what to do with messages, by their kinds: "died:cpu-0-…" goes to "died"."""
+    """`name`: of this gateway. `board`: the records in Redis. `news`: what to do with messages, by their kinds: "died:cpu-0-…" goes to "died"."""
 
     def __init__(
         self,
+        name: str,
         repository: Repository,
         board: Board,
         on_snapshot: Callable[[Snapshot], Awaitable[None]],
@@ -37,6 +40,7 @@ class Catalog:
     ) -> None:
         self.snapshot = Snapshot({}, ())
         self.uploads: Mapping[UploadKey, State] = {}
+        self._name = name
         self._repository = repository
         self._board = board
         self._on_snapshot = on_snapshot
@@ -55,6 +59,8 @@ class Catalog:
 
     async def stop(self) -> None:
         await cancel_all(self._agents)
+        with suppress(Failure):
+            await self._board.set_gateway(self._name, None)
         await self._board.close()
 
     async def refresh(self) -> None:
@@ -74,12 +80,19 @@ class Catalog:
                 changed, self._changed = self._changed, asyncio.Event()
                 changed.set()
                 await self._on_snapshot(snapshot)
+            with suppress(Failure):
+                await self._board.set_gateway(self._name, token)
 
     async def announce(self, model: str) -> None:
-        """Tell the other gateways that the repository changed, and refresh here. Workers watch the repository."""
+        """Tell the other gateways that the repository changed, and return when all route by it. Workers watch it."""
         with suppress(Failure):
             await self._board.publish(f"model:{model}")
         await self.refresh()
+        with suppress(Failure, TimeoutError):
+            async with asyncio.timeout(AGREE_S_MAX):
+                while any(token != self._token for token in (await self._board.gateways()).values()):
+                    await asyncio.sleep(AGREE_PAUSE_S)
+                    await self.refresh()
 
     async def next_change(self, timeout_s: float) -> bool:
         """Wait until the snapshot changes; False when `timeout_s` passed first."""

@@ -57,6 +57,8 @@ class Deps:
     infer: InferHandler
     caller: Caller
     statistics: ports.Statistics
+    traces: ports.TraceSettings
+    logs: ports.LogSettings
     configurations: ports.Configurations
     control: ports.Control
     ready: Callable[[], bool]

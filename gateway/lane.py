@@ -64,6 +64,7 @@ class Lane:
         self._soon = shared.soon
         self._quarantine = shared.quarantine
         self._neighbours = shared.neighbours
+        self._traces = shared.traces
         self._rest_s = shared.rest_s
         self._spin = Spin(shared.spin_s_max)
         self._looking = False
@@ -80,7 +81,7 @@ class Lane:
         self._beside = False  # whether other lanes of the pool are in use
         self._forecast = Forecast()
         self._delay_s = manifest.config.queue_delay_ms_max / 1000
-        self._uniform = all(
+        self._uniform = not any(spec.optional for spec in manifest.signature.inputs) and all(
             min(spec.shape[1 if manifest.signature.batching else 0 :], default=0) >= 0
             for spec in manifest.signature.inputs
         )
@@ -288,6 +289,7 @@ class Lane:
         requests, failures = outstanding.requests, header.failures
         self._tallies.batch(header, sum([request.counted for request in requests]))
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
+        outputs = None
         if live:
             try:
                 outputs = self._packer.unpack(header, inline, live)
@@ -298,6 +300,8 @@ class Lane:
                 self._answer(live, outputs, header, outstanding.put)
         for i, (code, message) in failures.items():
             self._fail([requests[i]], Failure(Code(code), message))
+        if self._traces.on:
+            self._traces.batch(self.manifest, outstanding, header, live, outputs, self.replied)
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
 
@@ -455,7 +459,17 @@ class Lane:
             self._packer.free(self._parked.pop(0)[1])
 
     def close(self) -> None:
-        """The version is gone: what waits is told so; what is outstanding is still answered."""
+        """The version goes. What waits leaves at once: its workers run all that they are sent before they let go of it.
+
+        What they are not sent is told that the version is gone; what is outstanding is still answered.
+        """
+        now = self._clock()
+        self.expire(now)
+        while self.batcher.count and self._instances and self.link.writable:
+            batch = self.batcher.take(now, self._batch_rows)
+            if self._waiting is not None:
+                self._waiting.leave(batch)
+            self._put(batch, now)
         gone = Failure(
             Code.NOT_FOUND,
             f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",

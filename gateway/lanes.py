@@ -18,6 +18,7 @@ from gateway.packing import Packer
 from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
 from gateway.shared import Shared
+from gateway.traces import Traces
 from gateway.triton.extensions import Extensions, Memory
 from gateway.triton.labels import Labels
 from gateway.v2.decode import Decoder
@@ -69,6 +70,7 @@ class Lanes:
         memory: Memory,
     ) -> None:
         self.routes: Mapping[Path, Route] = {}
+        self.traces = Traces()
         self._settings = settings
         self._exchange = exchange
         self._admission = admission
@@ -109,6 +111,7 @@ class Lanes:
         gone = [route.lane for release, route in self._by_release.items() if release not in seen]
         self._snapshot, self.routes, self._by_release = snapshot, routes, seen
         for lane in gone:
+            log.debug("gone: %s", lane.release)
             lane.close()
             self._closed.append(lane)
 
@@ -118,6 +121,7 @@ class Lanes:
         if route is None:
             shared = await self._shared_of(manifest.config.pool)
             rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+            log.debug("new: %s", manifest.release)
             lane = Lane(
                 manifest,
                 shared,
@@ -150,6 +154,7 @@ class Lanes:
                 self._settings.spin_us_max / 1e6,
                 REST_LEASES * self._settings.lease_ms / 1000,
                 asyncio.get_running_loop().call_soon,
+                traces=self.traces,
             )
         return self._shared[pool]
 

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gateway.outputs import Column, Outputs
-from gateway.request import Request
+from gateway.request import ABSENT, Request
+from services.batch import ABSENT as ABSENT_INNER
 from services.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 from services.bytes_tensor import decode_elements
 from services.datatypes import BYTES, ITEM_BYTES, NUMPY
 from services.segments.pool import SegmentPool
 from services.tensor import Signature, TensorSpec
 
+_ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
 INLINE_BYTES_MAX = 256 * 1024  # above this the tensors bypass the script in a key of their own
 
 
@@ -57,6 +59,9 @@ class Packer:
         first = requests[0].inputs
         skew = wall_ms - now * 1000
         for i, spec in enumerate(self._signature.inputs):
+            if spec.optional and first[i].shape == ABSENT.shape:
+                inputs.append(_ABSENT_INPUT)  # for all: they would not share a batch otherwise
+                continue
             parts = [request.inputs[i] for request in requests]
             size = parts[0].size_bytes if len(parts) == 1 else sum([part.size_bytes for part in parts])
             sizes = [part.size_bytes for part in parts] if spec.datatype == BYTES else None

@@ -27,6 +27,10 @@ class InputTensor(NamedTuple):
     size_bytes: int
 
 
+#: no tensor has this shape: an optional input that a request did not bring
+ABSENT = InputTensor((-1, -1), b"", 0)
+
+
 class Request:
     """One caller's unit of work. Times are seconds on the monotonic clock of this process."""
 
@@ -47,12 +51,17 @@ class Request:
         deadline: float,
         responder: Responder,
     ) -> None:
-        self.inputs = inputs  # in the signature's order, one for every input
+        self.inputs = inputs  # in the signature's order, one for every input; ABSENT for optional ones left out
         self.rows = rows  # dimension 0 of a batching version; 1 otherwise
         self.priority = priority  # 0: default; 1: highest; larger numbers come later
         self.arrival = arrival
         self.deadline = deadline
         self.responder = responder
+
+    @property
+    def id(self) -> str:
+        """What its caller calls it; "" where it gave no name."""
+        return ""
 
 
 class Responder(Protocol):

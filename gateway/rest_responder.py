@@ -42,6 +42,10 @@ class RestRequest(Request):
     done_with: Done
     lane: Lane
 
+    @property
+    def id(self) -> str:
+        return self.options.id
+
     def cancel(self) -> None:
         """Drop it unless it has left the lane; no reply is given any more."""
         self.lane.cancel(self)

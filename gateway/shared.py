@@ -11,6 +11,7 @@ from gateway.admission import Admission
 from gateway.neighbours import Neighbours
 from gateway.pool_link import PoolLink
 from gateway.quarantine import Quarantine
+from gateway.traces import Traces
 
 if TYPE_CHECKING:
     from gateway.outstanding import Outstanding
@@ -34,3 +35,4 @@ class Shared:
     soon: Callable[[Callable[[], None]], object]
     clock: Callable[[], float] = time.monotonic
     neighbours: Neighbours = field(default_factory=Neighbours)
+    traces: Traces = field(default_factory=Traces)

@@ -19,7 +19,10 @@ WARMUPS_MAX = 64
 
 
 class QueuePolicy(BaseModel):
-    """How requests of one priority wait. `timeout_ms_default` 0: the version's own deadline alone counts."""
+    """How requests of one priority wait. `timeout_ms_default` 0: the version's own deadline alone counts.
+
+    Where a version has any policy but the default, a request's own timeout is no deadline any more, as in Triton.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,7 +31,7 @@ class QueuePolicy(BaseModel):
         "reject", description="What then: refuse it, or let it wait behind all others."
     )
     timeout_override: bool = Field(False, description="Whether a request's own timeout may shorten the wait.")
-    requests_max: int = Field(0, ge=0, description="Requests that may wait; 0: the lane's limit alone.")
+    requests_max: int = Field(0, ge=0, description="Requests that may wait in one gateway; 0: the lane's limit alone.")
 
 
 class WarmupInput(BaseModel):
@@ -40,6 +43,14 @@ class WarmupInput(BaseModel):
     shape: tuple[int, ...]
     fill: Literal["zero", "random", "file"] = "zero"
     file: str | None = Field(None, description="Below the version's folder, in raw form.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if any(dim < 0 for dim in self.shape):
+            raise ValueError("the shape of a warm-up input has no variable dimension")
+        if (self.fill == "file") != (self.file is not None):
+            raise ValueError('a file belongs to the fill "file", and to no other')
+        return self
 
 
 class Warmup(BaseModel):
@@ -68,9 +79,14 @@ class ModelConfig(BaseModel):
         0, ge=0, le=10_000, description="How long a batch may wait for more rows on an idle system; 0: never."
     )
     rows_preferred: tuple[int, ...] = Field((), description="Sizes of batches that are worth no more waiting.")
-    instances_max: int = Field(0, ge=0, description="Workers of the pool that hold the version at most; 0: all.")
+    instances_max: int = Field(
+        0, ge=0, description="Workers of the pool that hold it at most, on each machine; 0: all."
+    )
     priority_levels: int = Field(
-        0, ge=0, le=LEVELS_MAX, description="Priorities from 1 (first) on; 0: any number counts."
+        0,
+        ge=0,
+        le=LEVELS_MAX,
+        description="Priorities from 1 (first) on; others count as none given. 0: any number counts.",
     )
     priority_default: int = Field(0, ge=0, description="Of a request that names none.")
     queue: QueuePolicy = Field(QueuePolicy(), description="How requests wait.")

@@ -10,6 +10,9 @@ from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1 << 20
+# what clients changed while an installation runs: in the folder run of its home, gone at its next start
+TRACE_SETTINGS = "trace-settings.json"
+LOG_SETTINGS = "log-settings.json"
 
 
 class Settings(BaseSettings):
@@ -39,6 +42,7 @@ class Settings(BaseSettings):
         0, ge=0, le=65535, description="Port of a worker's own /metrics, if started alone; 0: none."
     )
     metrics_dir: Path | None = Field(None, description="Folder of the metric files shared on a host.")
+    trace_file: Path | None = Field(None, description="File of request traces; unset: logs/trace.json in home.")
     segments_dir: Path = Field(Path("/dev/shm"), description="Folder of the shared memory segments.")
     instance: str = Field("millrace", description="Prefix of shared memory names of this installation.")
 

@@ -5,9 +5,10 @@ Shapes here are what a client sees: when a version batches, dimension 0 is -1 (t
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from services.datatypes import DATATYPES
 
@@ -52,3 +53,31 @@ class Signature(BaseModel):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     batching: bool
+
+    @model_validator(mode="after")
+    def _shapes_of_one_size(self) -> Self:
+        for spec in (*self.inputs, *self.outputs):
+            seen = spec.shape[1:] if self.batching else spec.shape
+            if spec.model_shape is None:
+                continue
+            variable = seen.count(-1) == spec.model_shape.count(-1)
+            if not variable or _fixed(seen) != _fixed(spec.model_shape):
+                raise ValueError(
+                    f"{spec.name!r}: {list(seen)} and the model's {list(spec.model_shape)} differ in size: they must have "
+                    "as many elements, and as many variable dimensions"
+                )
+        return self
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether the model itself takes or gives other shapes than a client sees."""
+        return any(spec.model_shape is not None for spec in (*self.inputs, *self.outputs))
+
+
+def _fixed(shape: tuple[int, ...]) -> int:
+    return math.prod(dim for dim in shape if dim >= 0)
+
+
+def needed_inputs(signature: Signature) -> tuple[TensorSpec, ...]:
+    """The inputs of the smallest request there is: those that are not optional; all, where all are optional."""
+    return tuple(spec for spec in signature.inputs if not spec.optional) or signature.inputs

@@ -91,12 +91,14 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     keeper = Keeper(
         FolderRepository(settings.models_dir),
         pool,
-        get_backend(backend_name),
+        get_backend(backend_name, settings.home),
         settings.device,
         threads,
         held,
         connect,
         tallies,
+        # A worker that was started alone has a name, not a number: it holds all.
+        int(index) if index.isdecimal() else 0,
     )
     segments = Segments(settings.segments_dir)
     loop = Worker(

@@ -17,6 +17,7 @@ from services.queue.url import RedisAddress
 from services.spin import Spin
 from workers.lease import Lease
 
+_NO_GROUP = "NOGROUP"
 log = logging.getLogger("millrace.exchange")
 
 BLOB_LIFE_MS = 60_000
@@ -158,8 +159,13 @@ class Exchange:
         return int(self._link.call("XLEN", self._keys.stream(lane)))
 
     def leased(self, lane: str) -> bool:
-        """Whether this worker has unacknowledged entries of a lane."""
-        return bool(self._link.call("XPENDING", self._keys.stream(lane), "w", "-", "+", 1, self._worker))
+        """Whether this worker has unacknowledged entries of a lane. Of one that others have tidied up it has none."""
+        try:
+            return bool(self._link.call("XPENDING", self._keys.stream(lane), "w", "-", "+", 1, self._worker))
+        except Failure as failure:
+            if _NO_GROUP not in failure.message:
+                raise
+            return False
 
     def beat(self, record: bytes, life_ms: int) -> bool:
         """Extend leases and publish the record. False: as far as Redis knows this worker holds nothing: hold again."""

@@ -24,18 +24,24 @@ from workers.backends.base import Backend
 from workers.exchange import Exchange
 from workers.held import Held, Holding
 from workers.profile import measure
+from workers.reshaped import Reshaped
 from workers.tallies import WorkerTallies
+from workers.warmup import warm_up
 
 log = logging.getLogger("millrace.keeper")
 
 LOOK_S = 0.2  # how often the repository's token is compared; one stat of a file
 DRAIN_S_MAX = 30.0
+NEWS_S = 0.3  # how long gateways may take to hear of a change, and to send what waits for a version that goes
 WARM_UP_S_MAX = 2.0
 RETRY_S = 30.0  # a version that failed for want of a device or of Redis is tried again after this
 
 
 class Keeper:
-    """`connect` opens an exchange of the keeper's own. One version is loaded at a time; the main loop goes on serving."""
+    """`connect` opens an exchange of the keeper's own. One version is loaded at a time; the main loop goes on serving.
+
+    `place`: of this worker among those of its pool, from 0; versions that few workers are to hold are held by the first.
+    """
 
     def __init__(
         self,
@@ -47,7 +53,9 @@ class Keeper:
         held: Held,
         connect: Callable[[], Exchange],
         tallies: WorkerTallies,
+        place: int = 0,
     ) -> None:
+        self._place = place
         self._repository = repository
         self._pool = pool
         self._backend = backend
@@ -86,8 +94,13 @@ class Keeper:
     def sync(self) -> None:
         """Load what is missing and close what is gone, as the repository is now."""
         wanted = self._wanted()
-        for release, holding in self._held.all().items():
-            if release not in wanted and not self._stopping.is_set():
+        held = self._held.all()
+        # What was on its way out when Redis went away, and is wanted again, begins anew.
+        gone = [one for release, one in held.items() if release not in wanted or one.state is State.DRAINING]
+        if any(holding.state is State.READY for holding in gone):
+            self._stopping.wait(NEWS_S)
+        for holding in gone:
+            if not self._stopping.is_set():
                 self._unload(holding)
         for release, manifest in wanted.items():
             if self._stopping.is_set():
@@ -100,7 +113,8 @@ class Keeper:
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
         for manifest in chain(self._published(), self._proposed()):
-            if manifest.config.pool == self._pool:
+            few = manifest.config.instances_max
+            if manifest.config.pool == self._pool and (not few or self._place < few):
                 wanted[manifest.release] = manifest
         return wanted
 
@@ -126,8 +140,11 @@ class Keeper:
             folder = self._repository.folder_of(manifest)
             verify(folder, manifest)
             instance = self._backend.load(folder / manifest.served, manifest.signature, self._device, self._threads)
+            if manifest.signature.reshaped:
+                instance = Reshaped(instance, manifest.signature)
             holding = replace(holding, state=State.WARMING, instance=instance)
             self._held.set(holding)
+            warm_up(instance, manifest, folder)
             profile = measure(instance, manifest.signature, holding.rows_max, WARM_UP_S_MAX)
             rows = profile.efficient_rows() if profile.seconds else holding.rows_max
             self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds), rows_efficient=rows))

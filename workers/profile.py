@@ -13,7 +13,7 @@ import numpy as np
 from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
 from services.profile import Profile
-from services.tensor import Signature, TensorSpec
+from services.tensor import Signature, TensorSpec, needed_inputs
 from workers.backends.base import Array, Instance, OutOfMemory
 
 Clock = Callable[[], float]
@@ -49,8 +49,11 @@ def _tensor(spec: TensorSpec, batching: bool, rows: int, size: int, fill: int) -
 
 
 def make_inputs(signature: Signature, rows: int, size: int = 1, fill: int = 0) -> dict[str, Array]:
-    """Inputs of `rows` rows that fit the signature: every variable dimension `size`, every element `fill`."""
-    return {spec.name: _tensor(spec, signature.batching, rows, size, fill) for spec in signature.inputs}
+    """Inputs of `rows` rows that fit the signature: every variable dimension `size`, every element `fill`.
+
+    Optional ones are left out.
+    """
+    return {spec.name: _tensor(spec, signature.batching, rows, size, fill) for spec in needed_inputs(signature)}
 
 
 def _bytes(inputs: dict[str, Array]) -> int:

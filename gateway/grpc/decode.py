@@ -1,7 +1,7 @@
 """A ModelInferRequest -> inputs and terms that fit the release's signature. Pure.
 
-Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input, in their order, and then
-no input has contents of its own.
+Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input that is not in shared
+memory, in their order, and then no input has contents of its own.
 """
 
 from __future__ import annotations
@@ -10,49 +10,58 @@ from typing import Any, NamedTuple
 
 from gateway.caller import TERMS, Terms
 from gateway.grpc.contents import no_data, tensor_of
-from gateway.grpc.extensions import check_input, check_output
 from gateway.grpc.parameters import read_tensor, read_terms
 from gateway.request import InputTensor
+from gateway.triton.extensions import Ask, Extensions
 from gateway.v2.document import shown
-from gateway.v2.options import ID_CHARACTERS_MAX
+from gateway.v2.options import ID_CHARACTERS_MAX, read_span
 from gateway.v2.plan import Extent, InputPlan
 from gateway.v2.plans import InputPlans, raw_tensor
 from services.errors import invalid
 
 
 class Call(NamedTuple):
-    """A decoded request. `outputs`: indices in the signature as asked; None: all of them."""
+    """A decoded request. `outputs`: indices in the signature as asked; None: all of them.
+
+    `asks`: by index of the output, what is not its plain tensor. `held_bytes`: of inputs that were not in the message.
+    """
 
     inputs: list[InputTensor]
     rows: int
     terms: Terms
     outputs: tuple[int, ...] | None
     id: str
+    asks: dict[int, Ask] | None
+    held_bytes: int
 
 
 class Decoder:
     """Reads the requests of one release."""
 
-    def __init__(self, plans: InputPlans) -> None:
+    def __init__(self, plans: InputPlans, extensions: Extensions) -> None:
         self._model = plans.model
+        self._extensions = extensions
         self._plans = plans
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
 
     def decode(self, request: Any) -> Call:
-        """Raises Failure: INVALID, and UNSUPPORTED for what gateway.grpc.extensions refuses and for sequences."""
-        inputs, rows = self._inputs(request)
+        """Raises Failure: INVALID, UNSUPPORTED for sequences, and for shared memory where it is not allowed, TOO_LARGE."""
+        inputs, rows, held_bytes = self._inputs(request)
         terms = read_terms(request.parameters) if request.parameters else TERMS
-        outputs = self._asked(request.outputs) if request.outputs else None
+        asks: dict[int, Ask] = {}
+        outputs = self._asked(request.outputs, asks) if request.outputs else None
         if len(request.id) > ID_CHARACTERS_MAX:
             raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-        return Call(inputs, rows, terms, outputs, request.id)
+        return Call(inputs, rows, terms, outputs, request.id, asks or None, held_bytes)
 
-    def _inputs(self, request: Any) -> tuple[list[InputTensor], int]:
+    def _inputs(self, request: Any) -> tuple[list[InputTensor], int, int]:
+        """The inputs, their rows, and how many bytes of them lay in shared memory."""
         plans = self._plans
         raws = request.raw_input_contents
         found: list[InputTensor | None] = [None] * len(plans)
         rows = -1
-        for at, item in enumerate(request.inputs):
+        at = held = 0
+        for item in request.inputs:
             plan = plans.named(item.name)
             if found[plan.index] is not None:
                 raise plans.twice(plan)
@@ -61,18 +70,20 @@ class Decoder:
                 if rows >= 0:
                     raise plans.rows_differ(plan)
                 rows = extent.rows
-            if item.parameters:
-                check_input(read_tensor(item.parameters, plan.where), plan.where)
-            if raws:
+            span = read_span(read_tensor(item.parameters, plan.where), plan.where) if item.parameters else None
+            if span is not None:
+                if item.HasField("contents") and item.contents.ByteSize():
+                    raise invalid(f"unexpected 'contents' for an input in shared memory{plan.where}")
+                tensor = found[plan.index] = self._extensions.read(plan, extent, span)
+                held += tensor.size_bytes
+            elif raws:
                 found[plan.index] = self._raw(plan, extent, item, raws, at)
+                at += 1
             else:
                 found[plan.index] = tensor_of(plan, extent, item.contents)
-        if raws and len(raws) != len(request.inputs):
-            raise invalid(
-                f"expected {len(request.inputs)} entries in raw_input_contents but got {len(raws)} "
-                f"for model '{self._model}'"
-            )
-        return plans.complete(found), rows if rows >= 0 else 1
+        if at != len(raws):
+            raise invalid(f"expected {at} entries in raw_input_contents but got {len(raws)} for model '{self._model}'")
+        return plans.complete(found), rows if rows >= 0 else 1, held
 
     def _raw(self, plan: InputPlan, extent: Extent, item: Any, raws: Any, at: int) -> InputTensor:
         if item.HasField("contents") and item.contents.ByteSize():
@@ -84,7 +95,7 @@ class Decoder:
             raise no_data(plan)
         return raw_tensor(plan, extent, memoryview(raws[at]))
 
-    def _asked(self, outputs: Any) -> tuple[int, ...]:
+    def _asked(self, outputs: Any, asks: dict[int, Ask]) -> tuple[int, ...]:
         asked: dict[int, None] = {}
         for item in outputs:
             index = self._outputs.get(item.name)
@@ -94,6 +105,9 @@ class Decoder:
                 raise invalid(f"output '{item.name}' already exists in request")
             if item.parameters:
                 where = f" for output '{item.name}'"
-                check_output(read_tensor(item.parameters, where), where)
+                parameters = read_tensor(item.parameters, where)
+                ask = self._extensions.ask(index, parameters.get("classification", 0), read_span(parameters, where))
+                if ask is not None:
+                    asks[index] = ask
             asked[index] = None
         return tuple(asked)

@@ -14,14 +14,14 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.outputs import OutputTensor, Reply
-from gateway.v2.elements import raw_from_strings
+from gateway.triton.extensions import Ask, Extensions
+from gateway.v2.encode import raw_bytes
 from services.tensor import Signature
 
 _HEADS_MAX = 256
+_NOTHING = np.empty(0, np.uint8)
 _ID, _RAW = b"\x1a", b"\x32"  # tags of fields 3 and 6, both with a length
 _INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse
-# from here on, joining a view is faster than copying it first
-_VIEW_BYTES_MIN = 16384
 
 _FINAL = pb.ModelInferResponse()
 _FINAL.parameters["triton_final_response"].bool_param = True
@@ -49,18 +49,31 @@ def stream_response(response: bytes) -> bytes:
 class Encoder:
     """Writes the responses of one release."""
 
-    def __init__(self, model: str, version: int, signature: Signature) -> None:
+    def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions) -> None:
         self._model = model
+        self._extensions = extensions
         self._version = str(version)
         self._signature = signature
         self._all = tuple(range(len(signature.outputs)))
         self._heads: dict[tuple[Any, ...], bytes] = {}
 
-    def encode(self, asked: tuple[int, ...] | None, request_id: str, reply: Reply, extra: bytes = b"") -> bytes:
-        """`asked`: indices of outputs; None: all. `extra`: fields in wire form that the response has besides."""
+    def encode(
+        self,
+        asked: tuple[int, ...] | None,
+        request_id: str,
+        reply: Reply,
+        extra: bytes = b"",
+        asks: dict[int, Ask] | None = None,
+    ) -> bytes:
+        """`asked`: indices of outputs; None: all. `extra`: fields in wire form that the response has besides.
+
+        `asks`: by index of the output, what is not its plain tensor. Raises Failure(INVALID) where it does not fit.
+        """
+        if asks is not None:
+            reply = [self._settled(index, output, asks.get(index)) for index, output in enumerate(reply)]
         wanted = self._all if asked is None else asked
         outputs = [reply[index] for index in wanted]
-        key = (asked, *[output.shape for output in outputs])
+        key = (asked, *[output.shape for output in outputs], *(() if asks is None else asks))
         head = self._heads.get(key) or self._head(key, wanted, outputs)
         pieces: list[bytes | memoryview] = [head]
         if request_id:
@@ -69,26 +82,27 @@ class Encoder:
         if extra:
             pieces.append(extra)
         for output in outputs:
-            raw = _raw(output)
+            raw = raw_bytes(output)
             pieces += (_RAW, varint(len(raw)), raw)
         return b"".join(pieces)
+
+    def _settled(self, index: int, output: OutputTensor, ask: Ask | None) -> OutputTensor:
+        """`output` as classes, or written to shared memory, of which nothing but its shape is left."""
+        if ask is None:
+            return output
+        if ask.classes:
+            return self._extensions.classified(index, output, ask.classes)
+        assert ask.target is not None
+        ask.target.write(raw_bytes(output), self._signature.outputs[index].name)
+        return output._replace(array=_NOTHING)
 
     def _head(self, key: tuple[Any, ...], wanted: tuple[int, ...], outputs: list[OutputTensor]) -> bytes:
         message = pb.ModelInferResponse(model_name=self._model, model_version=self._version)
         for index, output in zip(wanted, outputs, strict=True):
-            spec = self._signature.outputs[index]
-            message.outputs.add(name=spec.name, datatype=spec.datatype, shape=output.shape)
+            name = self._signature.outputs[index].name
+            message.outputs.add(name=name, datatype=output.datatype, shape=output.shape)
         if len(self._heads) >= _HEADS_MAX:
             self._heads.clear()
         head: bytes = message.SerializeToString()
         self._heads[key] = head
         return head
-
-
-def _raw(output: OutputTensor) -> bytes | memoryview:
-    array = output.array
-    if isinstance(array, list):
-        return raw_from_strings(array)
-    if array.nbytes >= _VIEW_BYTES_MIN and array.flags.c_contiguous:
-        return array.reshape(-1).view(np.uint8).data
-    return array.tobytes()

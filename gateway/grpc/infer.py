@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.caller import Caller, Terms
 from gateway.grpc.decode import Decoder
 from gateway.grpc.encode import Encoder
-from gateway.grpc.messages import PACKED, compression, parse, unpack
+from gateway.grpc.messages import PACKED, answer_alike, parse, unpack
 from gateway.grpc.status import refuse
 from gateway.lanes import Route
 from gateway.refusals import unexpected
@@ -44,9 +44,7 @@ class Infer:
             await refuse(context, failure)
         except Exception as error:
             await refuse(context, unexpected("a ModelInfer call", error))
-        how = compression(body, context, len(reply))
-        if how is not None:
-            context.set_compression(how)
+        await answer_alike(body, context, len(reply))
         return reply
 
     async def reply(self, body: bytes, remaining_s: float | None, extra: bytes = b"") -> bytes:
@@ -63,17 +61,17 @@ class Infer:
         except Failure as failure:
             route.lane.turned_away(failure.code)
             raise
-        inputs, rows, terms, outputs, request_id = call
+        inputs, rows, terms, outputs, request_id, asks, held_bytes = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if terms.timeout_s is None else terms.timeout_s
             terms = Terms(min(timeout_s, remaining_s), terms.priority)
-        read = partial(codec.encoder.encode, outputs, request_id, extra=extra)
-        return await self._caller.call(route, inputs, rows, size_bytes, read, terms)
+        read = partial(codec.encoder.encode, outputs, request_id, extra=extra, asks=asks)
+        return await self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms)
 
     def _new_codec(self, route: Route) -> _Codec:
         manifest = route.lane.manifest
-        encoder = Encoder(manifest.model, manifest.version, manifest.signature)
-        codec = self._codecs[route.plans] = _Codec(Decoder(route.plans), encoder)
+        encoder = Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
+        codec = self._codecs[route.plans] = _Codec(Decoder(route.plans, route.extensions), encoder)
         return codec
 
 

@@ -57,3 +57,12 @@ def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression
             asked = choose_encoding(value.encode())
             return None if asked is None else grpc.Compression.Gzip if asked == b"gzip" else grpc.Compression.Deflate
     return None
+
+
+async def answer_alike(body: bytes, context: Any, reply_bytes: int) -> None:
+    """Have the reply to `body` sent as `compression` says."""
+    how = compression(body, context, reply_bytes)
+    if how is not None:
+        context.set_compression(how)
+        # the library forgets the choice when it sends these by itself, together with the reply
+        await context.send_initial_metadata(())

@@ -10,6 +10,10 @@ they have gone. That also spreads callers over the gateways anew.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,6 +26,7 @@ from services.errors import Code, Failure
 from services.settings import Settings
 
 LOOK_S = 0.05
+LOOK_FIRST_S = 0.5
 #: when a connection comes of age: the most, and of the time that stopping may take
 AGE_S_MAX = 10.0
 AGE_SHARE = 0.25
@@ -60,6 +65,23 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
     ]
 
 
+def _worth_saying(record: logging.LogRecord) -> bool:
+    """A caller that goes while its reply is written is no fault: the library logs that with a traceback."""
+    return "ExecuteBatchError" not in record.getMessage()
+
+
+def _run_anywhere() -> None:
+    """Let this process run wherever its supervisor may.
+
+    A gateway may be kept on one core, where its event loop has it for itself. The gRPC library reads and writes in threads
+    of its own: on one core they and the loop wait for each other's turn at every call.
+    """
+    cores = os.sched_getaffinity(os.getppid())
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
+
+
 class GrpcServer:
     """`shared`: others listen on the same port. Make it and use it in one event loop."""
 
@@ -69,10 +91,12 @@ class GrpcServer:
         self._table = Table(deps, drain)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
+        self._spreading: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self) -> None:
         """Listen. Raises Failure(CONFLICT) in one line where that cannot be."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_saying)
         settings = self._settings
         self._server = grpc.aio.server(
             options=_options(settings, shared=self._shared),
@@ -89,6 +113,14 @@ class GrpcServer:
                 "machine; choose another with MILLRACE_GRPC_PORT, or none with -1",
             ) from None
         await self._server.start()
+        if self._shared:
+            self._spreading = asyncio.create_task(self._spread())
+
+    async def _spread(self) -> None:
+        """The library starts its threads when the first call comes; who is asked by HTTP alone stays where it is."""
+        while not self._table.calls:
+            await asyncio.sleep(LOOK_FIRST_S)
+        _run_anywhere()
 
     def stop_accepting(self) -> None:
         """Others on the port get all new connections from now on. Without others there is nobody to take them."""
@@ -118,6 +150,8 @@ class GrpcServer:
         """End what is still there."""
         if self._server is None:
             return
+        if self._spreading is not None:
+            self._spreading.cancel()
         await self._server.stop(0)
         if self._stopping is not None:
             await self._stopping

@@ -17,7 +17,7 @@ from gateway.grpc.health import Health
 from gateway.grpc.infer import Infer
 from gateway.grpc.instruments import Instruments
 from gateway.grpc.memory import Memory
-from gateway.grpc.messages import PACKED, compression, parse, unpack
+from gateway.grpc.messages import PACKED, answer_alike, parse, unpack
 from gateway.grpc.repository import Repository
 from gateway.grpc.statistics import About
 from gateway.grpc.status import refuse
@@ -116,9 +116,7 @@ def _handler(name: str, kind: Any, call: _Call, bytes_max: int) -> _Handler:
         except Exception as error:
             await refuse(context, unexpected(f"a {name} call", error))
         written: bytes = response.SerializeToString()
-        how = compression(body, context, len(written))
-        if how is not None:
-            context.set_compression(how)
+        await answer_alike(body, context, len(written))
         return written
 
     return handle

@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc.encode import FINAL, stream_response
 from gateway.grpc.infer import Infer
-from gateway.grpc.messages import COMPRESS_BYTES_MAX, PACKED, compression, parse, unpack
+from gateway.grpc.messages import COMPRESS_BYTES_MAX, PACKED, answer_alike, parse, unpack
 from gateway.grpc.status import details, refuse
 from gateway.refusals import unexpected
 from services.cancel import cancel_all
@@ -78,9 +78,7 @@ class Stream:
             async for body in bodies:
                 if first:
                     first = False
-                    how = compression(body, context, COMPRESS_BYTES_MAX)  # said once, for all replies
-                    if how is not None:
-                        context.set_compression(how)
+                    await answer_alike(body, context, COMPRESS_BYTES_MAX)  # said once, for all replies
                 await line.put(asyncio.create_task(self._answer(body, context)))
         finally:
             await line.put(None)

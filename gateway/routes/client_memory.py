@@ -19,12 +19,13 @@ from gateway.triton.ports import ClientMemory, Region
 from services.datatypes import ELEMENTS_MAX
 from services.errors import Code, Failure, invalid, not_found
 
-router = APIRouter(prefix="/v2", tags=["v2 shared memory"])
+router = APIRouter(
+    prefix="/v2", tags=["v2 shared memory"], dependencies=[Depends(admin)], responses=documented(401, 403)
+)
 
 _CHANGES: dict[str, Any] = {
-    "dependencies": [Depends(admin)],
     "response_class": Response,
-    "responses": documented(400, 401, 403, 409, 429, 501, 507),
+    "responses": documented(400, 409, 429, 501, 507),
 }
 _SYSTEM = "/systemsharedmemory"
 _CUDA = "/cudasharedmemory"

@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from gateway.request import InputTensor
+from gateway.request import ABSENT, InputTensor
 from gateway.triton.extensions import Extensions
 from gateway.v2.call import InferCall, Options
 from gateway.v2.document import members, missing, mistyped, parse_json, shown, whole
@@ -154,8 +154,9 @@ class Decoder:
             return self._decode_raw(memoryview(body))
         document = parse_json(body)
         call = self._read(document, body, memoryview(b""))
-        if not call.options.id and call.options.asks is None and self._first is not None and len(self._plans) == 1:
-            learnt = json_envelope(call, body, self._first)
+        first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
+        if first is not None and not call.options.id and call.options.asks is None:
+            learnt = json_envelope(call, body, first)
             if learnt is not None:
                 remember(self._json, *learnt)
         return call

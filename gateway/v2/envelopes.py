@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from gateway.request import ABSENT
 from gateway.v2.call import InferCall, Options
 from gateway.v2.plan import InputPlan
 
@@ -78,4 +79,5 @@ def binary_envelope(
         tensor = call.inputs[plan.index]
         tensors[plan.index] = (tensor.shape, at, at + tensor.size_bytes)
         at += tensor.size_bytes
-    return text, at, [tensors[index] for index in range(len(plans))], call.options
+    absent = (ABSENT.shape, 0, 0)
+    return text, at, [tensors.get(index, absent) for index in range(len(plans))], call.options

@@ -58,6 +58,7 @@ class InputPlan:
         self.index = index
         self.name = spec.name
         self.datatype = spec.datatype
+        self.optional = spec.optional
         self.shape = spec.shape
         self.where = f" for input '{shown(spec.name)}'"
         self.code = _CODES.get(spec.datatype)

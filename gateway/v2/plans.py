@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.request import InputTensor
+from gateway.request import ABSENT, InputTensor
 from gateway.v2.document import shown
 from gateway.v2.elements import check_booleans, check_strings
 from gateway.v2.plan import Extent, InputPlan
@@ -19,6 +19,7 @@ class InputPlans:
     def __init__(self, model: str, signature: Signature, rows_max: int) -> None:
         self.model = model
         self.signature = signature
+        self._optional = any(spec.optional for spec in signature.inputs)
         self.by_name = {
             spec.name: InputPlan(model, index, spec, signature.batching, rows_max)
             for index, spec in enumerate(signature.inputs)
@@ -38,11 +39,18 @@ class InputPlans:
         return plan
 
     def complete(self, found: Sequence[InputTensor | None]) -> list[InputTensor]:
-        """`found`, in the signature's order, with nothing missing. Raises Failure(INVALID)."""
+        """`found`, in the signature's order, ABSENT in place of optional inputs. Raises Failure(INVALID): one is missing.
+
+        A version that batches learns from its inputs how many rows it is asked for: at least one has to be there.
+        """
         inputs = [tensor for tensor in found if tensor is not None]
-        if len(inputs) != len(found):
+        if len(inputs) == len(found):
+            return inputs
+        if not self._optional or (not inputs and self.signature.batching):
             raise self._missing(found)
-        return inputs
+        if any(tensor is None and not plan.optional for plan, tensor in zip(self, found, strict=True)):
+            raise self._missing(found)
+        return [ABSENT if tensor is None else tensor for tensor in found]
 
     def rows_differ(self, plan: InputPlan) -> Failure:
         return invalid(f"input '{plan.name}' batch size does not match other inputs for '{self.model}'")
@@ -52,9 +60,11 @@ class InputPlans:
 
     def _missing(self, found: Sequence[InputTensor | None]) -> Failure:
         got = [plan.name for plan, tensor in zip(self, found, strict=True) if tensor is not None]
-        lacking = [plan.name for plan in self if plan.name not in got]
+        required = [plan.name for plan in self if not plan.optional] or [plan.name for plan in self]
+        lacking = [name for name in required if name not in got]
+        least = f"between {len(required)} and " if self._optional else ""
         return invalid(
-            f"expected {len(found)} inputs but got {len(got)} inputs for model '{self.model}'. Got input(s) {got}, "
+            f"expected {least}{len(found)} inputs but got {len(got)} inputs for model '{self.model}'. Got input(s) {got}, "
             f"but missing required input(s) {lacking}. Please provide all required input(s)."
         )
 

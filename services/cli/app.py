@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from services.cli.about import demo, version
 from services.cli.bench import bench
 from services.cli.describe import describe
+from services.cli.loading import load, unload
 from services.cli.models import models, rm
 from services.cli.options import Endpoint, Key, Url
 from services.cli.predict import predict
@@ -60,6 +61,8 @@ _add("Run", version, "millrace version", "millrace version --json")
 _add("Models", push, "millrace push resnet resnet18.onnx", "millrace push resnet new.onnx --version 7 --no-activate")
 _add("Models", models, "millrace models", "millrace models --json")
 _add("Models", describe, "millrace describe digits")
+_add("Models", load, "millrace load resnet", """millrace load resnet --config '{"max_batch_size": 8}'""")
+_add("Models", unload, "millrace unload resnet")
 _add("Models", rm, "millrace rm resnet --version 7", "millrace rm resnet --yes")
 _add(
     "Use",

@@ -34,14 +34,18 @@ class Answer:
 
 
 def call_of(metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_outputs: bool = True) -> Call:
-    """A request with binary tensors. Raises Failure(INVALID) if the arrays are not what the model takes."""
+    """A request with binary tensors. Raises Failure(INVALID) if the arrays are not what the model takes.
+
+    Which inputs may be left out only the endpoint knows; it says so if one is missing.
+    """
     specs = {spec["name"]: spec for spec in metadata["inputs"]}
-    wrong = sorted(specs.keys() ^ arrays.keys())
+    wrong = sorted(arrays.keys() - specs.keys())
     if wrong:
-        kind = "missing" if wrong[0] in specs else "not one of the model's"
-        raise invalid(f"input {wrong[0]} is {kind}; {metadata['name']} takes {', '.join(specs)}")
+        raise invalid(f"input {wrong[0]} is not one of the model's; {metadata['name']} takes {', '.join(specs)}")
     inputs, raws = [], []
     for name, spec in specs.items():
+        if name not in arrays:
+            continue
         array = fit(arrays[name], spec["shape"], name)
         raws.append(encode(array, spec["datatype"]))
         parameters = {"binary_data_size": len(raws[-1])}

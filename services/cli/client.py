@@ -73,10 +73,15 @@ class Api:
     async def remove(self, name: str, version: int | None) -> None:
         await self.send("DELETE", f"/admin/v1/models/{quote(name, safe='')}" + _version(version))
 
-    async def load(self, name: str, *, wait_s: float) -> None:
-        """Have a model of a repository served as it is there now; returns when it serves."""
+    async def load(self, name: str, *, config: str | None = None, wait_s: float) -> None:
+        """Have a model served, one of a repository as it is there now; returns when it serves."""
         path = f"/v2/repository/models/{quote(name, safe='')}/load"
-        await self.send("POST", path, timeout=httpx.Timeout(TIMEOUT_S, read=wait_s))
+        body = {"parameters": {"config": config}} if config is not None else {}
+        await self.send("POST", path, json=body, timeout=httpx.Timeout(TIMEOUT_S, read=wait_s))
+
+    async def unload(self, name: str) -> None:
+        """Have a model answer nobody until it is loaded."""
+        await self.send("POST", f"/v2/repository/models/{quote(name, safe='')}/unload", json={})
 
     async def push(
         self,

@@ -29,7 +29,13 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
         f"[bold]{escape(model['name'])}[/]  "
         + (f"version {serving} is serving" if serving is not None else "[yellow]no version is serving[/]")
     )
-    if model["active"] not in {None, serving}:
+    if model["source"]:
+        console.print(f"served in place from {escape(model['source'])}")
+    if model["reason"]:
+        console.print(f"[red]reason[/] {escape(model['reason'])}")
+    if model["unloaded"]:
+        console.print(f"unloaded: `millrace load {escape(model['name'])}` serves it again")
+    elif model["active"] not in {None, serving}:
         console.print(f"version {model['active']} takes over when it is ready")
     for version in reversed(model["versions"]):
         _show(console, version)

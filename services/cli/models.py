@@ -28,6 +28,9 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
         "MODEL", "VERSION", "STATE", "", "SIZE", "POOL", "WORKERS", "UPLOADED", right=("VERSION", "SIZE", "WORKERS")
     )
     for model in found:
+        if not model["versions"]:
+            what = "unloaded" if model["unloaded"] else "failed"
+            rows.add_row(escape(model["name"]), "-", state(what), "", "-", "-", "-", "-")
         for number, version in enumerate(model["versions"]):
             rows.add_row(
                 escape(model["name"]) if number == 0 else "",

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_COLUMNS = 400
-_STATES = {"ready": "green", "failed": "red", "warming": "yellow", "loading": "yellow", "checking": "yellow"}
+_STATES = {
+    "ready": "green",
+    "failed": "red",
+    "warming": "yellow",
+    "loading": "yellow",
+    "checking": "yellow",
+    "unloaded": "dim",
+}
 
 
 def results() -> Console:

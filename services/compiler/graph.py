@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from services.errors import invalid
 
 PROTOBUF_BYTES_MAX = 2**31 - 1
+_IR_DEFAULTS = 4  # the version from which on an initializer is an input's default
 
 
 def read_model(path: Path) -> onnx.ModelProto:
@@ -52,6 +53,25 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def fixed_inputs(graph: onnx.GraphProto) -> set[str]:
     """Names of graph inputs that have a stored value (before IR 4 every initializer was listed as an input)."""
     return {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+
+
+def default_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Inputs whose stored value is a default that a caller may replace (IR 4 on), as far as they are meant as such.
+
+    Some exporters list all weights as inputs. A variable shape is no weight's; a fixed one counts where the graph also
+    has weights that are not listed.
+    """
+    if model.ir_version < _IR_DEFAULTS:
+        return []
+    stored = fixed_inputs(model.graph)
+    listed = {value.name for value in model.graph.input}
+    chosen = not stored <= listed
+    return [value for value in model.graph.input if value.name in stored and (chosen or _variable(value))]
+
+
+def _variable(value: onnx.ValueInfoProto) -> bool:
+    dims = value.type.tensor_type.shape.dim
+    return any(dim.WhichOneof("value") != "dim_value" for dim in dims)
 
 
 def _nodes(found: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -12,9 +12,9 @@ import onnx
 
 from services.compiler.conformity import check_operators, check_structure, check_versions
 from services.compiler.graph import read_model
-from services.compiler.ports import Dim, Port, read_ports, specs
+from services.compiler.ports import Dim, Port, in_order, read_defaults, read_ports, specs
 from services.compiler.report import Checked, CheckTask
-from services.compiler.rows import Subject, Verdict, decide
+from services.compiler.rows import Subject, Verdict, decide, usable
 from services.compiler.session import Array
 from services.compiler.weights import external_files
 from services.tensor import Signature
@@ -33,12 +33,13 @@ def inspect(task: CheckTask, path: Path) -> Checked:
     compiled = None if in_place else task.folder / "compiled" / "onnx"
     subject = Subject(model, path, files, compiled, inputs, outputs)
     verdict = decide(subject, task.batching)
+    defaults = usable(subject, verdict, read_defaults(model))
     seen = [_as_seen(port, array) for port, array in _observed(outputs, verdict)]
     return Checked(
         served=str(verdict.served.relative_to(task.folder)),
         files=tuple(_files_read(task.folder, verdict.served, files)),
         signature=Signature(
-            inputs=specs(inputs, batching=verdict.batching),
+            inputs=specs(in_order(model, [*inputs, *defaults]), batching=verdict.batching),
             outputs=specs(seen, batching=verdict.batching),
             batching=verdict.batching,
         ),

@@ -6,14 +6,15 @@ Imported by the checker process only. Source: onnx.proto, TypeProto and TensorPr
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import onnx
 from onnx import TensorProto
 
-from services.compiler.graph import fixed_inputs, nodes
+from services.compiler.graph import default_inputs, fixed_inputs, nodes
 from services.datatypes import BYTES
-from services.errors import invalid
+from services.errors import Failure, invalid
 from services.tensor import TensorSpec
 
 Dim = int | str | None
@@ -43,6 +44,22 @@ class Port(NamedTuple):
     name: str
     datatype: str
     dims: tuple[Dim, ...]
+    optional: bool = False
+
+
+def read_defaults(model: onnx.ModelProto) -> list[Port]:
+    """Inputs that a caller may leave out, since the model has a value for them. What v2 cannot say is not offered."""
+    found: list[Port] = []
+    for value in default_inputs(model):
+        with suppress(Failure):
+            found.append(_port(value, "input", set())._replace(optional=True))
+    return found
+
+
+def in_order(model: onnx.ModelProto, ports: Iterable[Port]) -> list[Port]:
+    """Inputs in the order in which the graph lists them."""
+    places = {value.name: place for place, value in enumerate(model.graph.input)}
+    return sorted(ports, key=lambda port: places[port.name])
 
 
 def read_ports(model: onnx.ModelProto) -> tuple[list[Port], list[Port]]:
@@ -60,7 +77,9 @@ def read_ports(model: onnx.ModelProto) -> tuple[list[Port], list[Port]]:
 
 def specs(ports: Iterable[Port], *, batching: bool) -> tuple[TensorSpec, ...]:
     """What a signature shows of `ports`: -1 for variable dimensions, and for the rows when `batching`."""
-    return tuple(TensorSpec(name=p.name, datatype=p.datatype, shape=_shape(p, batching)) for p in ports)
+    return tuple(
+        TensorSpec(name=p.name, datatype=p.datatype, shape=_shape(p, batching), optional=p.optional) for p in ports
+    )
 
 
 def _shape(port: Port, batching: bool) -> tuple[int, ...]:

@@ -85,6 +85,25 @@ def decide(subject: Subject, wanted: bool | None) -> Verdict:
         return alone._replace(note=f"Requests run one at a time: {reason}.")
 
 
+def usable(subject: Subject, verdict: Verdict, defaults: Sequence[Port]) -> list[Port]:
+    """Those of `defaults`, inputs that the model has values for, that a request may bring.
+
+    Of a version whose requests share runs each must have rows of its own, which is tried as for the other inputs.
+    """
+    if not verdict.batching:
+        return list(defaults)
+    offered = [port for port in defaults if port.dims and not isinstance(port.dims[0], int)]
+    if not offered:
+        return []
+    whole = subject._replace(inputs=[*subject.inputs, *offered], path=verdict.served)
+    session = Session(whole.path, whole.inputs, whole.outputs)
+    try:
+        _prove(session, whole.outputs, _trials(session, whole, find_probe(session, whole.inputs)))
+    except (TrialError, _Unproven):
+        return []
+    return offered
+
+
 def _probe(session: Session, inputs: Sequence[Port]) -> tuple[Probe | None, str]:
     try:
         return find_probe(session, inputs), ""

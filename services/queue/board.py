@@ -13,12 +13,14 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.errors import Code, Failure
-from services.queue.keys import CHANGES, POOLS, UPLOADS, PoolKeys
+from services.queue.keys import CHANGES, GATEWAYS, POOLS, UPLOADS, PoolKeys
 from services.queue.url import RedisAddress, async_client
 from services.records import State, WorkerRecord
 
 #: how long an upload is shown without its gateway saying again that it goes on
 UPLOAD_LIFE_S = 5.0
+#: how long a gateway counts as one without saying again that it lives
+GATEWAY_LIFE_S = 3.0
 
 
 class Board:
@@ -91,6 +93,31 @@ class Board:
     async def _forget(self, field: str) -> None:
         try:
             await self._redis.hdel(UPLOADS, field)
+        except (RedisError, OSError) as error:
+            raise _away(error) from error
+
+    async def gateways(self) -> dict[str, str]:
+        """Live gateways and the token of the repository that each routes by."""
+        try:
+            stored = await self._redis.hgetall(GATEWAYS)
+            found: dict[str, str] = {}
+            for name, value in stored.items():
+                until, _, token = _text(value).partition(" ")
+                if float(until) > self._clock():
+                    found[_text(name)] = token
+                else:
+                    await self._redis.hdel(GATEWAYS, name)
+        except (RedisError, OSError) as error:
+            raise _away(error) from error
+        return found
+
+    async def set_gateway(self, name: str, token: str | None) -> None:
+        """Say for GATEWAY_LIFE_S that a gateway lives, and what it routes by; None: it leaves."""
+        try:
+            if token is None:
+                await self._redis.hdel(GATEWAYS, name)
+            else:
+                await self._redis.hset(GATEWAYS, name, f"{self._clock() + GATEWAY_LIFE_S:.3f} {token}")
         except (RedisError, OSError) as error:
             raise _away(error) from error
 

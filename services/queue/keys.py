@@ -16,6 +16,7 @@ mr:{cpu}:blob:<id>         string: tensors too large for a script (expires)
 mr:pools                   set: pools that ever had a worker
 mr:epoch                   string: changes when Redis lost its data
 mr:uploads                 hash: uploads that are being received or checked, each with a time after which it counts no more
+mr:gateways                hash: gateways and the state of the repository that each routes by, with such a time, too
 mr:changes                 channel: "model:<name>", "worker:<pool>", "died:<worker>", "poison:<digest>"
 """
 
@@ -25,6 +26,7 @@ GROUP = b"w"
 POOLS = b"mr:pools"
 EPOCH = b"mr:epoch"
 UPLOADS = b"mr:uploads"
+GATEWAYS = b"mr:gateways"
 CHANGES = b"mr:changes"
 
 

@@ -26,7 +26,7 @@ from services.queue.server import (
     wait_until_answers,
 )
 from services.queue.url import RedisAddress
-from services.settings import Settings
+from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
 from services.supervisor.control import Control, Event, Tell
@@ -283,6 +283,9 @@ class Supervisor:
         for path in (self._control_path, self._socket):
             if path is not None:
                 remove_socket(path, self._run_dir)
+        for name in (TRACE_SETTINGS, LOG_SETTINGS):
+            with contextlib.suppress(OSError):
+                (self._run_dir / name).unlink(missing_ok=True)
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import figures, report
+from tests.bench.grpc_load import require_h2load
 from tests.bench.load import LoadError, require_wrk
 from tests.bench.servers import StartError
 
@@ -38,6 +39,7 @@ def main() -> int:
         if len(cores) < CORES_MIN:
             raise LoadError("the benchmarks need two cores: one for what is measured, one for the load")
         require_wrk()
+        require_h2load()
         with progress.status("starting") as status:
             result = figures.run(arguments.rounds, arguments.seconds, status.update, cores)
     except (LoadError, StartError) as error:

@@ -1,7 +1,7 @@
 """The figures, each a ratio within one run: Millrace and what it is compared with take turns, so that a machine that
 slows down slows both.
 
-small rows: C, Millrace, C, Millrace, … ── a CNN: raw loop, Millrace, … ── memory of an idle stack ─> Figures
+small rows: C, Millrace, C, Millrace, … ── over gRPC: G, Millrace, … ── a CNN: raw loop, Millrace, … ── memory of an idle stack ─> Figures
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from tests.bench import servers
+from tests.bench import grpc_load, servers
 from tests.bench.load import Load, LoadError, Payload, binary_payload, json_payload, measure
 from tests.bench.processes import Memory, memory, pin, running_module
 from tests.bench.servers import ROOT
@@ -28,6 +28,7 @@ MIB = 2**20
 DIGITS = ROOT / "examples" / "digits" / "digits.onnx"
 SQUEEZENET_CONNECTIONS = 8
 SETTLE_S = 3.0
+GRPC_CALLS = 64
 
 Say = Callable[[str], None]
 
@@ -165,6 +166,32 @@ def _small_figures(found: Sequence[Sequence[Load]]) -> tuple[Figure, ...]:
     )
 
 
+def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
+    """The same MLP and row over gRPC, 64 calls at once, against G."""
+    row = np.random.default_rng(5).standard_normal(64).astype(np.float32)
+    request = grpc_load.message("mlp", "input", row)
+    served = {"mlp": models.mlp(folder / "grpc-mlp.onnx")}
+    bare: list[Load] = []
+    ours: list[Load] = []
+    with servers.grpc_ceiling(folder) as echo, servers.millrace(folder, "grpc", served) as server:
+        for number in range(rounds):
+            for name, target, loads in (("G", echo, bare), ("Millrace", server, ours)):
+                say(f"round {number + 1} of {rounds}: {name}, gRPC, {GRPC_CALLS} calls")
+                loads.append(grpc_load.measure(target, folder, request, GRPC_CALLS, seconds))
+    figure = Figure(
+        name="gRPC, rate at 64 calls",
+        measured=_ratio(ours, bare, lambda load: load.rate),
+        bound=0.8,
+        unit="of G",
+        detail=f"{_middle(ours).rate:,.0f}/s of {_middle(bare).rate:,.0f}/s",
+    )
+    measured = (
+        Measured("G, gRPC", grpc_load.CONNECTIONS, _middle(bare)),
+        Measured("Millrace, gRPC", grpc_load.CONNECTIONS, _middle(ours)),
+    )
+    return Result((figure,), measured)
+
+
 def _raw_rate(path: Path, seconds: int, core: int) -> float:
     command = ["taskset", "-c", str(core), sys.executable, "-m", "tests.bench.raw_loop", str(path), str(seconds)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -278,11 +305,12 @@ def storm(folder: Path, say: Say) -> Result:
 
 
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Everything, in about `rounds` x 9 x `seconds`, and three minutes. Raises LoadError or StartError."""
+    """Everything, in about `rounds` x 11 x `seconds`, and three minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
         folder = Path(name)
         parts = [
             small_rows(folder, rounds, seconds, say),
+            grpc_rows(folder, rounds, seconds, say),
             large_rows(folder, rounds, seconds, say, cores),
             storm(folder, say),
             idle_memory(folder, say),

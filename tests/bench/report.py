@@ -20,6 +20,7 @@ from tests.bench.figures import Figure, Result
 PACKAGES = (
     "onnxruntime",
     "onnxruntime-gpu",
+    "grpcio",
     "uvicorn",
     "uvloop",
     "httptools",
@@ -114,7 +115,7 @@ def page(result: Result, machine: Machine, rounds: int, seconds: int) -> str:
             str(measured.connections),
             f"{measured.load.rate:,.0f}/s",
             f"{measured.load.p50_us / 1000:.2f} ms",
-            f"{measured.load.p99_us / 1000:.2f} ms",
+            f"{measured.load.p99_us / 1000:.2f} ms" if measured.load.p99_us else "",
             f"{measured.load.cpu_us:,.1f} us",
         )
         for measured in result.loads
@@ -132,6 +133,8 @@ what is compared takes turns, {rounds} rounds of {seconds} seconds each, and the
 - **C**, the ceiling: a bare uvicorn (uvloop, httptools) that reads the same body and answers `{{}}`.
 - **Millrace**: one gateway process, one worker with one thread, the Redis that it starts itself, everything else as
   it is by default. The small model is an MLP (64-256-256-10), one row of 64 floats for each request.
+- **G**, the ceiling of gRPC: a bare `grpc.aio` server (uvloop) that reads the same message and echoes the bytes of its
+  tensor. 64 calls at once over 8 connections, from `h2load` with one thread; its latency is the mean.
 - **squeezenet**: its shape with random weights, one image of 602 KB for each request. The worker, and in turn a plain
   loop around an ONNX Runtime session, have one core for themselves; the gateway, Redis and the load have the other.
 - **storm**: a model with runs of some 15 ms (at most four rows) is asked for five times what it can do, for 30 seconds,

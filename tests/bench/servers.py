@@ -26,19 +26,22 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its address, and the process that all of its processes descend from."""
+    """A running server: its address, and the process that all of its processes descend from. `grpc`: HOST:PORT, or ""."""
 
     url: str
     pid: int
+    grpc: str = ""
 
 
 def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
-    """Put the address of the ready line, or the last line if there is none; read on, so that no write blocks."""
-    last = "it said nothing"
+    """Put the address of the ready line and that for gRPC, or the last line if there is none; read on, so that no write blocks."""
+    last, grpc = "it said nothing", ""
     for line in output:
         last = line.strip() or last
+        if line.startswith("grpc "):
+            grpc = line.split()[1]
         if line.startswith("ready http"):
-            ready.put(line.split()[1])
+            ready.put(f"{line.split()[1]} {grpc}")
     ready.put(last)
 
 
@@ -58,7 +61,8 @@ def _running(arguments: Sequence[str], log: Path) -> Iterator[Server]:
             if not said.startswith("http"):
                 tail = log.read_text(errors="replace").strip().splitlines()[-1:]
                 raise StartError(f"{' '.join(arguments[:3])} did not start: {(tail or [said])[0]}")
-            yield Server(said, process.pid)
+            url, _, grpc = said.partition(" ")
+            yield Server(url, process.pid, grpc)
         except queue.Empty:
             raise StartError(f"{' '.join(arguments[:3])} was not ready after {START_S_MAX:.0f} s") from None
         finally:
@@ -74,6 +78,13 @@ def ceiling(folder: Path) -> Iterator[Server]:
     """A bare uvicorn that reads each body and answers `{}`."""
     with _running(["-m", "tests.bench.ceiling"], folder / "ceiling.log") as server:
         yield server
+
+
+@contextmanager
+def grpc_ceiling(folder: Path) -> Iterator[Server]:
+    """A bare grpc.aio server that echoes the bytes of a request's tensor."""
+    with _running(["-m", "tests.bench.grpc_echo"], folder / "grpc_ceiling.log") as server:
+        yield Server(server.url, server.pid, server.url.removeprefix("http://"))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from services.tensor import Signature, TensorSpec
 from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance
+from workers.backends.onnxruntime import OnnxRuntime
 from workers.profile import measure
 
 Spec = tuple[str, str, tuple[int, ...]]
@@ -274,12 +275,46 @@ class TestOnnxRuntime:
             mlp.run({"input": np.zeros((1, 64), np.float32)})
 
     def test_threads_are_those_asked_for(self, tmp_path: Path) -> None:
-        def count() -> int:
-            return len(list(Path("/proc/self/task").iterdir()))
-
+        """In a process of its own: threads of others come and go here."""
         path = models.identity(tmp_path / "identity.onnx")
-        kept, before = [], count()
-        kept.append(get_backend("onnxruntime").load(path, same(), "cpu", 1))
-        assert count() == before
-        kept.append(get_backend("onnxruntime").load(path, same(), "cpu", 3))
-        assert count() == before + 2
+        counted = subprocess.run(
+            [sys.executable, "-P", "-c", THREADS, path, same().model_dump_json()],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert counted.stdout.split() == ["0", "2"], counted.stderr
+
+
+THREADS = """
+import sys
+from pathlib import Path
+from services.tensor import Signature
+from workers.backends import get_backend
+
+path, signature = Path(sys.argv[1]), Signature.model_validate_json(sys.argv[2])
+backend = get_backend("onnxruntime")
+kept = [backend.load(path, signature, "cpu", 1)]
+counts = []
+for threads in (1, 3):
+    before = len(list(Path("/proc/self/task").iterdir()))
+    kept.append(backend.load(path, signature, "cpu", threads))
+    counts.append(len(list(Path("/proc/self/task").iterdir())) - before)
+print(*counts)
+"""
+
+
+def test_engines_of_a_model_that_is_served_in_place_are_kept_in_our_own_home(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    ours = home / "repository" / "models" / "m" / "1" / "source" / "model.onnx"
+    other = tmp_path / "models" / "m" / "1" / "model.onnx"
+    for path in (ours, other):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"1")
+    backend = OnnxRuntime(home)
+    assert backend._engines(ours) == ours.parent.parent / "compiled"
+    kept = backend._engines(other)
+    assert kept.parent == home / "engines"
+    other.write_bytes(b"12")
+    assert backend._engines(other) != kept
+    assert OnnxRuntime()._engines(ours) == ours.parent.parent / "compiled"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.board import UPLOAD_LIFE_S, Board
+from services.queue.board import GATEWAY_LIFE_S, UPLOAD_LIFE_S, Board
 from services.queue.deaths import publish_death
-from services.queue.keys import UPLOADS, PoolKeys
+from services.queue.keys import GATEWAYS, UPLOADS, PoolKeys
 from services.queue.server import choose_binary
 from services.queue.url import RedisAddress, client
 from services.records import State
@@ -93,6 +93,25 @@ def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
         await board.close()
 
     asyncio.run(upload())
+
+
+def test_gateways_are_those_that_said_so_of_late(address):
+    async def look() -> None:
+        now = 1000.0
+        board = Board(address, lambda: now)
+        await board.set_gateway("a", "settled 1")
+        now += GATEWAY_LIFE_S / 2
+        await board.set_gateway("b", "settled 2")
+        assert await board.gateways() == {"a": "settled 1", "b": "settled 2"}
+        now += GATEWAY_LIFE_S / 2
+        assert await board.gateways() == {"b": "settled 2"}
+        with client(address) as redis:
+            assert redis.hlen(GATEWAYS) == 1
+        await board.set_gateway("b", None)
+        assert await board.gateways() == {}
+        await board.close()
+
+    asyncio.run(look())
 
 
 def test_news_reach_everybody_who_listens(address):

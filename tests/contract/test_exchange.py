@@ -257,6 +257,14 @@ def test_the_last_holder_takes_an_empty_stream_with_it(pool):
     assert (picture.streams, picture.held, picture.draining) == (set(), {}, {})
 
 
+def test_of_a_stream_that_another_took_with_it_a_worker_leases_nothing(pool):
+    one, other = pool.join("a", "m"), pool.join("b", "m")
+    one.release("m")
+    other.release("m")
+    assert pool.redis.exists(pool.keys.stream("m")) == 0
+    assert (one.leased("m"), one.pending("m")) == (False, 0)
+
+
 def test_a_stream_with_leases_goes_when_they_are_done(pool):
     worker = pool.join("w", "m")
     pool.put("m", "b1")

@@ -189,6 +189,21 @@ def test_push_describe_predict_and_rm(millrace):
     assert "unknown model" in millrace.fails("describe", "mine")
 
 
+def test_load_and_unload(millrace):
+    millrace.ok("push", "idle", DIGITS / "digits.onnx")
+    assert millrace.ok("unload", "idle") == "unloaded idle\n"
+    assert "unloaded" in next(line for line in millrace.ok("models").splitlines() if line.startswith("idle"))
+    assert "`millrace load idle` serves it again" in millrace.ok("describe", "idle")
+    assert "'idle' is not found: it is unloaded" in millrace.fails("predict", "idle", "-i", DIGITS / "request.json")
+    assert millrace.json("load", "idle", "--config", '{"max_batch_size": 8}')["loaded"] == "idle"
+    assert millrace.json("describe", "idle")["versions"][0]["rows_max"] == 8
+    assert "version 1" in millrace.ok("predict", "idle", "-i", DIGITS / "request.json")
+    assert millrace.json("unload", "idle") == {"unloaded": "idle"}
+    assert "loaded idle in" in millrace.ok("load", "idle")
+    assert millrace.json("describe", "idle")["versions"][0]["rows_max"] == 64
+    millrace.ok("rm", "idle", "--yes")
+
+
 def test_predict_takes_and_gives_arrays(millrace, tmp_path):
     with np.load(DIGITS / "held_out.npz") as held_out:
         images, labels = held_out["images"][:50].astype(np.float32), held_out["labels"][:50]
@@ -269,6 +284,10 @@ def test_a_broken_model_changes_nothing(millrace, tmp_path):
         (["up", "--host", "0.0.0.0"], "MILLRACE_ADMIN_KEY"),
         (["up", "--drain-seconds", "0"], "--drain-seconds: "),
         (["restart", "redis"], "gateways"),
+        (["up", "--repository", "/nowhere"], "--repository /nowhere: there is no such folder"),
+        (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
+        (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
+        (["unload", "nope"], "'nope' is not found"),
         (["restart", "--home", "/nowhere"], "nothing runs in /nowhere: start it with `millrace up`"),
     ],
 )
@@ -310,7 +329,8 @@ def test_a_bad_variable_is_named():
 
 
 @pytest.mark.parametrize(
-    "command", ["up", "restart", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"]
+    "command",
+    ["up", "restart", "push", "models", "describe", "predict", "load", "unload", "rm", "bench", "demo", "version"],
 )
 def test_every_command_explains_itself_with_an_example(tmp_path, command):
     said = Millrace(tmp_path).ok(command, "--help")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
@@ -32,11 +33,16 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-@pytest.fixture
-def client(serving: Stack) -> Iterator[Any]:
-    # a connection for each request: either gateway may get it
-    with triton.InferenceServerClient(serving.url.removeprefix("http://"), concurrency=8) as client:
+@pytest.fixture(params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, serving: Stack) -> Iterator[Any]:
+    where = serving.url.removeprefix("http://") if request.param == "http" else serving.grpc
+    with (triton if request.param == "http" else triton_grpc).InferenceServerClient(where) as client:
         yield client
+
+
+def kind(client: Any) -> Any:
+    """The module of tritonclient that `client` is from."""
+    return triton if isinstance(client, triton.InferenceServerClient) else triton_grpc
 
 
 @contextmanager
@@ -53,8 +59,19 @@ def memory(client: Any, size_bytes: int) -> Iterator[tuple[str, Any]]:
         shm.destroy_shared_memory_region(handle)
 
 
-def in_memory(name: str, array: np.ndarray, region: str, offset: int = 0, size: int | None = None) -> Any:
-    tensor = triton.InferInput(name, list(array.shape), "BYTES" if array.dtype == object else "FP32")
+def status(client: Any, name: str = "") -> list[tuple[str, str, int, int]]:
+    """Regions that the server shows: name, key, offset, size."""
+    found = client.get_system_shared_memory_status(name)
+    regions = found if kind(client) is triton else [vars_of(region) for region in found.regions.values()]
+    return [(region["name"], region["key"], region["offset"], region["byte_size"]) for region in regions]
+
+
+def vars_of(region: Any) -> dict[str, Any]:
+    return {field: getattr(region, field) for field in ("name", "key", "offset", "byte_size")}
+
+
+def in_memory(client: Any, name: str, array: np.ndarray, region: str, offset: int = 0, size: int | None = None) -> Any:
+    tensor = kind(client).InferInput(name, list(array.shape), "BYTES" if array.dtype == object else "FP32")
     tensor.set_shared_memory(region, array.nbytes if size is None else size, offset)
     return tensor
 
@@ -62,28 +79,33 @@ def in_memory(name: str, array: np.ndarray, region: str, offset: int = 0, size: 
 def test_inputs_and_outputs_in_shared_memory(client: Any) -> None:
     with memory(client, 2 * A.nbytes) as (inputs, in_handle), memory(client, 2 * A.nbytes) as (outputs, out_handle):
         shm.set_shared_memory_region(in_handle, [A, B])
-        total = triton.InferRequestedOutput("sum")
+        total = kind(client).InferRequestedOutput("sum")
         total.set_shared_memory(outputs, A.nbytes)
-        difference = triton.InferRequestedOutput("difference")
+        difference = kind(client).InferRequestedOutput("difference")
         difference.set_shared_memory(outputs, A.nbytes, offset=A.nbytes)
         for _ in range(20):
             reply = client.infer(
                 "add",
-                [in_memory("a", A, inputs), in_memory("b", B, inputs, A.nbytes)],
+                [in_memory(client, "a", A, inputs), in_memory(client, "b", B, inputs, A.nbytes)],
                 outputs=[total, difference],
             )
-            assert reply.get_output("sum") == {"name": "sum", "datatype": "FP32", "shape": [2, 4]}
+            shown = reply.get_output("sum")
+            if kind(client) is triton:
+                assert shown == {"name": "sum", "datatype": "FP32", "shape": [2, 4]}
+            else:
+                assert (shown.datatype, list(shown.shape)) == ("FP32", [2, 4])
         assert np.array_equal(shm.get_contents_as_numpy(out_handle, np.float32, [2, 4]), A + B)
         assert np.array_equal(shm.get_contents_as_numpy(out_handle, np.float32, [2, 4], A.nbytes), A - B)
 
 
 def test_one_input_in_memory_and_one_in_the_body(client: Any) -> None:
     with memory(client, A.nbytes) as (region, handle):
-        for form, a in itertools.product((True, False), (A, A + 1)):
+        forms = ({}, {"binary_data": False}) if kind(client) is triton else ({},)
+        for form, a in itertools.product(forms, (A, A + 1)):
             shm.set_shared_memory_region(handle, [a])  # other numbers by the same request
-            other = triton.InferInput("b", [2, 4], "FP32")
-            other.set_data_from_numpy(B, binary_data=form)
-            reply = client.infer("add", [in_memory("a", a, region), other])
+            other = kind(client).InferInput("b", [2, 4], "FP32")
+            other.set_data_from_numpy(B, **form)
+            reply = client.infer("add", [in_memory(client, "a", a, region), other])
             assert np.array_equal(reply.as_numpy("sum"), a + B)
 
 
@@ -93,23 +115,21 @@ def test_strings(client: Any) -> None:
     size = len(packed.item())
     with memory(client, 100) as (region, handle):
         shm.set_shared_memory_region(handle, [packed])
-        wanted = triton.InferRequestedOutput("y")
+        wanted = kind(client).InferRequestedOutput("y")
         wanted.set_shared_memory(region, 100 - size, offset=size)
-        client.infer("text", [in_memory("x", words, region, size=size)], outputs=[wanted])
+        client.infer("text", [in_memory(client, "x", words, region, size=size)], outputs=[wanted])
         assert shm.get_contents_as_numpy(handle, np.object_, [2, 2], size).tolist() == [[b"a", b"bc"], [b"", b"d"]]
 
 
 def test_status_shows_what_is_registered_and_no_more(client: Any) -> None:
-    assert client.get_system_shared_memory_status() == []
+    assert status(client) == []
     with memory(client, 64) as (one, _), memory(client, 32) as (other, _):
-        shown = client.get_system_shared_memory_status()
-        assert {(region["name"], region["offset"], region["byte_size"]) for region in shown} == {
-            (one, 0, 64),
-            (other, 0, 32),
-        }
-        assert client.get_system_shared_memory_status(other)[0]["key"] == f"/test-client-memory-{other}"
+        assert sorted(status(client)) == sorted(
+            (name, f"/test-client-memory-{name}", 0, size) for name, size in ((one, 64), (other, 32))
+        )
+        assert status(client, other) == [(other, f"/test-client-memory-{other}", 0, 32)]
         client.unregister_system_shared_memory()
-        assert client.get_system_shared_memory_status() == []
+        assert status(client) == []
     with pytest.raises(InferenceServerException, match="Unable to find system shared memory region: 'nobody'"):
         client.get_system_shared_memory_status("nobody")
 
@@ -117,13 +137,13 @@ def test_status_shows_what_is_registered_and_no_more(client: Any) -> None:
 def test_mistakes_are_said_and_harm_nobody(client: Any) -> None:
     with memory(client, A.nbytes) as (region, handle):
         shm.set_shared_memory_region(handle, [A])
-        good = [in_memory("a", A, region), in_memory("b", A, region)]
-        small = triton.InferRequestedOutput("sum")
+        good = [in_memory(client, "a", A, region), in_memory(client, "b", A, region)]
+        small = kind(client).InferRequestedOutput("sum")
         small.set_shared_memory(region, 8)
         mistakes: list[tuple[str, list[Any], list[Any] | None]] = [
-            ("Unable to find shared memory region: 'x'", [in_memory("a", A, "x"), good[1]], None),
-            ("Invalid offset", [in_memory("a", A, region, offset=4), good[1]], None),
-            ("input byte size mismatch", [in_memory("a", A, region, size=8), good[1]], None),
+            ("Unable to find shared memory region: 'x'", [in_memory(client, "a", A, "x"), good[1]], None),
+            ("Invalid offset", [in_memory(client, "a", A, region, offset=4), good[1]], None),
+            ("input byte size mismatch", [in_memory(client, "a", A, region, size=8), good[1]], None),
             ("should be at least 32 bytes to hold the results", good, [small]),
         ]
         for words, inputs, outputs in mistakes:
@@ -137,10 +157,10 @@ def test_mistakes_are_said_and_harm_nobody(client: Any) -> None:
 
 
 def test_gpu_memory_is_refused_as_without_a_gpu(client: Any) -> None:
-    assert client.get_cuda_shared_memory_status() == []
+    client.get_cuda_shared_memory_status()
     client.unregister_cuda_shared_memory()
     with pytest.raises(InferenceServerException, match="'g', GPUs not supported"):
-        client.register_cuda_shared_memory("g", b"handle", 0, 8)
+        client.register_cuda_shared_memory("g", b"aGFuZGxl", 0, 8)
 
 
 def test_it_is_off_unless_allowed(stack: Stack) -> None:
@@ -154,14 +174,16 @@ def test_it_is_off_unless_allowed(stack: Stack) -> None:
 
 
 def test_classes_in_both_forms(client: Any) -> None:
-    a, b = triton.InferInput("a", [2, 4], "FP32"), triton.InferInput("b", [2, 4], "FP32")
+    over_http = kind(client) is triton
+    a, b = kind(client).InferInput("a", [2, 4], "FP32"), kind(client).InferInput("b", [2, 4], "FP32")
     a.set_data_from_numpy(A)
     b.set_data_from_numpy(np.zeros_like(B))
     best = [[b"3.000000:3", b"2.000000:2"], [b"7.000000:3", b"6.000000:2"]]
-    for binary in (True, False):
+    for binary in (True, False) if over_http else (True,):
+        form = {"binary_data": binary} if over_http else {}
         wanted = [
-            triton.InferRequestedOutput("sum", binary_data=binary, class_count=2),
-            triton.InferRequestedOutput("difference", binary_data=binary),
+            kind(client).InferRequestedOutput("sum", class_count=2, **form),
+            kind(client).InferRequestedOutput("difference", **form),
         ]
         for _ in range(2):
             reply = client.infer("add", [a, b], outputs=wanted, request_id="7")
@@ -173,6 +195,6 @@ def test_classes_in_both_forms(client: Any) -> None:
 
 def test_strings_have_no_classes(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="class result not available"):
-        words = triton.InferInput("x", [1, 2], "BYTES")
+        words = kind(client).InferInput("x", [1, 2], "BYTES")
         words.set_data_from_numpy(np.array([["a", "b"]], dtype=object))
-        client.infer("text", [words], outputs=[triton.InferRequestedOutput("y", class_count=1)])
+        client.infer("text", [words], outputs=[kind(client).InferRequestedOutput("y", class_count=1)])

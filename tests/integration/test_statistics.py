@@ -8,7 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.kit.wait import wait_until
 
 GATEWAYS = 2
 REQUESTS = 2000
+CALLERS = 8
 BAD = 99  # an index that the model fails on
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
@@ -113,10 +114,11 @@ def test_two_thousand_mixed_requests_add_up_exactly(stack: Stack, tmp_path: Path
         plan.append((kind, rows))
         outcomes[kind] += 1
         outcomes["rows"] += rows if kind == "good" else 0
-    with stack.gateway(0) as first, stack.gateway(1) as second, ThreadPoolExecutor(2) as pool:
-        for half in [pool.submit(send, gateway, plan[at::GATEWAYS]) for at, gateway in enumerate((first, second))]:
-            half.result()
-        seen = [stats(gateway, "mixed") for gateway in (first, second)]
+    with ExitStack() as connected, ThreadPoolExecutor(CALLERS) as pool:
+        callers = [connected.enter_context(stack.gateway(at % GATEWAYS)) for at in range(CALLERS)]
+        for part in [pool.submit(send, caller, plan[at::CALLERS]) for at, caller in enumerate(callers)]:
+            part.result()
+        seen = [stats(caller, "mixed") for caller in callers[:GATEWAYS]]
     assert seen[0] == seen[1]
     one = seen[0]
     failed = outcomes["bad"] + outcomes["broken"]

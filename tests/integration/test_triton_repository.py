@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
+from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack
 from tests.kit.wait import wait_until
 
@@ -24,7 +27,7 @@ LABELS = "cat\ndog\n"
 def times(path: Path, factor: float, *, outside: bool = False) -> Path:
     """ "x" FP32 [N, 2] -> "y" = factor * x; `outside`: the factor is in a file beside it."""
     value = onnx.numpy_helper.from_array(np.full(2, factor, np.float32), "factor")
-    shape = ["N", 2]
+    shape: list[str | int | None] = ["N", 2]
     tensor = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Mul", ["x", "factor"], ["y"])],
@@ -101,9 +104,13 @@ def stack(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield stack
 
 
+def connected(stack: Stack) -> Any:
+    return triton.InferenceServerClient(stack.url.removeprefix("http://"))
+
+
 @pytest.fixture
 def client(stack: Stack) -> Iterator[Any]:
-    with triton.InferenceServerClient(stack.url.removeprefix("http://")) as client:
+    with connected(stack) as client:
         yield client
 
 
@@ -166,3 +173,238 @@ def test_a_repository_in_place(stack: Stack, client: Any, repository: Path) -> N
     assert manifest["config"]["labels"] == {"y": "labels.txt"}
     assert manifest["config"]["warmup"][0]["inputs"]["x"]["file"] == "warmup/raw"
     assert stack.http.get("/admin/v1/models/scale").json()["source"] == str(repository)
+
+
+def test_the_configuration_of_every_version(stack: Stack, client: Any) -> None:
+    config = client.get_model_config("scale", "2")
+    assert config == client.get_model_config("scale")
+    assert (config["name"], config["backend"], config["max_batch_size"]) == ("scale", "onnxruntime", 8)
+    assert config["output"][0]["label_filename"] == "labels.txt"
+    assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 100
+    assert config["version_policy"] == {"specific": {"versions": [2, 3]}}
+    assert config["parameters"] == {"mine": {"string_value": "own"}}
+    assert client.get_model_config("plain")["max_batch_size"] == 64
+    assert client.get_model_config("alone")["max_batch_size"] == 0
+    assert "'nope' is not found" in refusal(client.get_model_config, "nope")
+    assert "version 1 is not found" in refusal(client.get_model_config, "scale", "1")
+    assert "failed to load" not in stack.http.get("/v2/models/broken/config").text
+
+
+def test_a_load_reads_the_folder_again(stack: Stack, client: Any, repository: Path) -> None:
+    manifest = stack.home / "repository" / "models" / "plain" / "5" / "manifest.json"
+    before = manifest.read_bytes()
+    client.load_model("plain")
+    assert manifest.read_bytes() == before  # nothing changed: nothing was loaded
+
+    new = repository / "plain" / "6"
+    times(new / "model.onnx", 6)
+    assert scaled(client, "plain") == 5
+    client.load_model("plain")
+    assert scaled(client, "plain") == 6
+    everywhere(stack, "/v2/models/plain/versions/5", 404)
+    assert not manifest.exists()
+
+    worse = repository / "plain" / "7"
+    worse.mkdir()
+    said = refusal(client.load_model, "plain")
+    assert "failed to load 'plain', version 7: there is no file 7/model.onnx" in said
+    (worse / "model.onnx").write_bytes(b"no model")
+    assert "failed to load 'plain', version 7: this is not an ONNX model" in refusal(client.load_model, "plain")
+    assert scaled(client, "plain") == 6
+    assert "version 7" in index(client)["plain", "6"][1]
+    (worse / "model.onnx").unlink()
+    worse.rmdir()
+    client.load_model("plain")
+    assert index(client)["plain", "6"] == ("READY", "")
+
+    (repository / "worse" / "config.pbtxt").write_text("max_batch_size: 2")
+    client.load_model("worse")
+    assert scaled(client, "worse") == 1
+    times(repository / "later" / "1" / "model.onnx", 7)
+    assert index(client)["later", ""] == ("", "")
+    client.load_model("later")
+    assert scaled(client, "later") == 7
+
+
+def test_a_configuration_that_comes_with_the_load(client: Any) -> None:
+    client.load_model("scale", config=json.dumps({"maxBatchSize": "4", "versionPolicy": {"all": {}}}))
+    config = client.get_model_config("scale")
+    assert (config["max_batch_size"], config["version_policy"]) == (4, {"all": {}})
+    assert [scaled(client, "scale", version) for version in ("1", "2", "3")] == [1, 2, 3]
+    for bad, words in (
+        ('{"max_batch_size": "x"}', "failed to poll from model repository: config: "),
+        ("{", "not JSON"),
+        ('{"input": [{"name": "q", "data_type": "TYPE_FP32", "dims": [2]}]}', "unexpected input 'q'"),
+        ('{"ensemble_scheduling": {}}', "ensembles are not supported"),
+        ('{"name": "other"}', "name must be 'scale' or absent"),
+        ('{"version_policy": {"specific": {"versions": ["9"]}}}', "names version 9, which is not there"),
+        ('{"instance_group": [{"kind": "KIND_GPU"}, {"kind": "KIND_CPU"}]}', "CPU and GPU"),
+    ):
+        said = refusal(client.load_model, "scale", config=bad)
+        assert said.startswith("[400] failed to load 'scale', "), said
+        assert words in said
+        assert scaled(client, "scale", "1") == 1
+    client.load_model("scale")
+    assert client.get_model_config("scale")["max_batch_size"] == 8
+    assert "not found" in refusal(scaled, client, "scale", "1")
+
+
+def test_files_that_come_with_the_load(stack: Stack, client: Any, repository: Path, tmp_path: Path) -> None:
+    before = content(repository)
+    files = {"file:1/model.onnx": times(tmp_path / "model.onnx", 11).read_bytes()}
+    assert "without a config" in refusal(client.load_model, "fresh", files=files)
+    client.load_model("fresh", config="{}", files=files)
+    assert scaled(client, "fresh") == 11
+    assert index(client)["fresh", "1"] == ("READY", "")
+
+    labels = json.dumps({"output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2], "label_filename": "l.txt"}]})
+    assert "there is no file l.txt" in refusal(client.load_model, "fresh", config=labels, files=files)
+    client.load_model("fresh", config=labels, files=files | {"file:l.txt": b"a\nb\n"})
+    assert client.get_model_config("fresh")["output"][0]["label_filename"] == "l.txt"
+    assert len(list((stack.home / "repository" / "models" / "fresh" / "given").iterdir())) == 1
+
+    client.load_model("later", config="{}", files={"file:3/model.onnx": times(tmp_path / "b.onnx", 13).read_bytes()})
+    assert scaled(client, "later") == 13
+    assert "not found" in refusal(scaled, client, "later", "1")
+    client.load_model("later")
+    assert scaled(client, "later") == 7
+    assert not (stack.home / "repository" / "models" / "later" / "given").exists()
+
+    for path in ("../1/model.onnx", "/1/model.onnx", "1//model.onnx", "1/./model.onnx", "", "a\\b", "x" * 300):
+        given = {"file:1/model.onnx": b"x", f"file:{path}": b"x"}
+        assert "failed to load 'fresh'" in refusal(client.load_model, "fresh", config="{}", files=given)
+    both = {"file:1/model.onnx": b"x", "file:1": b"x"}
+    assert "both a file and a folder" in refusal(client.load_model, "fresh", config="{}", files=both)
+    assert "failed to load 'fresh'" in refusal(
+        client.load_model, "fresh", config="{}", files={"file:1/model.onnx": b"no"}
+    )
+    assert scaled(client, "fresh") == 11
+    assert content(repository) == before
+
+
+def test_uploaded_models_are_unloaded_and_loaded(stack: Stack, client: Any, tmp_path: Path) -> None:
+    for version in (1, 2):
+        stack.push("sent", times(tmp_path / "model.onnx", version))
+    client.unload_model("sent")
+    for path in ("/v2/models/sent", "/v2/models/sent/versions/1", "/v2/models/sent/ready", "/v2/models/sent/config"):
+        everywhere(stack, path, 404)
+    assert "Request for unknown model" in refusal(scaled, client, "sent")
+    wait_until(lambda: index(client)["sent", "1"] == ("UNAVAILABLE", "unloaded"), what="it is unloaded")
+    ready = stack.http.post("/v2/repository/index", json={"ready": True}).json()
+    assert {one["state"] for one in ready} == {"READY"}
+    assert "sent" not in {one["name"] for one in ready}
+    document = stack.http.get("/admin/v1/models/sent").json()
+    assert document["unloaded"]
+    assert [one["state"] for one in document["versions"]] == ["unloaded", "unloaded"]
+
+    client.load_model(
+        "sent", config=json.dumps({"version_policy": {"specific": {"versions": [1]}}, "max_batch_size": 3})
+    )
+    assert scaled(client, "sent") == 1
+    assert client.get_model_config("sent")["max_batch_size"] == 3
+    assert "not found" in refusal(scaled, client, "sent", "2")
+    client.load_model("sent")
+    assert [scaled(client, "sent", version) for version in ("", "1", "2")] == [1, 1, 2]
+    assert client.get_model_config("sent", "1")["max_batch_size"] == 64
+
+    client.unload_model("sent")
+    stack.push("sent", times(tmp_path / "model.onnx", 3))  # what is uploaded and activated is served
+    assert scaled(client, "sent") == 3
+    assert "not found" in refusal(scaled, client, "sent", "2")
+    assert stack.http.post("/admin/v1/models/sent/versions/2/activate").status_code == 200
+    stack.settled("sent", 2)
+    wait_until(lambda: stack.http.get("/v2/models/sent").json()["versions"] == ["2", "3"], what="two versions")
+    client.unload_model("nope")
+    client.unload_model("no such name")
+
+
+def test_requests_on_their_way_are_answered(stack: Stack, client: Any, tmp_path: Path) -> None:
+    stack.push("slow", models.slow(tmp_path / "slow.onnx", 20_000))
+    (spec,) = client.get_model_metadata("slow")["inputs"]
+    shape = [1, *(2 if dim < 0 else dim for dim in spec["shape"][1:])]
+    tensor = {"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [0.5] * int(np.prod(shape))}
+    on_the_way = [stack.send("/v2/models/slow/infer", json.dumps({"inputs": [tensor]}).encode()) for _ in range(24)]
+    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 8, what="requests are on their way")
+    client.unload_model("slow")
+    assert [connection.getresponse().status for connection in on_the_way] == [200] * 24
+    for connection in on_the_way:
+        connection.close()
+
+
+def test_names_that_are_taken(stack: Stack, client: Any, repository: Path, tmp_path: Path) -> None:
+    reply = stack.http.post("/admin/v1/models/plain/versions", content=times(tmp_path / "m.onnx", 1).read_bytes())
+    assert reply.status_code == 409
+    assert f"served from {repository}" in reply.json()["error"]
+
+    stack.push("both", tmp_path / "m.onnx")
+    times(repository / "both" / "1" / "model.onnx", 21)
+    assert "a model of this name was uploaded, and goes on: delete it" in refusal(client.load_model, "both")
+    assert scaled(client, "both") == 1
+    assert stack.http.delete("/admin/v1/models/both").status_code == 204
+    client.load_model("both")
+    assert scaled(client, "both") == 21
+    assert stack.http.delete("/admin/v1/models/both").status_code == 204
+    assert (repository / "both" / "1" / "model.onnx").exists()
+    assert index(client)["both", ""] == ("", "")
+    client.load_model("both")
+
+
+def test_damage_is_found_and_mended_by_a_load(stack: Stack, client: Any, repository: Path) -> None:
+    times(repository / "both" / "1" / "model.onnx", 22)
+    assert scaled(client, "both") == 21  # what is loaded stays loaded
+    for name, pid in stack.pids().items():
+        if name.startswith("cpu-"):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: index(client)["both", "1"][0] == "UNAVAILABLE", what="the damage is found")
+    assert "damaged: 1/model.onnx is not the file" in index(client)["both", "1"][1]
+    client.load_model("both")
+    assert scaled(client, "both") == 22
+
+
+def test_all_gateways_know_at_once(stack: Stack) -> None:
+    with stack.gateway(0) as one, stack.gateway(1) as other:
+        for _ in range(5):
+            assert one.post("/v2/repository/models/scale/unload").status_code == 200
+            assert other.get("/v2/models/scale/versions/2").status_code == 404
+            assert other.post("/v2/repository/models/scale/load").json() == {"name": "scale", "load": True}
+            assert one.get("/v2/models/scale/versions/2").status_code == 200
+
+
+def test_no_request_fails_while_a_model_is_loaded_again(stack: Stack, client: Any) -> None:
+    one = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 1]}
+    bodies: list[tuple[bytes, dict[str, str]]] = [(json.dumps({"inputs": [one]}).encode(), {})]
+    with constant_load(stack.port, "/v2/models/scale/infer", bodies, callers=16) as load:
+        for rows in (4, 6, 3):
+            load.more(20)
+            client.load_model("scale", config=json.dumps({"max_batch_size": rows}))
+        client.load_model("scale")
+        load.more(50)
+    assert {answer.status for answer in load.answers} == {200}
+    assert {tuple(json.loads(answer.body)["outputs"][0]["data"]) for answer in load.answers} == {(3.0, 3.0)}
+
+
+def test_what_survives_a_restart(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    for name in ("stays", "sleeps", "goes", "changes"):
+        times(repository / name / "1" / "model.onnx", 2)
+    settings = {"repository": f"{repository},{tmp_path / 'more'}"}
+    times(tmp_path / "more" / "other" / "1" / "model.onnx", 3)
+    with running_stack(tmp_path, settings=settings) as stack, connected(stack) as client:
+        assert scaled(client, "other") == 3
+        client.unload_model("sleeps")
+        stack.push("sent", times(tmp_path / "sent.onnx", 4))
+        client.unload_model("sent")
+        kept = stack.home / "repository" / "models" / "stays" / "1" / "manifest.json"
+        before = kept.read_bytes()
+    times(repository / "changes" / "1" / "model.onnx", 5)
+    (repository / "goes").rename(tmp_path / "gone")
+    with running_stack(tmp_path, settings={"repository": repository}) as stack, connected(stack) as client:
+        states = {name: state for (name, _), (state, _) in index(client).items()}
+        wanted = {"stays": "READY", "changes": "READY", "sleeps": "UNAVAILABLE", "sent": "UNAVAILABLE"}
+        assert states == wanted
+        assert (scaled(client, "stays"), scaled(client, "changes")) == (2, 5)
+        assert kept.read_bytes() == before
+        assert "sleeps stays unloaded" in "\n".join(stack.lines)
+        client.load_model("sleeps")
+        client.load_model("sent")
+        assert (scaled(client, "sleeps"), scaled(client, "sent")) == (2, 4)

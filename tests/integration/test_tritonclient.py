@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,27 +15,11 @@ import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
+from tests.kit.blocking import Blocking
 from tests.kit.stack import Stack
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
 B = A * 10 + 1
-
-
-class Blocking:
-    """The asyncio client with the calls of the other one, so that one test serves both."""
-
-    def __init__(self, client: Any, runner: asyncio.Runner) -> None:
-        self._client = client
-        self._runner = runner
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-
-        async def call(*arguments: Any, **options: Any) -> Any:
-            result = method(*arguments, **options)
-            return await result if inspect.isawaitable(result) else result
-
-        return lambda *arguments, **options: self._runner.run(call(*arguments, **options))
 
 
 @pytest.fixture(scope="module", autouse=True)

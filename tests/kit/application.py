@@ -17,9 +17,13 @@ from gateway.caller import Caller
 from gateway.deps import Deps
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
+from gateway.shared_document import SharedDocument
+from gateway.traces import Traces
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
+from gateway.triton.log import SharedLogSettings
 from gateway.triton.statistics import MachineStatistics
+from gateway.triton.trace import SharedTraceSettings
 from gateway.views import version_number
 from services.errors import Code, Failure
 from services.metrics.tally import Tally
@@ -124,6 +128,10 @@ class Application:
                 statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
+                traces=SharedTraceSettings(
+                    SharedDocument(home / "trace.json"), Traces(), home / "traces", lambda: self.catalog.snapshot.models
+                ),
+                logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
                 ready=self._ready,
                 answering=lambda _: self._ready(),
                 metrics=self._metrics,

@@ -156,6 +156,14 @@ def add_sub() -> onnx.ModelProto:
 
 
 @_builder
+def scaled() -> onnx.ModelProto:
+    """An optional input: "x" FP32 [N, 4], "scale" FP32 [M, 1], which is 2 where it is left out -> "y" = scale * x."""
+    node = helper.make_node("Mul", ["x", "scale"], ["y"])
+    inputs = [_value("scale", "FP32", ["M", 1]), _value("x", "FP32", ["N", 4])]
+    return _model([node], inputs, [_value("y", "FP32", ["N", 4])], [_float("scale", np.full((1, 1), 2.0))])
+
+
+@_builder
 def convolution(rows: Dim = 1) -> onnx.ModelProto:
     """A small CNN whose rows are independent: "image" FP32 [rows, 3, 8, 8] -> "scores" FP32 [rows, 5].
 

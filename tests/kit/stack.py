@@ -283,7 +283,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
         if kind == "stream":
             pending = stack.redis.xpending(key, "w") if stack.redis.exists(key) else {"pending": 0}
             found[key] = int(stack.redis.xlen(key)) + int(pending["pending"])
-        elif kind not in {"idle", "held", "workers", "record", "mr:pools", "mr:epoch"}:
+        elif kind not in {"idle", "held", "workers", "record", "mr:pools", "mr:epoch", "mr:gateways"}:
             found[key] = "is there"
     return {name: value for name, value in found.items() if value}
 

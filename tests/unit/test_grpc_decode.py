@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.caller import TERMS, Terms
 from gateway.grpc.decode import Call, Decoder
+from gateway.triton.extensions import Ask, Extensions
 from gateway.v2.plans import InputPlans
 from services.datatypes import NUMPY
 from services.errors import Code, Failure
@@ -26,12 +27,28 @@ def signature(*inputs: tuple[str, str], outputs: tuple[str, ...] = ("y", "z")) -
     )
 
 
-PAIR = Decoder(InputPlans("m", signature(("a", "FP32"), ("b", "FP32")), 8))
-ONE = Decoder(InputPlans("m", signature(("a", "FP32")), 8))
+class Memory:
+    """A region "r" of twenty bytes, whose targets tell their place."""
+
+    def read(self, name: str, offset: int, size_bytes: int) -> bytes:
+        assert name == "r"
+        return bytes(range(20))[offset : offset + size_bytes]
+
+    def place(self, name: str, offset: int, size_bytes: int) -> Any:
+        return name, offset, size_bytes
+
+
+def decoder(*inputs: tuple[str, str], memory: Memory | None = None) -> Decoder:
+    described = signature(*inputs)
+    return Decoder(InputPlans("m", described, 8), Extensions(described, {}, memory, 1 << 20))
+
+
+PAIR = decoder(("a", "FP32"), ("b", "FP32"))
+ONE = decoder(("a", "FP32"))
 
 
 def one(datatype: str) -> Decoder:
-    return Decoder(InputPlans("m", signature(("a", datatype)), 8))
+    return decoder(("a", datatype))
 
 
 def request(*raws: bytes, names: tuple[str, ...] = ("a",), datatype: str = "FP32", shape: Any = (1, 2)) -> Any:
@@ -200,14 +217,65 @@ def test_sequences_are_refused():
     assert refused(ONE, built, Code.UNSUPPORTED).startswith("sequences are not supported")
 
 
-def test_what_is_served_elsewhere_is_refused():
+def in_region(item: Any, size_bytes: int, offset: int = 0) -> None:
+    item.parameters["shared_memory_region"].string_param = "r"
+    item.parameters["shared_memory_byte_size"].int64_param = size_bytes
+    item.parameters["shared_memory_offset"].int64_param = offset
+
+
+def test_inputs_in_shared_memory_have_no_raw_entry():
+    pair = decoder(("a", "FP32"), ("b", "FP32"), memory=Memory())
+    built = pb.ModelInferRequest(model_name="m", raw_input_contents=[RAW])
+    for name in ("a", "b"):
+        built.inputs.add(name=name, datatype="FP32", shape=[1, 2])
+    in_region(built.inputs[0], 8, 4)
+    call = pair.decode(built)
+    assert [bytes(tensor.data) for tensor in call.inputs] == [bytes(range(4, 12)), RAW]
+    assert call.held_bytes == 8
+    built.raw_input_contents.append(RAW)
+    assert "expected 1 entries in raw_input_contents but got 2" in refused(pair, built)
+    del built.raw_input_contents[:]
+    assert "unable to find data for input tensor 'b'" in refused(pair, built)
+    in_region(built.inputs[1], 8)
+    assert pair.decode(built).held_bytes == 16
+    built.inputs[1].contents.fp32_contents.append(1)
+    assert "unexpected 'contents'" in refused(pair, built)
+
+
+def test_a_region_is_named_in_full_and_holds_the_tensor():
+    known = decoder(("a", "FP32"), memory=Memory())
     built = request(RAW)
-    built.inputs[0].parameters["shared_memory_region"].string_param = "r"
-    assert "for input 'a'" in refused(ONE, built, Code.UNSUPPORTED)
+    del built.raw_input_contents[:]
+    in_region(built.inputs[0], 12)
+    assert "input byte size mismatch for input 'a'" in refused(known, built)
+    del built.inputs[0].parameters["shared_memory_byte_size"]
+    assert "shared_memory_byte_size" in refused(known, built)
+    in_region(built.inputs[0], 8, -1)
+    assert "shared_memory_offset" in refused(known, built)
+    in_region(built.inputs[0], 8)
+    assert "not enabled" in refused(ONE, built, Code.UNSUPPORTED)
+
+
+def test_what_is_asked_of_outputs():
+    known = decoder(("a", "FP32"), memory=Memory())
     built = request(RAW)
+    in_region(built.outputs.add(name="z"), 5, 6)
     asked = built.outputs.add(name="y")
     asked.parameters["classification"].int64_param = 3
-    assert "for output 'y'" in refused(ONE, built, Code.UNSUPPORTED)
+    call = known.decode(built)
+    assert call.outputs == (1, 0)
+    assert call.asks is not None
+    assert call.asks[0] == Ask(classes=3)
+    assert cast("Any", call.asks[1].target) == ("r", 6, 5)
+    assert "not enabled" in refused(ONE, built, Code.UNSUPPORTED)
+    asked.parameters["shared_memory_region"].string_param = "r"
+    asked.parameters["shared_memory_byte_size"].int64_param = 8
+    assert "can't be used with classification" in refused(known, built)
+
+
+def test_classes_are_a_number_above_zero():
+    built = request(RAW)
+    asked = built.outputs.add(name="y")
     asked.parameters["classification"].int64_param = 0
     assert "expected a number above 0" in refused(ONE, built)
     asked.parameters["classification"].string_param = "3"

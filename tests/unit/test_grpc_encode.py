@@ -15,6 +15,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.grpc import messages, status
 from gateway.grpc.encode import FINAL, Encoder, stream_response, varint
 from gateway.outputs import OutputTensor
+from gateway.triton.extensions import Ask, Extensions
 from services.errors import GRPC_STATUS, Code, Failure
 from services.tensor import Signature, TensorSpec
 
@@ -52,7 +53,7 @@ def expected(columns: int, wanted: tuple[int, ...], **fields: Any) -> Any:
 @pytest.mark.parametrize("columns", [0, 1, 16, 40_000])
 @pytest.mark.parametrize("asked", [None, (2, 0), (1,)])
 def test_written_by_hand_is_what_protobuf_reads(columns, asked):
-    encoder = Encoder("m", 7, SIGNATURE)
+    encoder = Encoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
     wanted = (0, 1, 2) if asked is None else asked
     for _ in range(2):  # the head is made, then remembered
         assert pb.ModelInferResponse.FromString(encoder.encode(asked, "", reply(columns))) == expected(columns, wanted)
@@ -60,8 +61,35 @@ def test_written_by_hand_is_what_protobuf_reads(columns, asked):
         assert pb.ModelInferResponse.FromString(written) == expected(columns, wanted, id="é" * 100)
 
 
+class Region:
+    """A part of a client's memory."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes | memoryview, output: str) -> None:
+        self.data = output.encode() + bytes(data)
+
+
+def test_classes_and_shared_memory_in_place_of_tensors():
+    encoder = Encoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
+    plain = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3)))
+    region = Region()
+    asks = {0: Ask(target=region), 2: Ask(classes=1)}
+    for _ in range(2):
+        written = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3), asks=asks))
+        assert region.data == SIGNATURE.outputs[0].name.encode() + plain.raw_output_contents[0]
+        assert written.outputs[0] == plain.outputs[0]
+        assert written.raw_output_contents[0] == b""
+        assert (written.outputs[1].datatype, list(written.outputs[1].shape)) == ("BYTES", [2, 1])
+        assert written.raw_output_contents[1].count(b":0") == 2
+        assert pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3))) == plain
+
+
 def test_a_response_in_a_stream():
-    written = stream_response(Encoder("m", 7, SIGNATURE).encode((0,), "i", reply(100), FINAL))
+    written = stream_response(
+        Encoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0)).encode((0,), "i", reply(100), FINAL)
+    )
     wanted = expected(100, (0,), id="i")
     wanted.parameters["triton_final_response"].bool_param = True
     assert pb.ModelStreamInferResponse.FromString(written) == pb.ModelStreamInferResponse(infer_response=wanted)

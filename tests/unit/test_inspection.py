@@ -531,3 +531,51 @@ def test_a_model_of_scikit_learn_is_served(source: Path) -> None:
     assert shapes(found.signature.inputs) == [("X", "FP32", (-1, 3))]
     assert shapes(found.signature.outputs) == [("label", "INT64", (-1,)), ("probabilities", "FP32", (-1, 2))]
     assert found.signature.batching
+
+
+# Inputs with a default.
+
+
+def test_an_input_with_a_stored_value_of_variable_size_is_optional(source: Path) -> None:
+    models.scaled(source / "model.onnx")
+    found = checked(source)
+    assert found.signature.batching
+    assert shapes(found.signature.inputs) == [("scale", "FP32", (-1, 1)), ("x", "FP32", (-1, 4))]
+    assert [spec.optional for spec in found.signature.inputs] == [True, False]
+
+
+def with_default(dims: Dims, stored: np.ndarray, ir_version: int = 8, *, weights: bool = False) -> onnx.ModelProto:
+    """y = x + b, where b has a stored value; `weights`: and something that is not listed as an input."""
+    others = [numpy_helper.from_array(np.ones(1, np.float32), "one")] if weights else []
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["s"]),
+        helper.make_node("Add", ["s", "one" if weights else "b"], ["y"]),
+    ]
+    inputs, outputs = [value("x", ["N", 4]), value("b", dims)], [value("y", ["N", 4])]
+    return build(nodes, inputs, outputs, [numpy_helper.from_array(stored, "b"), *others], ir_version=ir_version)
+
+
+def test_weights_that_an_exporter_lists_are_no_inputs(source: Path) -> None:
+    stored = np.ones(4, np.float32)
+    for ir_version in (3, 8):
+        save(source, with_default([4], stored, ir_version))
+        for batching in (None, False):
+            assert [spec.name for spec in checked(source, batching).signature.inputs] == ["x"]
+
+
+def test_a_default_of_fixed_size_is_offered_where_requests_run_alone(source: Path) -> None:
+    save(source, with_default([4], np.ones(4, np.float32), weights=True))
+    assert [(spec.name, spec.optional) for spec in checked(source, False).signature.inputs] == [
+        ("x", False),
+        ("b", True),
+    ]
+    assert [spec.name for spec in checked(source).signature.inputs] == ["x"]  # it would be everybody's
+
+
+def test_a_default_that_mixes_rows_is_not_offered(source: Path) -> None:
+    nodes = [helper.make_node("ReduceSum", ["b"], ["t"], keepdims=1), helper.make_node("Add", ["x", "t"], ["y"])]
+    stored = [numpy_helper.from_array(np.zeros((1, 1), np.float32), "b")]
+    save(source, build(nodes, [value("x", ["N", 4]), value("b", ["M", 1])], [value("y", ["N", 4])], stored))
+    found = checked(source)
+    assert found.signature.batching
+    assert [spec.name for spec in found.signature.inputs] == ["x"]

@@ -190,3 +190,22 @@ def test_runs_are_not_cut_to_pieces_that_take_hardly_less(tmp_path):
     bench.turn()
     bench.come(16)
     assert bench.put == [1, 8, 8]
+
+
+def test_what_waits_for_a_version_that_goes_is_sent_before_it_goes(tmp_path):
+    bench = bench_of(tmp_path, LONG_RUN_S, instances=1)
+    for requests in (3, 1, 2, 5, 30):
+        bench.come(requests)
+    assert bench.put == [3, 1]
+    bench.lane.close()
+    assert sum(bench.put) == 41
+    while bench.put:
+        bench.answer()
+    assert (bench.lane.idle, bench.admission.requests) == (True, 0)
+
+
+def test_what_waits_for_a_version_that_never_was_ready_is_told_that_it_is_gone(tmp_path):
+    bench = bench_of(tmp_path, LONG_RUN_S, instances=0)
+    bench.come(2)
+    bench.lane.close()
+    assert (bench.put, bench.lane.idle, bench.admission.requests) == ([], True, 0)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from services.errors import invalid
 from workers.backends.base import Backend
 from workers.backends.echo import Echo
 from workers.backends.onnxruntime import OnnxRuntime
 
-_BACKENDS: dict[str, type[Backend]] = {"onnxruntime": OnnxRuntime, "echo": Echo}
+_BACKENDS: dict[str, Callable[[Path | None], Backend]] = {"onnxruntime": OnnxRuntime, "echo": lambda _: Echo()}
 
 
-def get_backend(name: str) -> Backend:
-    """The backend called `name`. Raises Failure(INVALID) for a name that is not known."""
+def get_backend(name: str, home: Path | None = None) -> Backend:
+    """The backend called `name`. `home`: where it may keep files. Raises Failure(INVALID) for a name that is not known."""
     if name not in _BACKENDS:
         raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(_BACKENDS))}")
-    return _BACKENDS[name]()
+    return _BACKENDS[name](home)

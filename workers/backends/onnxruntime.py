@@ -6,6 +6,7 @@ load ─> session on exactly the device asked for ─> run: numpy in ─> (text,
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -216,12 +217,15 @@ class OnnxRuntimeInstance:
 
 
 class OnnxRuntime:
-    """Loads ONNX files. `engines`: folder for TensorRT's engines; by default beside the version's compiled files."""
+    """Loads ONNX files. `home`: what is kept; TensorRT's engines of models that are served elsewhere are kept there, too.
+
+    Without it, and for models below it, engines lie beside the version's compiled files.
+    """
 
     name = "onnxruntime"
 
-    def __init__(self, engines: Path | None = None) -> None:
-        self._engines = engines
+    def __init__(self, home: Path | None = None) -> None:
+        self._home = home.absolute() if home is not None else None
 
     def load(self, path: Path, signature: Signature, device: str, threads: int) -> OnnxRuntimeInstance:
         """A session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
@@ -231,7 +235,7 @@ class OnnxRuntime:
             raise Failure(
                 Code.UNAVAILABLE, f"onnxruntime cannot be imported ({error}): install millrace[cpu] or millrace[gpu]"
             ) from error
-        engines = self._engines or path.parent.parent / "compiled" / f"tensorrt-ort{onnxruntime.__version__}"
+        engines = self._engines(path) / f"tensorrt-ort{onnxruntime.__version__}"
         providers = _providers(device, engines)
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
         if BYTES in datatypes and any(spec.datatype == "BF16" for spec in signature.outputs):
@@ -248,3 +252,11 @@ class OnnxRuntime:
         # Memory freed by an unloaded model may be used again and hide the growth; the weights are there all the same.
         instance.size_bytes = max(_resident_bytes() - resident, path.stat().st_size)
         return instance
+
+    def _engines(self, path: Path) -> Path:
+        """Where engines of the model at `path` are kept: never in a folder that is not ours."""
+        if self._home is None or self._home in path.absolute().parents:
+            return path.parent.parent / "compiled"
+        about = path.stat()
+        name = hashlib.sha256(f"{path.absolute()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()
+        return self._home / "engines" / name[:16]

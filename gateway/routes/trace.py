@@ -1,0 +1,69 @@
+"""GET and POST of /v2/trace/setting, …/models/{model}/trace/setting and /v2/logging: Triton's trace and logging extensions.
+
+Anybody may look; to change them is for those who may use the admin API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+
+from gateway.routes.body import declared_bytes
+from gateway.routes.context import DepsOf
+from gateway.routes.errors import documented
+from gateway.routes.key import admin
+from gateway.v2.document import parse_json
+from services.errors import Code, Failure
+
+router = APIRouter(tags=["v2 extensions"])
+
+BODY_BYTES_MAX = 64 * 1024
+_CHANGES: dict[str, Any] = {
+    "dependencies": [Depends(admin)],
+    "responses": documented(400, 401, 403, 413),
+    "openapi_extra": {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
+}
+
+
+@router.get("/v2/trace/setting", summary="Trace settings of all models")
+async def trace(deps: DepsOf) -> dict[str, Any]:
+    return dict(deps.traces.get(None))
+
+
+@router.post("/v2/trace/setting", summary="Change the trace settings of all models", **_CHANGES)
+async def set_trace(request: Request, deps: DepsOf) -> dict[str, Any]:
+    return dict(deps.traces.update(None, await _object(request)))
+
+
+@router.get("/v2/models/{model}/trace/setting", summary="Trace settings of a model", responses=documented(400))
+async def model_trace(model: str, deps: DepsOf) -> dict[str, Any]:
+    return dict(deps.traces.get(model))
+
+
+@router.post("/v2/models/{model}/trace/setting", summary="Change the trace settings of a model", **_CHANGES)
+async def set_model_trace(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
+    return dict(deps.traces.update(model, await _object(request)))
+
+
+@router.get("/v2/logging", summary="Log settings of the gateways")
+async def log(deps: DepsOf) -> dict[str, Any]:
+    return dict(deps.logs.get())
+
+
+@router.post("/v2/logging", summary="Change the log settings of the gateways", **_CHANGES)
+async def set_log(request: Request, deps: DepsOf) -> dict[str, Any]:
+    return dict(deps.logs.update(await _object(request)))
+
+
+async def _object(request: Request) -> dict[str, Any]:
+    """The body, an object of settings; an empty one changes nothing. Raises Failure: INVALID, TOO_LARGE."""
+    body = b""
+    if declared_bytes(request) <= BODY_BYTES_MAX:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > BODY_BYTES_MAX:
+                break
+    if len(body) > BODY_BYTES_MAX or declared_bytes(request) > BODY_BYTES_MAX:
+        raise Failure(Code.TOO_LARGE, f"settings are larger than {BODY_BYTES_MAX} bytes")
+    return parse_json(body) if body else {}

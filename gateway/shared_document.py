@@ -1,0 +1,99 @@
+"""A small JSON document that all gateways of a machine read and may change: what a client sets through one holds in all.
+
+update ─> lock, read, change, replace the file with one rename      follow ─> looks every FOLLOW_S whether it changed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.errors import Code, Failure
+from services.repository.disk import storage_errors, try_lock
+
+log = logging.getLogger("millrace.settings")
+
+FOLLOW_S = 0.1
+LOCK_TRIES = 20
+LOCK_PAUSE_S = 0.005
+T = TypeVar("T")
+
+
+class SharedDocument:
+    """`path`: its file; one that is not there, or no JSON object, is an empty document."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, ...] = (-1,)
+        self._content: dict[str, Any] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The document now; the same object as before if it did not change."""
+        found = self._signature()
+        if found != self._seen:
+            self._seen, self._content = found, self._load()
+        return self._content
+
+    def changed(self) -> bool:
+        """Whether `read` would give another document than last time; the cost of one stat."""
+        return self._signature() != self._seen
+
+    def update(self, change: Callable[[dict[str, Any]], T]) -> T:
+        """Have `change` alter the document in place. Raises Failure: what `change` raises, UNAVAILABLE, STORAGE.
+
+        Does not wait long for the lock: a gateway that is frozen while it holds it must not hold up others.
+        """
+        with storage_errors(self._path.parent):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self._lock()
+            try:
+                content = self._load()
+                result = change(content)
+                new = self._path.with_suffix(f".{os.getpid()}.new")
+                new.write_text(json.dumps(content))
+                new.rename(self._path)
+                self._seen, self._content = self._signature(), content
+            finally:
+                os.close(lock)
+        return result
+
+    def _lock(self) -> int:
+        for _ in range(LOCK_TRIES):
+            lock = try_lock(self._path.with_suffix(".lock"))
+            if lock is not None:
+                return lock
+            time.sleep(LOCK_PAUSE_S)
+        raise Failure(Code.UNAVAILABLE, "another gateway is changing these settings: try again", retry_after_s=1)
+
+    def _signature(self) -> tuple[int, ...]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            content = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+async def follow(documents: Mapping[SharedDocument, Callable[[], None]], every: Callable[[], object]) -> None:
+    """Until cancelled: call what belongs to a document when another gateway changed it, and `every` each time."""
+    while True:
+        await asyncio.sleep(FOLLOW_S)
+        try:
+            for document, apply in documents.items():
+                if document.changed():
+                    apply()
+            every()
+        except Exception:
+            log.exception("settings could not be followed")

@@ -1,0 +1,105 @@
+"""Log settings of the gateways, changed while they run. In force in all gateways of the machine.
+
+POST /v2/logging (REST), LogSettings (gRPC) ─> update ─> shared document ─> levels and format of every gateway's log
+Source: Triton's logging extension.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from gateway.shared_document import SharedDocument
+from gateway.triton.ports import LogValues
+from gateway.views import shown
+from services.errors import Code, Failure, invalid
+
+FORMATS = ("default", "ISO8601")
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+VERBOSE_MAX = (1 << 32) - 1
+_DEFAULTS: LogValues = {
+    "log_file": "",
+    "log_info": True,
+    "log_warning": True,
+    "log_error": True,
+    "log_verbose_level": 0,
+    "log_format": "default",
+}
+_SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.ERROR: "log_error"}
+
+
+class SharedLogSettings:
+    """`handlers`: of the log. From verbose level 1 on our own debug messages are shown, too."""
+
+    def __init__(self, document: SharedDocument, handlers: Sequence[logging.Handler]) -> None:
+        self.document = document
+        self._handlers = handlers
+        self._chosen = _Chosen()
+        for handler in handlers:
+            handler.addFilter(self._chosen)
+        self.apply()
+
+    def get(self) -> LogValues:
+        """log_file, log_info, log_warning, log_error, log_verbose_level, log_format."""
+        return _DEFAULTS | self.document.read()
+
+    def update(self, values: Mapping[str, Any]) -> LogValues:
+        """Change some. Raises Failure: UNSUPPORTED for log_file, INVALID for what is no such setting or value."""
+        new = {name: _parsed(name, value) for name, value in values.items()}
+        if new:
+            self.document.update(lambda content: content.update(new))
+            self.apply()
+        return self.get()
+
+    def apply(self) -> None:
+        """The document changed: from now on it holds here, too."""
+        values = self.get()
+        self._chosen.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
+        logging.getLogger("millrace").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
+        formatter = _Iso8601(LINE) if values["log_format"] == "ISO8601" else logging.Formatter(LINE)
+        for handler in self._handlers:
+            handler.setFormatter(formatter)
+
+    def close(self) -> None:
+        """Leave the log as it was."""
+        for handler in self._handlers:
+            handler.removeFilter(self._chosen)
+
+
+class _Chosen(logging.Filter):
+    """Lets those levels pass that are not hidden. What is worse than an error goes with the errors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden: set[int] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return min(record.levelno, logging.ERROR) not in self.hidden
+
+
+class _Iso8601(logging.Formatter):
+    """Times as 2026-01-31T12:00:00.000Z."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
+
+
+def _parsed(name: str, value: Any) -> str | int | bool:
+    if name == "log_file":
+        raise Failure(Code.UNSUPPORTED, "log file location can not be updated through network protocol")
+    if name in _SWITCHES.values():
+        if not isinstance(value, bool):
+            raise invalid(f"log setting '{name}' must be true or false")
+        return value
+    if name == "log_verbose_level":
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= VERBOSE_MAX:
+            raise invalid(f"log setting '{name}' must be a whole number from 0 on")
+        return value
+    if name == "log_format":
+        if value not in FORMATS:
+            raise invalid(f"invalid argument for --log_format, got: {shown(str(value))}")
+        return str(value)
+    raise invalid(f"unknown log setting '{shown(name)}'; known: {', '.join(_DEFAULTS)}")

@@ -1,0 +1,189 @@
+"""Trace settings: global ones, and those that a model has of its own. In force in all gateways of the machine.
+
+POST …/trace/setting (REST), TraceSetting (gRPC) ─> update ─> shared document ─> every gateway's Traces
+Source: Triton's trace extension, "Trace Setting".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.shared_document import SharedDocument
+from gateway.traces import Sampler, Trace, Traces
+from gateway.triton.ports import TraceValues
+from gateway.triton.trace_file import TraceFile
+from gateway.views import shown
+from services.errors import Code, Failure, invalid
+
+log = logging.getLogger("millrace.trace")
+
+_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+_DEFAULTS: TraceValues = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0"}
+_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
+_NUMBER_MAX = 1 << 62
+
+
+class SharedTraceSettings:
+    """`models`: names of those that there are. `traces`: what the lanes of this gateway record in."""
+
+    def __init__(
+        self, document: SharedDocument, traces: Traces, file: Path, models: Callable[[], Collection[str]]
+    ) -> None:
+        self.document = document
+        self._traces = traces
+        self._file = file
+        self._out = TraceFile(file)
+        self._models = models
+        self._samplers: dict[str, Sampler | None] = {}
+        self._waiting: dict[int, list[Trace]] = {}  # by log frequency: traces that are too few for a file
+        self._all = False  # whether they are to be written all the same
+        self._writing: asyncio.Future[None] | None = None
+        self._seen: dict[str, int] = {}  # how many requests each sampler had seen when the settings changed
+        traces.sampler = self._sampler
+        self.apply()
+
+    def get(self, model: str | None) -> TraceValues:
+        """Settings in force: trace_level as a list, all else strings. Raises Failure(INVALID): no such model."""
+        self._check(model)
+        return self._in_force(self.document.read(), model) | {"trace_file": str(self._file), "trace_mode": "triton"}
+
+    def update(self, model: str | None, values: Mapping[str, Any]) -> TraceValues:
+        """Change some; None clears a model's own value, or a global one. Raises Failure: INVALID, UNSUPPORTED."""
+        self._check(model)
+        new = {name: None if value is None else _parsed(name, value) for name, value in values.items()}
+        if new:
+            self.document.update(lambda content: self._change(content, model, new))
+            self.apply()
+        return self.get(model)
+
+    def _check(self, model: str | None) -> None:
+        if model is not None and model not in self._models():
+            raise invalid(f"Request for unknown model : {shown(model)}")
+
+    def _change(self, content: dict[str, Any], model: str | None, new: Mapping[str, Any]) -> None:
+        models: dict[str, dict[str, Any]] = content.setdefault("models", {})
+        for gone in models.keys() - set(self._models()):
+            del models[gone]
+        own = content.setdefault("global", {}) if model is None else models.setdefault(model, {})
+        own.update(new)
+        for name in [name for name, value in own.items() if value is None]:
+            del own[name]
+
+    @staticmethod
+    def _in_force(content: Mapping[str, Any], model: str | None) -> TraceValues:
+        own = {} if model is None else content.get("models", {}).get(model, {})
+        values: TraceValues = _DEFAULTS | content.get("global", {}) | own
+        return values
+
+    # What acts on them.
+
+    def apply(self) -> None:
+        """The document changed: from now on it holds here, too."""
+        content = self.document.read()
+        self._all = True
+        self._seen = {model: sampler.seen for model, sampler in self._samplers.items() if sampler is not None}
+        self._samplers.clear()
+        everything = [None, *content.get("models", {})]
+        self._traces.on = any(self._in_force(content, model)["trace_level"] != ["OFF"] for model in everything)
+
+    def _sampler(self, model: str) -> Sampler | None:
+        if model not in self._samplers:
+            values = self._in_force(self.document.read(), model)
+            off = values["trace_level"] == ["OFF"] or values["trace_count"] == "0"
+            tensors = "TENSORS" in values["trace_level"]
+            self._samplers[model] = (
+                None
+                if off
+                else Sampler(
+                    int(str(values["trace_rate"])), tensors, lambda n: self._claim(model, n), self._seen.get(model, 0)
+                )
+            )
+        return self._samplers[model]
+
+    def _claim(self, model: str, wanted: int) -> int:
+        """How many of so many traces the trace count still allows; it is that of all gateways together."""
+        if self._in_force(self.document.read(), model)["trace_count"] == "-1":
+            return wanted
+
+        def take(content: dict[str, Any]) -> tuple[int, int]:
+            own = content.get("models", {}).get(model, {})
+            owner = own if "trace_count" in own else content.setdefault("global", {})
+            left = int(owner.get("trace_count", "-1"))
+            granted = wanted if left < 0 else min(wanted, left)
+            if left >= 0:
+                owner["trace_count"] = str(left - granted)
+            return granted, left - granted
+
+        try:
+            granted, left = self.document.update(take)
+        except Failure as failure:
+            log.warning("%d traces are left out: %s", wanted, failure.message)
+            return 0
+        if not left:
+            self.apply()  # that was the last one: nobody is asked any more
+        return granted
+
+    # Where they go.
+
+    def flush(self) -> None:
+        """Write what was recorded, in a thread; call it now and then, in the event loop."""
+        if self._writing is not None and not self._writing.done():
+            return
+        if self._traces.kept or (self._all and self._waiting):
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._take(), self._all))
+            self._all = False
+
+    async def close(self) -> None:
+        """The gateway leaves: everything is written."""
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+        await asyncio.to_thread(self._write, self._take(), True)
+
+    def _take(self) -> dict[int, list[Trace]]:
+        kept, self._traces.kept = self._traces.kept, []
+        if self._traces.lost:
+            log.warning("%d traces were dropped: they came faster than they could be written", self._traces.lost)
+            self._traces.lost = 0
+        content = self.document.read()
+        taken, self._waiting = self._waiting, {}
+        for model, trace in kept:
+            taken.setdefault(int(str(self._in_force(content, model)["log_frequency"])), []).append(trace)
+        return taken
+
+    def _write(self, taken: Mapping[int, list[Trace]], last: bool) -> None:
+        for frequency, traces in taken.items():
+            rest = self._out.write(traces, frequency, last=last)
+            if rest:
+                self._waiting.setdefault(frequency, [])[:0] = rest
+
+
+def _parsed(name: str, value: Any) -> str | list[str]:
+    """A value as it is kept. A list of one is as good as that one: so gRPC sends them. Raises Failure."""
+    if name == "trace_file":
+        raise Failure(Code.UNSUPPORTED, "trace file location can not be updated through network protocol")
+    if name == "trace_mode":
+        raise Failure(Code.UNSUPPORTED, "trace mode can not be updated through network protocol")
+    if name == "trace_level":
+        return _levels(value if isinstance(value, list) else [value])
+    if name not in _LEAST:
+        raise invalid(f"unknown trace setting '{shown(str(name))}'; known: {', '.join(_DEFAULTS)}")
+    text = value[0] if isinstance(value, list) and len(value) == 1 else value
+    least = _LEAST[name]
+    if isinstance(text, bool) or not isinstance(text, (str, int)) or not str(text).removeprefix("-").isdecimal():
+        raise invalid(f"trace setting '{name}' must be a number, got: {shown(str(value))}")
+    if len(str(text)) > len(str(_NUMBER_MAX)) or not least <= int(text) <= _NUMBER_MAX:
+        raise invalid(f"trace setting '{name}' must be at least {least} and at most {_NUMBER_MAX}")
+    return str(int(text))
+
+
+def _levels(values: list[Any]) -> list[str]:
+    levels = [str(value) for value in values]
+    if wrong := [level for level in levels if level not in _LEVELS]:
+        raise invalid(f"unknown trace level '{shown(wrong[0])}'; known: {', '.join(_LEVELS)}")
+    if not levels or ("OFF" in levels and len(set(levels)) > 1):
+        raise invalid("trace_level is OFF alone, or one or more of the others")
+    return list(dict.fromkeys(levels))

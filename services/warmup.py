@@ -1,0 +1,56 @@
+"""Whether the warm-up requests of a config are requests to the version at all. Pure, but for a look at their files."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from services.datatypes import BYTES, ITEM_BYTES
+from services.errors import invalid
+from services.manifest import ModelConfig, Warmup, WarmupInput
+from services.tensor import Signature, TensorSpec, needed_inputs
+
+INPUT_BYTES_MAX = 1 << 28
+
+
+def check_warmups(config: ModelConfig, signature: Signature, folder: Path) -> list[str]:
+    """The files that they read, below the version's `folder`. Raises Failure(INVALID) for what could never succeed."""
+    files: list[str] = []
+    for warmup in config.warmup:
+        where = f"config.warmup {warmup.name[:80]!r}"
+        if signature.batching and not 1 <= warmup.rows <= config.rows_max:
+            raise invalid(f"{where}: rows must be 1 to rows_max, which is {config.rows_max}, not {warmup.rows}")
+        specs = {spec.name: spec for spec in signature.inputs}
+        for spec in needed_inputs(signature):
+            if spec.name not in warmup.inputs:
+                raise invalid(f"{where}: input {spec.name!r} is missing")
+        for name, made in warmup.inputs.items():
+            if name not in specs:
+                raise invalid(f"{where}: the model has no input {name[:80]!r}; it has {', '.join(specs)}")
+            why = _wrong(made, specs[name], warmup, signature.batching)
+            if why is None and made.file is not None:
+                files.append(made.file)
+                why = None if _inside(folder, made.file) else f"there is no file {made.file[:200]!r}"
+            if why is not None:
+                raise invalid(f"{where}: input {name!r}: {why}")
+    return files
+
+
+def _wrong(made: WarmupInput, spec: TensorSpec, warmup: Warmup, batching: bool) -> str | None:
+    dims = spec.shape[1:] if batching else spec.shape
+    if made.datatype != spec.datatype:
+        return f"datatype {made.datatype[:20]!r} in place of {spec.datatype}"
+    if len(made.shape) != len(dims) or any(want not in {-1, got} for want, got in zip(dims, made.shape, strict=True)):
+        return f"shape {list(made.shape)} does not fit {list(dims)}"
+    item = 8 if made.datatype == BYTES else ITEM_BYTES[made.datatype]
+    size = math.prod(made.shape) * (warmup.rows if batching else 1) * item
+    return f"{size} bytes are more than the {INPUT_BYTES_MAX} allowed" if size > INPUT_BYTES_MAX else None
+
+
+def _inside(folder: Path, name: str) -> bool:
+    """Whether `name` is a file in `folder`; what leads out of it is none."""
+    try:
+        path = (folder / name).resolve()
+        return path.is_relative_to(folder.resolve()) and path.is_file() and path.stat().st_size <= INPUT_BYTES_MAX
+    except (OSError, ValueError):
+        return False

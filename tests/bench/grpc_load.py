@@ -1,0 +1,88 @@
+"""Load from h2load: many gRPC calls at once over a few connections, the same message over and over.
+
+h2load does not look at the trailers of gRPC: whether calls succeed is asked of tritonclient's stub before.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from tests.bench.load import WARM_UP_S, Load, LoadError
+from tests.bench.processes import cpu_s
+from tests.bench.servers import Server
+
+CONNECTIONS = 8
+#: connections of a gateway come of age and are made anew, which h2load does not do: a measurement ends before
+SECONDS_MAX = 5
+_UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
+
+
+def require_h2load() -> None:
+    """Raises LoadError where h2load is not installed."""
+    if shutil.which("h2load") is None:
+        raise LoadError("h2load is not installed: apt-get install nghttp2-client")
+
+
+def message(model: str, name: str, row: np.ndarray) -> pb.ModelInferRequest:
+    """One row as a request with raw contents."""
+    request = pb.ModelInferRequest(model_name=model, raw_input_contents=[row.astype("<f4").tobytes()])
+    request.inputs.add(name=name, datatype="FP32", shape=[1, *row.shape])
+    return request
+
+
+def measure(server: Server, folder: Path, request: pb.ModelInferRequest, calls: int, seconds: int) -> Load:
+    """Keep `calls` calls in flight for `seconds` after a second of warm-up. Raises LoadError."""
+    with grpc.insecure_channel(server.grpc) as channel:
+        try:
+            service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(request, timeout=10)
+        except grpc.RpcError as error:
+            raise LoadError(f"{server.grpc} does not answer: {error}") from error
+    body = request.SerializeToString()
+    path = folder / "message.bin"
+    path.write_bytes(struct.pack(">BI", 0, len(body)) + body)
+    _h2load(server, path, calls, WARM_UP_S)
+    before = cpu_s(server.pid)
+    said = _h2load(server, path, calls, min(seconds, SECONDS_MAX))
+    spent = cpu_s(server.pid) - before
+    done = int(_found(r"(\d+) succeeded", said))
+    if done != int(_found(r"requests: (\d+) total", said)) or not done:
+        raise LoadError(f"{server.grpc} did not answer every call: {said}")
+    return Load(
+        rate=done / min(seconds, SECONDS_MAX),
+        p50_us=_mean_us(said),
+        p99_us=0,  # h2load knows the mean alone
+        cpu_us=spent / done * 1e6,
+    )
+
+
+def _h2load(server: Server, path: Path, calls: int, seconds: int) -> str:
+    command = ["h2load", "-t1", f"-c{CONNECTIONS}", f"-m{calls // CONNECTIONS}", f"-D{seconds}", "-d", str(path)]
+    headers = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+    url = f"http://{server.grpc}/inference.GRPCInferenceService/ModelInfer"
+    done = subprocess.run([*command, *headers, url], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LoadError(f"h2load failed on {url}: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def _found(pattern: str, text: str) -> str:
+    found = re.search(pattern, text)
+    if found is None:
+        raise LoadError(f"h2load said something else than expected: {text}")
+    return found[1]
+
+
+def _mean_us(said: str) -> float:
+    """The third number of `time for request: MIN MAX MEAN SD`."""
+    number = _found(r"time for request:\s+\S+\s+\S+\s+(\S+)", said)
+    value, unit = _found(r"([\d.]+)", number), number.lstrip("0123456789.")
+    return float(value) * _UNITS_US[unit]

@@ -1,0 +1,64 @@
+"""An instance whose model takes or gives other shapes than its clients see: the same elements, in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from services.errors import Code, Failure
+from services.tensor import Signature, TensorSpec
+from workers.backends.base import Array, Instance
+
+
+class Reshaped:
+    """`instance`, behind the shapes of `signature`. Variable dimensions correspond in their order."""
+
+    def __init__(self, instance: Instance, signature: Signature) -> None:
+        self._instance = instance
+        self._batching = signature.batching
+        self._inputs = {spec.name: spec for spec in signature.inputs if spec.model_shape is not None}
+        self._outputs = signature.outputs
+
+    @property
+    def size_bytes(self) -> int:
+        return self._instance.size_bytes
+
+    def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+        fed = {name: self._to_model(self._inputs.get(name), array) for name, array in inputs.items()}
+        outputs = self._instance.run(fed)
+        return [
+            array if spec.model_shape is None else self._to_client(spec, array)
+            for spec, array in zip(self._outputs, outputs, strict=True)
+        ]
+
+    def _to_model(self, spec: TensorSpec | None, array: Array) -> Array:
+        if spec is None or spec.model_shape is None:
+            return array
+        return _reshape(array, self._seen(spec), spec.model_shape, self._batching)
+
+    def _to_client(self, spec: TensorSpec, array: Array) -> Array:
+        assert spec.model_shape is not None
+        try:
+            return _reshape(array, spec.model_shape, self._seen(spec), self._batching)
+        except (ValueError, IndexError) as error:
+            raise Failure(
+                Code.MODEL, f"output {spec.name!r} has the shape {list(array.shape)}, which is not {list(spec.shape)}"
+            ) from error
+
+    def _seen(self, spec: TensorSpec) -> tuple[int, ...]:
+        return spec.shape[1:] if self._batching else spec.shape
+
+    def rebuild(self) -> None:
+        self._instance.rebuild()
+
+    def close(self) -> None:
+        self._instance.close()
+
+
+def _reshape(array: Array, given: tuple[int, ...], wanted: tuple[int, ...], batching: bool) -> Array:
+    """`given` and `wanted`: without the rows, -1 for what is variable. Raises ValueError."""
+    rows = array.shape[:1] if batching else ()
+    inner = array.shape[len(rows) :]
+    if len(inner) != len(given):
+        raise ValueError(f"{len(inner)} dimensions in place of {len(given)}")
+    sizes = iter([size for size, dim in zip(inner, given, strict=True) if dim == -1])
+    return array.reshape((*rows, *(next(sizes) if dim == -1 else dim for dim in wanted)))
