@@ -9,6 +9,7 @@ import math
 import subprocess
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +276,9 @@ def test_requests_of_clients_that_go_away_are_dropped(stack: Stack) -> None:
         return stack.metrics().value("millrace_requests_total", model="tf-slow", outcome="cancelled")
 
     before = dropped()
-    sent = [stack.send("/v1/models/tf-slow:predict", body) for _ in range(24)]
+    sent = [stack.send("/v1/models/tf-slow:predict", body) for _ in range(48)]
+    waiting = lambda: stack.metrics().value("millrace_lane_rows", model="tf-slow")  # noqa: E731
+    wait_until(lambda: waiting() >= 4, what="requests wait for their turn")
     for connection in sent:
         connection.close()
     wait_until(lambda: dropped() > before, what="a request was dropped")
@@ -318,3 +321,15 @@ def test_classes_have_the_names_that_came_with_the_version(stack: Stack, folder:
     classes = answered(stack.http.post("/invocations", json=asked, headers=headers))["outputs"][0]["data"]
     best = max(found["result"][0], key=lambda pair: pair[1])
     assert classes[0].split(":")[2] == best[0]
+
+
+def test_many_small_compressed_bodies_at_once(stack: Stack) -> None:
+    """What they may become is bounded by what they are: all of them are taken."""
+    body = gzip.compress(json.dumps({"instances": [[1.0]]}).encode())
+    with ThreadPoolExecutor(32) as threads:
+
+        def ask(_: int) -> int:
+            reply = stack.http.post("/v1/models/tf-one:predict", content=body, headers={"Content-Encoding": "gzip"})
+            return reply.status_code
+
+        assert set(threads.map(ask, range(200))) == {200}
