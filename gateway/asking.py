@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from gateway.arrays import Inputs, owned
 from gateway.caller import TERMS, Caller, Terms
@@ -18,13 +19,19 @@ T = TypeVar("T")
 
 #: from so many bytes on, reading or writing them would keep the event loop's other requests waiting
 APART_BYTES_MIN = 64 * 1024
+#: numbers as Python's objects are many times as large as their text: more at once would cost memory and gain no time
+APART_AT_ONCE_MAX = 2
+
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def apart(size_bytes: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """`work(…)`, in a thread if it is about many bytes."""
     if size_bytes < APART_BYTES_MIN:
         return work(*args, **kwargs)
-    return await asyncio.to_thread(work, *args, **kwargs)
+    slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(APART_AT_ONCE_MAX))
+    async with slots:
+        return await asyncio.to_thread(work, *args, **kwargs)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 #: more digits than any limit has; converting a number of any length would cost the square of it
 _DIGITS_MAX = 18
+#: bytes that one byte of a compressed body may become (zlib's own limit is 1032)
+_RATIO_MAX = 1100
 DOCUMENT_BYTES_MAX = 1 << 20
 
 _Document = TypeVar("_Document", bound=BaseModel)
@@ -95,8 +97,9 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
         body = b"".join(chunks)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
-            held.take(bytes_max - held.size)  # what it may become
+            held.take(min(bytes_max, _RATIO_MAX * len(body)))  # what it may become
             body = await asyncio.to_thread(decompress, body, encoding.encode("latin-1"), bytes_max)
+            held.keep(len(body))
         yield body
     finally:
         held.give_back()
@@ -113,6 +116,11 @@ class _Held:
         if self._bodies.bytes > self._bodies.bytes_max and self.size > APART_BYTES_MIN:
             full = f"{self._bodies.bytes_max} bytes of requests are held; try again later"
             raise Failure(Code.UNAVAILABLE, full, retry_after_s=1)
+
+    def keep(self, size: int) -> None:
+        """No more than this is held any longer."""
+        self._bodies.bytes += size - self.size
+        self.size = size
 
     def give_back(self) -> None:
         self._bodies.bytes -= self.size

@@ -9,6 +9,7 @@ import math
 import subprocess
 import zipfile
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def _served(shared_stack: Stack, folder: Path) -> None:
     push("tf-turn", models.transpose(folder / "turn.onnx"))
     push("tf-length", models.variable_length(folder / "length.onnx"))
     push("tf-lookup", models.lookup(folder / "lookup.onnx"))
+    push("tf-slow", models.slow(folder / "slow.onnx", 20_000), config='{"rows_max": 1}')
     push("tf-one", models.identity(folder / "one.onnx", shape=("N", 1)))
 
 
@@ -267,12 +269,19 @@ def test_cloud_events(stack: Stack) -> None:
     assert "no 'type'" in refused(post(stack, "tf-one:predict", data, headers={**headers, "ce-type": ""}))
 
 
-def test_a_client_that_goes_away_leaves_nothing(stack: Stack) -> None:
-    before = stack.metrics().value("millrace_requests_total", model="tf-one")
-    for _ in range(3):
-        stack.send("/v1/models/tf-one:predict", json.dumps({"instances": [[1.0]]}).encode()).close()
-    assert answered(post(stack, "tf-one:predict", {"instances": [[1.0]]})) == {"predictions": [[1.0]]}
-    wait_until(lambda: stack.metrics().value("millrace_requests_total", model="tf-one") > before, what="counted")
+def test_requests_of_clients_that_go_away_are_dropped(stack: Stack) -> None:
+    body = json.dumps({"instances": [[1.0] * 128]}).encode()
+
+    def dropped() -> float:
+        return stack.metrics().value("millrace_requests_total", model="tf-slow", outcome="cancelled")
+
+    before = dropped()
+    sent = [stack.send("/v1/models/tf-slow:predict", body) for _ in range(48)]
+    waiting = lambda: stack.metrics().value("millrace_lane_rows", model="tf-slow")  # noqa: E731
+    wait_until(lambda: waiting() >= 4, what="requests wait for their turn")
+    for connection in sent:
+        connection.close()
+    wait_until(lambda: dropped() > before, what="a request was dropped")
 
 
 def test_kserves_own_client(stack: Stack) -> None:
@@ -312,3 +321,15 @@ def test_classes_have_the_names_that_came_with_the_version(stack: Stack, folder:
     classes = answered(stack.http.post("/invocations", json=asked, headers=headers))["outputs"][0]["data"]
     best = max(found["result"][0], key=lambda pair: pair[1])
     assert classes[0].split(":")[2] == best[0]
+
+
+def test_many_small_compressed_bodies_at_once(stack: Stack) -> None:
+    """What they may become is bounded by what they are: all of them are taken."""
+    body = gzip.compress(json.dumps({"instances": [[1.0]]}).encode())
+    with ThreadPoolExecutor(32) as threads:
+
+        def ask(_: int) -> int:
+            reply = stack.http.post("/v1/models/tf-one:predict", content=body, headers={"Content-Encoding": "gzip"})
+            return reply.status_code
+
+        assert set(threads.map(ask, range(200))) == {200}

@@ -1,0 +1,159 @@
+"""Every protocol says what went wrong in its own form, whatever it was: no path, no method, no worker, or our own fault."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from services.records import State
+from services.repository.activation import endpoint_activate
+from tests.kit.application import Application
+from tests.kit.catalog import instance, worker
+from tests.kit.versions import publish
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def application(tmp_path: Path) -> Application:
+    """Model m, whose one version is being loaded."""
+    application = Application(tmp_path, body_bytes_max=4096)
+    manifest = publish(application.repository, "m", 1)
+    endpoint_activate(application.repository, "m", 1)
+    await application.catalog.set_workers(worker(instance(manifest, State.LOADING)))
+    return application
+
+
+@pytest.fixture
+async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
+    async with application.client() as client:
+        yield client
+
+
+def plain(reply: httpx.Response, status: int) -> str:
+    assert list(reply.json()) == ["error"]
+    return str(reply.json()["error"])
+
+
+def openai(reply: httpx.Response, status: int) -> str:
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return str(error["message"])
+
+
+def torchserve(reply: httpx.Response, status: int) -> str:
+    assert set(reply.json()) == {"code", "type", "message"}
+    assert reply.json()["code"] == status
+    assert reply.headers["x-request-id"]
+    return str(reply.json()["message"])
+
+
+def sagemaker(reply: httpx.Response, status: int) -> str:
+    assert reply.headers["x-amzn-errortype"]
+    return str(reply.json()["Message"])
+
+
+Form = Callable[[httpx.Response, int], str]
+CALLS: list[tuple[str, Form]] = [
+    ("/v1/models/m:predict", plain),
+    ("/v1/models/m/versions/1:classify", plain),
+    ("/v2/models/m/generate", plain),
+    ("/invocations", plain),
+    ("/v1/embeddings", openai),
+    ("/openai/v1/embeddings", openai),
+    ("/predictions/m", torchserve),
+    ("/models/m/invoke", torchserve),
+    ("/endpoints/m/invocations", sagemaker),
+]
+EMBED = {"model": "m", "input": [[1]], "instances": [[1, 2, 3, 4]], "x": [1, 2, 3, 4]}
+
+
+@pytest.mark.parametrize(("path", "form"), CALLS)
+async def test_no_worker_has_the_version(client: httpx.AsyncClient, path: str, form: Form) -> None:
+    reply = await client.post(path, json=EMBED)
+    assert reply.status_code == 503
+    assert form(reply, 503) == "no worker serves version 1 of 'm'"
+
+
+@pytest.mark.parametrize(("path", "form"), CALLS)
+async def test_another_method(client: httpx.AsyncClient, path: str, form: Form) -> None:
+    reply = await client.patch(path)
+    assert (reply.status_code, form(reply, 405)) == (405, "Method Not Allowed")
+    assert "POST" in reply.headers["allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/v1/models/m/nope", plain),
+        ("/v1/nope", openai),
+        ("/predictions/a/b/c", torchserve),
+        ("/models/a/b/c/d", torchserve),
+        ("/nope", plain),
+    ],
+)
+async def test_no_such_path(client: httpx.AsyncClient, path: str, form: Form) -> None:
+    reply = await client.post(path)
+    assert (reply.status_code, form(reply, 404)) == (404, "Not Found")
+
+
+async def test_no_such_path_below_an_endpoint(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/endpoints/m/nope")
+    assert (reply.status_code, sagemaker(reply, 400)) == (400, "Not Found")
+    assert reply.headers["x-amzn-errortype"] == "ValidationError"
+
+
+@pytest.mark.parametrize(("path", "form"), CALLS)
+async def test_our_own_fault(
+    application: Application,
+    client: httpx.AsyncClient,
+    path: str,
+    form: Form,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(application.app.state.deps.caller, "find", broken)
+    reply = await client.post(path, json=EMBED)
+    assert reply.status_code == 500
+    text, _, error_id = form(reply, 500).rpartition(" ")
+    assert text == "internal error"
+    assert error_id in caplog.text
+
+
+async def test_a_version_that_is_not_ready_is_no_error_of_the_client(client: httpx.AsyncClient) -> None:
+    reply = await client.get("/v1/models/m")
+    assert reply.status_code == 503
+    assert reply.json()["ready"] is False
+    assert reply.json()["model_version_status"][0]["state"] == "LOADING"
+    assert (await client.get("/v1/models/m/metadata")).status_code == 200
+
+
+async def test_ping_while_nothing_answers(application: Application, client: httpx.AsyncClient) -> None:
+    application.ready = False
+    reply = await client.get("/ping")
+    assert (reply.status_code, reply.json()) == (503, {"status": "Unhealthy"})
+
+
+async def test_bodies_that_are_too_large(client: httpx.AsyncClient) -> None:
+    reply = await client.post("/v1/embeddings", content=b" " * 5000)
+    assert (reply.status_code, openai(reply, 413)) == (413, "the request body is larger than the limit of 4096 bytes")
+
+
+async def test_management_is_for_those_who_may(application: Application) -> None:
+    async with application.client(address="10.0.0.1") as stranger:
+        for method, path in (("GET", "/models"), ("DELETE", "/models/m"), ("POST", "/models")):
+            reply = await stranger.request(method, path)
+            assert reply.status_code == 403
+            torchserve(reply, 403)
