@@ -210,6 +210,8 @@ def verify(folder: Path, manifest: Manifest) -> None:
             with (folder / file.path).open("rb") as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError as error:
-            raise Failure(Code.MODEL, f"damaged: {file.path} cannot be read: {error}") from error
+            raise Failure(
+                Code.MODEL, f"damaged: {file.path} cannot be read: {error.strerror or type(error).__name__}"
+            ) from error
         if digest != file.sha256:
             raise Failure(Code.MODEL, f"damaged: {file.path} is not the file that was uploaded (sha256 differs)")

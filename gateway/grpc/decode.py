@@ -30,9 +30,9 @@ class Call(NamedTuple):
     rows: int
     terms: Terms
     outputs: tuple[int, ...] | None
-    id: str
-    asks: dict[int, Ask] | None
-    held_bytes: int
+    id: str = ""
+    asks: dict[int, Ask] | None = None
+    held_bytes: int = 0
 
 
 class Decoder:

@@ -1,19 +1,21 @@
 """infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. Knows no policy: the caller and the lanes do.
 
-find ─> decode ─> Caller.call ……… encode
+envelope known? ─> find ─> (decode) ─> Caller.call ……… encode
 """
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.caller import Caller, Terms
-from gateway.grpc.decode import Decoder
+from gateway.caller import TERMS, Caller, Terms
+from gateway.grpc.decode import Call, Decoder
 from gateway.grpc.encode import Encoder
+from gateway.grpc.envelopes import Envelopes, inputs_of
 from gateway.grpc.messages import PACKED, answer_alike, parse, unpack
 from gateway.grpc.status import refuse
 from gateway.lanes import Route
@@ -34,6 +36,7 @@ class Infer:
     def __init__(self, caller: Caller, body_bytes_max: int) -> None:
         self._caller = caller
         self._body_bytes_max = body_bytes_max
+        self._envelopes = Envelopes()
         self._codecs: WeakKeyDictionary[InputPlans, _Codec] = WeakKeyDictionary()
 
     async def model_infer(self, body: bytes, context: Any) -> bytes:
@@ -49,6 +52,12 @@ class Infer:
 
     async def reply(self, body: bytes, remaining_s: float | None, extra: bytes = b"") -> bytes:
         """The reply to one request. `remaining_s`: until its call's deadline. `extra`: as in Encoder. Raises Failure."""
+        envelope = self._envelopes.find(body)
+        if envelope is not None:
+            route = self._caller.find(envelope.model, envelope.version or None)
+            if route.plans is envelope.plans:
+                call = Call(inputs_of(body, envelope), envelope.rows, TERMS, envelope.outputs)
+                return await self._run(route, call, len(body), remaining_s, extra)
         size_bytes = len(body)
         if body and body[0] in PACKED:
             body = await unpack(body, self._body_bytes_max)
@@ -61,12 +70,18 @@ class Infer:
         except Failure as failure:
             route.lane.turned_away(failure.code)
             raise
+        self._envelopes.learn(body, request, route.plans, call)
+        return await self._run(route, call, size_bytes, remaining_s, extra)
+
+    def _run(
+        self, route: Route, call: Call, size_bytes: int, remaining_s: float | None, extra: bytes
+    ) -> Coroutine[Any, Any, bytes]:
         inputs, rows, terms, outputs, request_id, asks, held_bytes = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if terms.timeout_s is None else terms.timeout_s
             terms = Terms(min(timeout_s, remaining_s), terms.priority)
-        read = partial(codec.encoder.encode, outputs, request_id, extra=extra, asks=asks)
-        return await self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms)
+        read = partial(self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, asks=asks)
+        return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms)
 
     def _new_codec(self, route: Route) -> _Codec:
         manifest = route.lane.manifest

@@ -168,7 +168,7 @@ class RepositoryControl:
         return "cpu" if "cpu" in pools or not pools else min(pools)
 
     async def _from_folder(self, model: str, folder: Path, given: Given | None) -> _Source:
-        await asyncio.to_thread(self._refuse_uploaded, model, folder)
+        await asyncio.to_thread(self._refuse_uploaded, model)
         return await asyncio.to_thread(self._in_place, model, folder / model, given, folder)
 
     def _in_place(self, model: str, path: Path, given: Given | None, folder: Path | None) -> _Source:
@@ -186,7 +186,7 @@ class RepositoryControl:
         if given is None:
             raise invalid("files are given without a config, which must come with them")
         if folder is not None:
-            await asyncio.to_thread(self._refuse_uploaded, model, folder)
+            await asyncio.to_thread(self._refuse_uploaded, model)
         path = await _whole(self._keep, model, files)
         try:
             return await asyncio.to_thread(self._in_place, model, path, given, folder)
@@ -232,13 +232,12 @@ class RepositoryControl:
             manifest.model, manifest.version, folder, manifest.served, manifest.origin, now, manifest.digest
         )
 
-    def _refuse_uploaded(self, model: str, folder: Path) -> None:
+    def _refuse_uploaded(self, model: str) -> None:
         endpoint = self._endpoint(model)
         if endpoint is not None and endpoint.source is None and self._repository.versions(model):
             raise Failure(
                 Code.INVALID,
-                f"a model of this name was uploaded, and goes on: delete it (millrace rm {model}) to serve the one in "
-                f"{folder}",
+                f"a model of this name was uploaded, and goes on: delete it (millrace rm {model}) to serve this one",
             )
 
     def _manifests(self, model: str) -> dict[int, Manifest]:

@@ -44,7 +44,9 @@ def read_model_folder(path: Path, model: str, given: Given | None) -> ModelFolde
         name = plain_path(given.message.default_model_filename or FILE, "default_model_filename")
         return ModelFolder(path, given, {version: _file(path, version, name) for version in wanted})
     except OSError as error:
-        raise Failure(Code.INVALID, f"{path} cannot be read: {error.strerror or error}") from error
+        raise Failure(
+            Code.INVALID, f"the model's folder cannot be read: {error.strerror or type(error).__name__}"
+        ) from error
 
 
 def check_given(given: Given, model: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.errors import Code, Failure, invalid
+from services.errors import Failure, invalid
 from services.names import check_name
 
 MODELS_MAX = 10_000
@@ -43,5 +43,5 @@ class Folders:
         check_name(model)
         found = [folder for folder in self._folders if (folder / model).is_dir()]
         if len(found) > 1:
-            raise Failure(Code.INVALID, f"the model is in two repositories: {found[0]} and {found[1]}")
+            raise invalid("the model is in two repositories: rename one of its folders")
         return found[0] if found else None

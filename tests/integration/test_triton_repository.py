@@ -249,6 +249,35 @@ def test_a_configuration_that_comes_with_the_load(client: Any) -> None:
     assert "not found" in refusal(scaled, client, "scale", "1")
 
 
+def test_labels_warm_up_and_reshape_act(client: Any, repository: Path) -> None:
+    given = triton.InferInput("x", [1, 2], "FP32")
+    given.set_data_from_numpy(np.array([[1, 2]], np.float32))
+    wanted = triton.InferRequestedOutput("y", class_count=1)
+    assert client.infer("scale", [given], outputs=[wanted]).as_numpy("y").tolist() == [[b"6.000000:1:dog"]]
+
+    warm_up = {
+        "name": "w",
+        "batch_size": 1,
+        "inputs": {"x": {"data_type": "TYPE_FP32", "dims": [2], "input_data_file": "short"}},
+    }
+    config = json.dumps({"max_batch_size": 2, "model_warmup": [warm_up]})
+    assert "there is no file warmup/short" in refusal(client.load_model, "scale", config=config)
+    (repository / "scale" / "warmup" / "short").write_bytes(b"four")
+    said = refusal(client.load_model, "scale", config=config)
+    assert "failed to load 'scale', version 3: " in said
+    assert str(repository) not in said
+    assert scaled(client, "scale") == 3
+    (repository / "scale" / "warmup" / "short").unlink()
+
+    tensor = {"name": "x", "data_type": "TYPE_FP32", "dims": [1, 2, 1], "reshape": {"shape": [2]}}
+    client.load_model("scale", config=json.dumps({"max_batch_size": 2, "input": [tensor]}))
+    assert client.get_model_metadata("scale")["inputs"][0]["shape"] == [-1, 1, 2, 1]
+    given = triton.InferInput("x", [1, 1, 2, 1], "FP32")
+    given.set_data_from_numpy(np.ones((1, 1, 2, 1), np.float32))
+    assert client.infer("scale", [given]).as_numpy("y").tolist() == [[3, 3]]
+    client.load_model("scale")
+
+
 def test_files_that_come_with_the_load(stack: Stack, client: Any, repository: Path, tmp_path: Path) -> None:
     before = content(repository)
     files = {"file:1/model.onnx": times(tmp_path / "model.onnx", 11).read_bytes()}

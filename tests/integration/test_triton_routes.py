@@ -190,3 +190,15 @@ async def test_the_documents_say_what_the_routes_do(client: httpx.AsyncClient) -
         paths["/v2/repository/models/{model}/load"]["post"]["responses"]
     )
     assert "404" in paths["/v2/models/{model}/config"]["get"]["responses"]
+
+
+async def test_a_model_in_two_repositories_is_in_none(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        _folder(tmp_path / folder / "twice" / "1")
+    both = Application(tmp_path / "home", repository=f"{tmp_path / 'a'},{tmp_path / 'b'},{tmp_path / 'nowhere'}")
+    async with both.client() as client:
+        reply = await client.post("/v2/repository/models/twice/load")
+        assert reply.status_code == 400
+        assert "the model is in two repositories" in reply.json()["error"]
+        assert str(tmp_path) not in reply.json()["error"]
+        assert (await client.post(INDEX)).json() == [{"name": "twice"}]

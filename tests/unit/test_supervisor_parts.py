@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from services.settings import Settings
 from services.supervisor import plan
 from services.supervisor.child import cause
 from services.supervisor.cores import Cores, keep_apart
-from services.supervisor.listener import is_loopback, local_url_of, url_of
+from services.supervisor.listener import is_loopback, local_url_of, reserve, url_of
 from services.supervisor.log import Alerts, LogFile
 from services.supervisor.machine import cpus
 from services.supervisor.plan import Entry, parse_pools
@@ -167,3 +169,32 @@ def test_how_a_process_ended():
     assert cause(-9) == "was ended by SIGKILL"
     assert cause(-64) == "was ended by SIGRTMAX"
     assert cause(-99) == "was ended by signal 99"
+
+
+def _refuses(address: tuple[str, int]) -> None:
+    with pytest.raises(Failure) as caught:
+        reserve(*address)
+    assert caught.value.message == (
+        f"port {address[1]} on 127.0.0.1 is in use: stop what uses it, or choose another with --grpc-port"
+    )
+
+
+def test_a_reserved_port_is_for_those_who_share_it_and_for_nobody_else():
+    with reserve("127.0.0.1", 0) as kept:
+        address = kept.getsockname()
+        _refuses(address)  # another installation whose gateways do not listen yet
+        sharing = [socket.socket() for _ in range(2)]
+        for one in sharing:
+            for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # as the library listens
+                one.setsockopt(socket.SOL_SOCKET, option, 1)
+            one.bind(address)
+            one.listen()
+        _refuses(address)
+        accepted = []
+        for _ in range(20):  # the reservation takes none of them
+            with socket.create_connection(address):
+                ready = select.select(sharing, [], [], 10)[0]
+                accepted.append(ready[0].accept()[0])
+        for one in (*accepted, *sharing):
+            one.close()
+    reserve(*address).close()  # at once, though connections have just ended

@@ -1,0 +1,97 @@
+"""What repeats in messages: all of a request but the bytes of its tensors. Known envelopes are not parsed again. Pure.
+
+head (model, version, inputs, outputs) │ tag, length │ raw bytes │ tag, length │ raw bytes …
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from gateway.caller import TERMS
+from gateway.grpc.decode import Call
+from gateway.grpc.encode import varint
+from gateway.request import InputTensor
+from gateway.v2.plans import InputPlans
+
+_RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
+_KEY_BYTES = 16  # the model, mostly; no shorter head can be known
+_KNOWN_MAX = 256
+_HEAD_BYTES_MAX = 4096
+# from here on, a view is made sooner than a copy
+_VIEW_BYTES_MIN = 16384
+
+_new = tuple.__new__
+
+
+class Envelope(NamedTuple):
+    """`marks`: (where, the bytes that must be there). `places`: shape, start and end of inputs in the signature's order."""
+
+    plans: InputPlans
+    model: str
+    version: str
+    marks: list[tuple[int, bytes]]
+    places: list[tuple[tuple[int, ...], int, int]]
+    rows: int
+    outputs: tuple[int, ...] | None
+
+
+class Envelopes:
+    """Those seen last, bounded in number and size."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], Envelope] = {}
+
+    def find(self, body: bytes) -> Envelope | None:
+        """The envelope of a message, if it is known."""
+        envelope = self._known.get((len(body), body[:_KEY_BYTES]))
+        if envelope is None:
+            return None
+        for at, mark in envelope.marks:
+            if not body.startswith(mark, at):
+                return None
+        return envelope
+
+    def learn(self, body: bytes, request: Any, plans: InputPlans, call: Call) -> None:
+        """Remember the envelope of a message that was read in full, if all that differs can be the bytes of its tensors."""
+        raws = request.raw_input_contents
+        if call.id or call.terms is not TERMS or call.asks is not None or not all(plan.opaque for plan in plans):
+            return
+        if not raws or len(raws) != len(plans):  # inputs in shared memory, or left out
+            return
+        marks = [_RAW + varint(len(raw)) for raw in raws]
+        head = body[: len(body) - sum(map(len, marks)) - sum(map(len, raws))]
+        if not _KEY_BYTES <= len(head) <= _HEAD_BYTES_MAX or not _is_head(head):
+            return
+        at = len(head)
+        placed = [(0, head)]
+        places: dict[int, tuple[tuple[int, ...], int, int]] = {}
+        for item, mark, raw in zip(request.inputs, marks, raws, strict=True):
+            if not body.startswith(mark, at):
+                return
+            placed.append((at, mark))
+            at += len(mark) + len(raw)
+            index = plans.by_name[item.name].index
+            places[index] = (call.inputs[index].shape, at - len(raw), at)
+        if len(self._known) >= _KNOWN_MAX:
+            self._known.clear()
+        ordered = [places[index] for index in sorted(places)]
+        self._known[len(body), body[:_KEY_BYTES]] = Envelope(
+            plans, request.model_name, request.model_version, placed, ordered, call.rows, call.outputs
+        )
+
+
+def inputs_of(body: bytes, envelope: Envelope) -> list[InputTensor]:
+    """The tensors in a message of this envelope."""
+    data = body if len(body) < _VIEW_BYTES_MIN else memoryview(body)
+    return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.places]
+
+
+def _is_head(head: bytes) -> bool:
+    """Whether it ends where a field of the message ends, and has no tensor's bytes."""
+    try:
+        return not pb.ModelInferRequest.FromString(head).raw_input_contents
+    except DecodeError:
+        return False
