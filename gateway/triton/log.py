@@ -43,6 +43,8 @@ class SharedLogSettings:
 
     def get(self) -> LogValues:
         """log_file, log_info, log_warning, log_error, log_verbose_level, log_format."""
+        if self.document.changed():
+            self.apply()
         return _DEFAULTS | self.document.read()
 
     def update(self, values: Mapping[str, Any]) -> LogValues:
@@ -55,7 +57,7 @@ class SharedLogSettings:
 
     def apply(self) -> None:
         """The document changed: from now on it holds here, too."""
-        values = self.get()
+        values = _DEFAULTS | self.document.read()
         self._chosen.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
         logging.getLogger("millrace").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
         formatter = _Iso8601(LINE) if values["log_format"] == "ISO8601" else logging.Formatter(LINE)

@@ -38,6 +38,7 @@ class SharedTraceSettings:
         self._file = file
         self._out = TraceFile(file)
         self._models = models
+        self._content: Mapping[str, Any] = {}  # of the document, as it was applied last
         self._samplers: dict[str, Sampler | None] = {}
         self._waiting: dict[int, list[Trace]] = {}  # by log frequency: traces that are too few for a file
         self._all = False  # whether they are to be written all the same
@@ -49,7 +50,9 @@ class SharedTraceSettings:
     def get(self, model: str | None) -> TraceValues:
         """Settings in force: trace_level as a list, all else strings. Raises Failure(INVALID): no such model."""
         self._check(model)
-        return self._in_force(self.document.read(), model) | {"trace_file": str(self._file), "trace_mode": "triton"}
+        if self.document.changed():
+            self.apply()
+        return self._in_force(self._content, model) | {"trace_file": str(self._file), "trace_mode": "triton"}
 
     def update(self, model: str | None, values: Mapping[str, Any]) -> TraceValues:
         """Change some; None clears a model's own value, or a global one. Raises Failure: INVALID, UNSUPPORTED."""
@@ -83,8 +86,11 @@ class SharedTraceSettings:
 
     def apply(self) -> None:
         """The document changed: from now on it holds here, too."""
-        content = self.document.read()
-        self._all = True
+        before, self._content = self._content, self.document.read()
+        content = self._content
+        # A count goes down with every trace; that is no reason to write what is too little for a file.
+        if _terms(before) != _terms(content) and (self._traces.kept or self._waiting):
+            self._all = True
         self._seen = {model: sampler.seen for model, sampler in self._samplers.items() if sampler is not None}
         self._samplers.clear()
         everything = [None, *content.get("models", {})]
@@ -92,7 +98,7 @@ class SharedTraceSettings:
 
     def _sampler(self, model: str) -> Sampler | None:
         if model not in self._samplers:
-            values = self._in_force(self.document.read(), model)
+            values = self._in_force(self._content, model)
             off = values["trace_level"] == ["OFF"] or values["trace_count"] == "0"
             tensors = "TENSORS" in values["trace_level"]
             self._samplers[model] = (
@@ -106,7 +112,7 @@ class SharedTraceSettings:
 
     def _claim(self, model: str, wanted: int) -> int:
         """How many of so many traces the trace count still allows; it is that of all gateways together."""
-        if self._in_force(self.document.read(), model)["trace_count"] == "-1":
+        if self._in_force(self._content, model)["trace_count"] == "-1":
             return wanted
 
         def take(content: dict[str, Any]) -> tuple[int, int]:
@@ -125,6 +131,7 @@ class SharedTraceSettings:
             return 0
         if not left:
             self.apply()  # that was the last one: nobody is asked any more
+            self._all = True
         return granted
 
     # Where they go.
@@ -148,7 +155,7 @@ class SharedTraceSettings:
         if self._traces.lost:
             log.warning("%d traces were dropped: they came faster than they could be written", self._traces.lost)
             self._traces.lost = 0
-        content = self.document.read()
+        content = self._content
         taken, self._waiting = self._waiting, {}
         for model, trace in kept:
             taken.setdefault(int(str(self._in_force(content, model)["log_frequency"])), []).append(trace)
@@ -159,6 +166,12 @@ class SharedTraceSettings:
             rest = self._out.write(traces, frequency, last=last)
             if rest:
                 self._waiting.setdefault(frequency, [])[:0] = rest
+
+
+def _terms(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is set, but for the counts."""
+    parts = [content.get("global", {}), *content.get("models", {}).values()]
+    return [{name: value for name, value in part.items() if name != "trace_count"} for part in parts]
 
 
 def _parsed(name: str, value: Any) -> str | list[str]:
