@@ -48,7 +48,7 @@ class Deps:
 
     `metrics`: Accept header -> page, content type.
 
-    `start` and `stop` are awaited when the application starts and stops. Triton's extensions: None where one is not served.
+    `start` and `stop` are awaited when the application starts and stops.
     """
 
     settings: Settings
@@ -61,12 +61,10 @@ class Deps:
     logs: ports.LogSettings
     configurations: ports.Configurations
     control: ports.Control
+    client_memory: ports.ClientMemory
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
     start: Callable[[], Awaitable[None]]
     stop: Callable[[], Awaitable[None]]
     version: str
-    client_memory: ports.ClientMemory | None = None
-    trace_settings: ports.TraceSettings | None = None
-    log_settings: ports.LogSettings | None = None

@@ -9,14 +9,14 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.grpc import admin
 from gateway.triton.ports import LogSettings, TraceSettings
 from gateway.v2.document import shown
-from services.errors import Code, Failure, invalid
+from services.errors import invalid
 from services.settings import Settings
 
 
 class Instruments:
-    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+    """Unary calls: message in, message out. Raises Failure."""
 
-    def __init__(self, settings: Settings, trace: TraceSettings | None, log: LogSettings | None) -> None:
+    def __init__(self, settings: Settings, trace: TraceSettings, log: LogSettings) -> None:
         self._settings = settings
         self._trace = trace
         self._log = log
@@ -24,8 +24,6 @@ class Instruments:
     async def trace_setting(self, request: Any, context: Any) -> Any:
         if request.settings:
             await admin.check(self._settings, context)
-        if self._trace is None:
-            raise Failure(Code.UNSUPPORTED, "trace settings are not served here")
         model = request.model_name or None
         if request.settings:
             values = self._trace.update(model, {name: _trace_value(one) for name, one in request.settings.items()})
@@ -39,8 +37,6 @@ class Instruments:
     async def log_settings(self, request: Any, context: Any) -> Any:
         if request.settings:
             await admin.check(self._settings, context)
-        if self._log is None:
-            raise Failure(Code.UNSUPPORTED, "log settings are not served here")
         if request.settings:
             values = self._log.update({name: _log_value(name, one) for name, one in request.settings.items()})
         else:

@@ -9,21 +9,19 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.grpc import admin
 from gateway.triton.ports import ClientMemory
 from gateway.v2.document import shown
-from services.errors import Code, Failure, invalid, not_found
+from services.errors import invalid, not_found
 from services.settings import Settings
 
 
 class Memory:
-    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+    """Unary calls: message in, message out. Raises Failure."""
 
-    def __init__(self, settings: Settings, memory: ClientMemory | None) -> None:
+    def __init__(self, settings: Settings, memory: ClientMemory) -> None:
         self._settings = settings
         self._memory = memory
 
     async def _asked(self, context: Any) -> ClientMemory:
         await admin.check(self._settings, context)
-        if self._memory is None:
-            raise Failure(Code.UNSUPPORTED, "client shared memory is not enabled on this server")
         return self._memory
 
     async def system_status(self, request: Any, context: Any) -> Any:

@@ -14,17 +14,15 @@ from services.settings import Settings
 
 
 class Repository:
-    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+    """Unary calls: message in, message out. Raises Failure."""
 
-    def __init__(self, settings: Settings, control: Control | None) -> None:
+    def __init__(self, settings: Settings, control: Control) -> None:
         self._settings = settings
         self._control = control
 
     def _asked(self, request: Any) -> Control:
         if request.repository_name:
             raise Failure(Code.UNSUPPORTED, "'repository_name' specification is not supported")
-        if self._control is None:
-            raise Failure(Code.UNSUPPORTED, "the model repository extension is not served here")
         return self._control
 
     async def index(self, request: Any, _: Any) -> Any:

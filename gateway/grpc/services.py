@@ -58,7 +58,7 @@ def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
     about = About(deps.statistics, deps.configurations)
     repository = Repository(deps.settings, deps.control)
     memory = Memory(deps.settings, deps.client_memory)
-    instruments = Instruments(deps.settings, deps.trace_settings, deps.log_settings)
+    instruments = Instruments(deps.settings, deps.traces, deps.logs)
     return {
         "ServerLive": describe.server_live,
         "ServerReady": describe.server_ready,

@@ -9,22 +9,19 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc.infer import check_version
 from gateway.triton.ports import Configurations, Duration, ModelStatistics, Statistics
-from services.errors import Code, Failure
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 
 
 class About:
-    """Unary calls: message in, message out. Raises Failure; UNSUPPORTED where there is nobody to ask."""
+    """Unary calls: message in, message out. Raises Failure."""
 
-    def __init__(self, statistics: Statistics | None, configurations: Configurations | None) -> None:
+    def __init__(self, statistics: Statistics, configurations: Configurations) -> None:
         self._statistics = statistics
         self._configurations = configurations
 
     async def model_config(self, request: Any, _: Any) -> Any:
-        if self._configurations is None:
-            raise Failure(Code.UNSUPPORTED, "the model configuration is not served here")
         check_version(request.version)
         document = self._configurations.of(request.name, request.version or None)
         response = pb.ModelConfigResponse()
@@ -32,8 +29,6 @@ class About:
         return response
 
     async def model_statistics(self, request: Any, _: Any) -> Any:
-        if self._statistics is None:
-            raise Failure(Code.UNSUPPORTED, "statistics are not served here")
         check_version(request.version)
         found = await self._statistics.of(request.name or None, request.version or None)
         return pb.ModelStatisticsResponse(model_stats=[_message(one) for one in found])

@@ -10,14 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
-from gateway.deps import Deps
 from gateway.routes.body import describes, read_document
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.routes.key import admin
-from gateway.triton.ports import ClientMemory, Region
+from gateway.triton.ports import Region
 from services.datatypes import ELEMENTS_MAX
-from services.errors import Code, Failure, invalid, not_found
+from services.errors import invalid, not_found
 
 router = APIRouter(
     prefix="/v2", tags=["v2 shared memory"], dependencies=[Depends(admin)], responses=documented(401, 403)
@@ -58,12 +57,12 @@ class Register(BaseModel):
 
 @router.get(f"{_SYSTEM}/status", summary="Registered regions of system shared memory")
 async def system_status(deps: DepsOf) -> list[SystemRegion]:
-    return [_shown(region) for region in _memory(deps).regions(None)]
+    return [_shown(region) for region in deps.client_memory.regions(None)]
 
 
 @router.get(f"{_SYSTEM}/region/{{region}}/status", summary="One registered region", responses=documented(404))
 async def system_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
-    return [_shown(found) for found in _memory(deps).regions(region)]
+    return [_shown(found) for found in deps.client_memory.regions(region)]
 
 
 @router.post(
@@ -74,19 +73,19 @@ async def system_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
 )
 async def system_register(region: str, request: Request, deps: DepsOf) -> Response:
     wanted = await read_document(request, Register)
-    _memory(deps).register(region, wanted.key, wanted.offset, wanted.byte_size)
+    deps.client_memory.register(region, wanted.key, wanted.offset, wanted.byte_size)
     return Response()
 
 
 @router.post(f"{_SYSTEM}/region/{{region}}/unregister", summary="Forget a region", **_CHANGES)
 async def system_region_unregister(region: str, deps: DepsOf) -> Response:
-    _memory(deps).unregister(region)
+    deps.client_memory.unregister(region)
     return Response()
 
 
 @router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", **_CHANGES)
 async def system_unregister(deps: DepsOf) -> Response:
-    _memory(deps).unregister(None)
+    deps.client_memory.unregister(None)
     return Response()
 
 
@@ -113,12 +112,6 @@ async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - unk
 @router.post(f"{_CUDA}/unregister", summary="Forget all regions of GPU memory", **_CHANGES)
 async def cuda_unregister() -> Response:
     return Response()
-
-
-def _memory(deps: Deps) -> ClientMemory:
-    if deps.client_memory is None:
-        raise Failure(Code.UNSUPPORTED, "shared memory of clients is not offered here")
-    return deps.client_memory
 
 
 def _shown(region: Region) -> SystemRegion:

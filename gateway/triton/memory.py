@@ -11,20 +11,16 @@ from __future__ import annotations
 import os
 import stat
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
+from gateway.shared_document import SharedDocument
 from gateway.triton.ports import Region
 from services.errors import Code, Failure, invalid, not_found
-from services.repository.disk import locked
 
 REGIONS_MAX = 4096
 NAME_CHARACTERS_MAX = 255
 _RESERVED = "triton_python_backend_shm_region_"
-_REGIONS = TypeAdapter(dict[str, Region])
 _DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable it "
     "(MILLRACE_ALLOW_CLIENT_SHM=true)."
@@ -73,12 +69,11 @@ class ClientMemory:
 
     def __init__(self, folder: Path, instance: str, *, allowed: bool) -> None:
         # In a folder of its own: a gateway that starts takes files with our prefix for segments that were left behind.
-        self._path = folder / f"{instance}-clients" / "regions.json"
-        self._lock = self._path.with_suffix(".lock")
+        self._document = SharedDocument(folder / f"{instance}-clients" / "regions.json")
         self._folder = folder
         self._own = instance
         self._allowed = allowed
-        self._seen: tuple[int, int] | None = None
+        self._seen: dict[str, Any] | None = None
         self._regions: dict[str, Region] = {}
         self._open: dict[str, _Opened] = {}
 
@@ -90,22 +85,24 @@ class ClientMemory:
         if offset < 0 or size_bytes < 1:
             raise invalid(f"failed to register shared memory region '{name}': invalid args")
         region = Region(name, key, offset, size_bytes)
-        opened = self._opened_of(region)
+        self._opened_of(region)
 
-        def add(regions: dict[str, Region]) -> dict[str, Region]:
-            if name in regions:
+        def add(content: dict[str, Any]) -> None:
+            if name in content:
                 raise Failure(Code.CONFLICT, f"shared memory region '{name}' already in manager")
-            if len(regions) >= REGIONS_MAX:
+            if len(content) >= REGIONS_MAX:
                 raise Failure(Code.OVERLOADED, f"{REGIONS_MAX} shared memory regions are registered: unregister some")
-            return {**regions, name: region}
+            content[name] = [key, offset, size_bytes]
 
-        self._change(add)
-        self._open[name] = opened
+        self._document.update(add)
 
     def unregister(self, name: str | None) -> None:
         """Forget a region, or all of them; an unknown name is no error."""
         self._check_allowed()
-        self._change(lambda regions: {} if name is None else {key: regions[key] for key in regions if key != name})
+        if name is None:
+            self._document.update(lambda content: content.clear())
+        elif name in self._known():
+            self._document.update(lambda content: content.pop(name, None))
 
     def regions(self, name: str | None) -> list[Region]:
         """Raises Failure(NOT_FOUND) for a name that is not registered."""
@@ -167,14 +164,9 @@ class ClientMemory:
 
     def _known(self) -> dict[str, Region]:
         """The regions as the document says now. Values stay the same objects while the document does not change."""
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            seen = None
-        else:
-            seen = (status.st_ino, status.st_mtime_ns)
-        if seen != self._seen:
-            fresh = {} if seen is None else self._read()
+        content = self._document.read()
+        if content is not self._seen:
+            fresh = {name: Region(name, *where) for name, where in content.items()}
             # what is registered as before stays open
             self._regions = {
                 name: self._regions[name] if self._regions.get(name) == region else region
@@ -183,27 +175,8 @@ class ClientMemory:
             self._open = {
                 name: opened for name, opened in self._open.items() if self._regions.get(name) == opened.region
             }
-            self._seen = seen
+            self._seen = content
         return self._regions
-
-    def _read(self) -> dict[str, Region]:
-        try:
-            return _REGIONS.validate_json(self._path.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValidationError) as error:
-            raise Failure(Code.INTERNAL, f"cannot read {self._path}: {error}") from error
-
-    def _change(self, change: Callable[[dict[str, Region]], dict[str, Region]]) -> None:
-        try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            with locked(self._lock):
-                content: Any = _REGIONS.dump_json(change(self._read()))
-                temporary = self._path.with_suffix(".new")
-                temporary.write_bytes(content)
-                temporary.replace(self._path)
-        except OSError as error:
-            raise Failure(Code.STORAGE, f"cannot write {self._path}: {error.strerror}") from error
 
 
 def _outside(region: Region) -> Failure:

@@ -405,6 +405,31 @@ def _answers(stack: Stack) -> bool:
             return False
 
 
+def test_what_serves_is_looked_after_over_grpc(client: Any) -> None:
+    """The same as over HTTP, against the product; the messages in detail are in test_grpc_management.py."""
+    assert client.get_model_config("add").config.input[0].name == "a"
+    before = client.get_inference_statistics("add").model_stats[0].inference_count
+    client.infer("add", pair())
+    assert client.get_inference_statistics("add").model_stats[0].inference_count == before + len(A)
+    index = {(model.name, model.version): model.state for model in client.get_model_repository_index().models}
+    assert index["add", "3"] == "READY"
+    client.unload_model("lookup")
+    assert not client.is_model_ready("lookup")
+    with pytest.raises(InferenceServerException, match="NOT_FOUND"):
+        client.get_model_metadata("lookup")
+    client.load_model("lookup")
+    assert client.is_model_ready("lookup")
+    with pytest.raises(InferenceServerException, match="failed to load 'nope'"):
+        client.load_model("nope")
+    assert client.update_trace_settings(settings={"trace_rate": "7"}).settings["trace_rate"].value[:] == ["7"]
+    assert client.get_trace_settings("add").settings["trace_rate"].value[:] == ["7"]
+    client.update_trace_settings(settings={"trace_rate": None})
+    assert client.update_log_settings({"log_verbose_level": 1}).settings["log_verbose_level"].uint32_param == 1
+    client.update_log_settings({"log_verbose_level": 0})
+    with pytest.raises(InferenceServerException, match="Client shared memory is disabled"):
+        client.register_system_shared_memory("r", "/r", 8)
+
+
 def test_kserves_client(stack: Stack) -> None:
     program = Path(__file__).parent / "programs" / "kserve_grpc_client.py"
     done = subprocess.run(

@@ -13,7 +13,6 @@ import grpc
 import pytest
 import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from gateway.deps import Deps
@@ -152,8 +151,8 @@ def extensions() -> dict[str, Any]:
         "control": Repository(),
         "configurations": Documents(),
         "client_memory": Regions(),
-        "trace_settings": Trace(),
-        "log_settings": Log(),
+        "traces": Trace(),
+        "logs": Log(),
     }
 
 
@@ -344,27 +343,6 @@ def test_without_a_key_only_this_machine_may(peer: str, local: bool) -> None:
     with pytest.raises(grpc.aio.AbortError):
         asyncio.run(admin.check(Settings(), caller))
     assert caller.status is grpc.StatusCode.PERMISSION_DENIED
-
-
-def test_what_nobody_serves_is_unimplemented(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with serving(tmp_path, {}) as target, grpc.aio.insecure_channel(target) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            for name in (
-                "ModelConfig",
-                "ModelStatistics",
-                "RepositoryIndex",
-                "RepositoryModelLoad",
-                "RepositoryModelUnload",
-                "SystemSharedMemoryStatus",
-                "SystemSharedMemoryRegister",
-                "SystemSharedMemoryUnregister",
-                "TraceSetting",
-                "LogSettings",
-            ):
-                await refused(getattr(stub, name)(getattr(pb, f"{name}Request")()), "UNIMPLEMENTED", "not")
-
-    asyncio.run(run())
 
 
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from gateway.traces import Traces
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
 from gateway.triton.log import SharedLogSettings
+from gateway.triton.memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
 from gateway.views import version_number
@@ -128,6 +129,7 @@ class Application:
                 statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
+                client_memory=ClientMemory(home, self.settings.instance, allowed=self.settings.allow_client_shm),
                 traces=SharedTraceSettings(
                     SharedDocument(home / "trace.json"), Traces(), home / "traces", lambda: self.catalog.snapshot.models
                 ),

@@ -169,9 +169,3 @@ def test_their_number_is_bounded(memory: ClientMemory, monkeypatch: pytest.Monke
     memory.register("a", "mine", 0, 1)
     memory.register("b", "mine", 0, 1)
     assert refused(memory.register, "c", "mine", 0, 1).code is Code.OVERLOADED
-
-
-def test_a_damaged_document_is_said_and_no_crash(memory: ClientMemory, folder: Path) -> None:
-    memory.register("a", "mine", 0, 1)
-    (folder / "millrace-1-clients" / "regions.json").write_text("{")
-    assert refused(memory.read, "a", 0, 1).code is Code.INTERNAL
