@@ -68,7 +68,23 @@ class Stack:
         self.redis: redis.Redis = client(RedisAddress.unix(str(self.socket)))
         key = settings.get("admin_key")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
+        self._thread = threading.local()
+        self._clients: list[httpx.Client] = []
+
+    @property
+    def http(self) -> httpx.Client:
+        """A client of this thread: one for several of them now and then reads from a connection that another closed."""
+        client: httpx.Client | None = getattr(self._thread, "client", None)
+        if client is None:
+            client = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
+            self._thread.client = client
+            self._clients.append(client)
+        return client
+
+    def close_clients(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.redis.close()
 
     @property
     def socket(self) -> Path:
@@ -194,8 +210,7 @@ class Stack:
 
     def end(self) -> int:
         """Wait for the end of what was told to stop, or stops by itself; the exit code."""
-        self.http.close()
-        self.redis.close()
+        self.close_clients()
         return self._end()
 
     def kill(self) -> None:
@@ -244,8 +259,7 @@ def running_stack(
     except BaseException:
         print("\n".join(["== said", *stack.lines, stack.logs()]))  # pytest shows it with the failure
         if stack.exit_code is None:
-            stack.http.close()
-            stack.redis.close()
+            stack.close_clients()
             stack.kill()
         raise
 
@@ -281,8 +295,8 @@ def _unquiet(stack: Stack) -> dict[str, object]:
         key = name.decode()
         kind = key.split(":")[2] if key.startswith("mr:{") else key
         if kind == "stream":
-            pending = stack.redis.xpending(key, "w") if stack.redis.exists(key) else {"pending": 0}
-            found[key] = int(stack.redis.xlen(key)) + int(pending["pending"])
+            with suppress(redis.ResponseError):  # it went away just now
+                found[key] = int(stack.redis.xlen(key)) + int(stack.redis.xpending(key, "w")["pending"])
         elif kind not in {"idle", "held", "workers", "record", "mr:pools", "mr:epoch", "mr:gateways"}:
             found[key] = "is there"
     return {name: value for name, value in found.items() if value}
