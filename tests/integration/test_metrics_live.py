@@ -140,8 +140,7 @@ def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> 
             os.kill(pid, signal.SIGKILL)
             stack.heard(f"{name} was ended by SIGKILL")
             wait_until(lambda: stack.pids().get(name, pid) != pid)  # noqa: B023
-    stack.http.close()
-    stack.http = httpx.Client(base_url=stack.url, timeout=60, trust_env=False)
+    stack.reconnect()
     stack.settled("lasting", 1)
     wait_until(lambda: stack.metrics().value("millrace_instances_ready", model="lasting") == 2)
     after = stack.metrics()

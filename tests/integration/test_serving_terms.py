@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import select
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from services.manifest import Manifest, ModelConfig, SourceFile
 from services.repository.folder import FolderRepository
 from services.tensor import Signature, TensorSpec
 from tests.kit import models, v2
-from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.stack import Stack, asleep, assert_quiet, running_stack
 from tests.kit.wait import wait_until
 
 WORKERS = 2
@@ -183,13 +184,20 @@ def test_a_queue_policy_refuses_and_counts_as_the_reference_does(stack: Stack, t
     )
     assert reply.json()["state"] == "ready"
     wait_until(lambda: stack.http.get("/v2/models/line/ready").status_code == 200)
-    one = {"x": np.ones((1, 128), np.float32)}
-    with ThreadPoolExecutor(40) as pool:
-        # its timeout of a microsecond says nothing: the version has a policy of its own
-        replies = list(pool.map(lambda _: infer(stack, "line", one, timeout=1), range(40)))
-    statuses = [reply.status_code for reply in replies]
+    # its timeout of a microsecond says nothing: the version has a policy of its own
+    body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters={"timeout": 1})
+    with asleep(stack.pids()["cpu-0"]):  # nothing runs: what is not sent ahead waits
+        calls = [stack.send("/v2/models/line/infer", body, headers) for _ in range(40)]
+        waiting = [call for call in calls if select.select([call.sock], [], [], 0.5)[0]]
+        assert len(waiting) > 20
+    replies = []
+    for call in calls:
+        answer = call.getresponse()
+        replies.append((answer.status, answer.read()))
+        call.close()
+    statuses = [status for status, _ in replies]
     assert {200, 429, 503} == set(statuses)
-    told = {reply.status_code: reply.json()["error"] for reply in replies if reply.status_code != 200}
+    told = {status: json.loads(said)["error"] for status, said in replies if status != 200}
     assert told == {429: "Exceeds maximum queue size", 503: "Request timeout expired"}
     [found] = stack.http.get("/v2/models/line/stats").json()["model_stats"]
     assert found["inference_stats"]["success"]["count"] == statuses.count(200)

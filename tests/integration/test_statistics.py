@@ -156,8 +156,7 @@ def test_runs_that_were_merged_count_once_and_a_restart_loses_nothing(stack: Sta
     for name in ("gateway-0", "gateway-1", "cpu-0"):
         os.kill(pids[name], signal.SIGKILL)
         stack.heard(f"{name} was ended by SIGKILL")
-    stack.http.close()
-    stack.http = httpx.Client(base_url=stack.url, timeout=60, trust_env=False)
+    stack.reconnect()
 
     def after() -> dict[str, Any] | None:
         with suppress(httpx.TransportError):

@@ -5,7 +5,6 @@ with running_stack(tmp_path, gateways=2) as stack: ...      leaving checks that 
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +74,21 @@ class Stack:
     @property
     def http(self) -> httpx.Client:
         """A client of this thread: one for several of them now and then reads from a connection that another closed."""
-        client: httpx.Client | None = getattr(self._thread, "client", None)
-        if client is None:
-            client = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
-            self._thread.client = client
-            self._clients.append(client)
-        return client
+        known: httpx.Client | None = getattr(self._thread, "client", None)
+        if known is None:
+            known = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
+            self._thread.client = known
+            self._clients.append(known)
+        return known
+
+    def reconnect(self) -> None:
+        """Forget the connections of this thread: their server is gone."""
+        self.http.close()
+        del self._thread.client
 
     def close_clients(self) -> None:
-        for client in self._clients:
-            client.close()
+        for one in self._clients:
+            one.close()
         self.redis.close()
 
     @property
@@ -187,9 +192,9 @@ class Stack:
                 assert caller.get("/v2/health/live").status_code == 200
             yield caller
 
-    def send(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> http.client.HTTPConnection:
+    def send(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HTTPConnection:
         """Post on a connection of its own without waiting for the reply: `getresponse` does, `close` goes away."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
         connection.request("POST", path, body, dict(headers or {}))
         return connection
 
