@@ -93,7 +93,7 @@ class Caller:
         request.read = read
         request.answered = asyncio.get_running_loop().create_future()
         try:
-            lane.add(request, size_bytes)
+            lane.add(request, size_bytes, single=True)
         except Failure as failure:
             lane.turned_away(failure.code)
             raise

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 
 from gateway.batcher import RANK_MAX, Batcher
 from gateway.forecast import Forecast
+from gateway.gathering import Gathering
 from gateway.lane_tallies import LaneTallies
 from gateway.outputs import Outputs
 from gateway.outstanding import Outstanding
@@ -62,6 +63,10 @@ class Lane:
         self._rows_waiting_max = shared.rows_waiting_max
         self._clock = shared.clock
         self._soon = shared.soon
+        self._pressure = shared.pressure
+        self._gathering = Gathering(
+            shared.later, lambda: self._admission.requests, lambda: self._soon(self._dispatch_scheduled)
+        )
         self._quarantine = shared.quarantine
         self._neighbours = shared.neighbours
         self._traces = shared.traces
@@ -122,8 +127,8 @@ class Lane:
     def idle(self) -> bool:
         return not self.batcher.count and not self._outstanding
 
-    def add(self, request: Request, size_bytes: int) -> None:
-        """Admit a request and send it on, or let it wait for a slot.
+    def add(self, request: Request, size_bytes: int, *, single: bool = False) -> None:
+        """Admit a request and send it on, or let it wait for a slot. `single`: its protocol brings one at a time.
 
         Raises Failure: OVERLOADED (the lane is full, or it would be answered too late), UNAVAILABLE.
         """
@@ -148,7 +153,12 @@ class Lane:
         if not self._scheduled and self._outstanding < self._credits:
             # Not at once: whatever else arrived in the same turn of the event loop shall share the batch.
             self._scheduled = True
-            self._soon(self._dispatch_scheduled)
+            if single and self._pressure.full(request.arrival):
+                self._gathering.begin()
+            else:
+                self._soon(self._dispatch_scheduled)
+        elif self._gathering.on:
+            self._gathering.joined()
 
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False
@@ -200,6 +210,8 @@ class Lane:
 
     def dispatch(self) -> None:
         """Send batches while there are slots and requests."""
+        if self._gathering.on:
+            return
         batcher = self.batcher
         while batcher.count and self._outstanding < self._credits and self.link.writable:
             now = self._clock()

@@ -154,6 +154,7 @@ class Lanes:
                 self._settings.spin_us_max / 1e6,
                 REST_LEASES * self._settings.lease_ms / 1000,
                 asyncio.get_running_loop().call_soon,
+                asyncio.get_running_loop().call_later,
                 traces=self.traces,
             )
         return self._shared[pool]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.admission import Admission
+from gateway.gathering import Pressure
 from gateway.neighbours import Neighbours
 from gateway.pool_link import PoolLink
 from gateway.quarantine import Quarantine
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop.
+    """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop;
+    `later`: after so many seconds.
 
     `rows_waiting_max`: of each lane. `spin_s_max`: how long at most the event loop turns for a reply. `rest_s`: how long
     shared memory rests that a frozen worker might still write to.
@@ -33,6 +35,8 @@ class Shared:
     spin_s_max: float
     rest_s: float
     soon: Callable[[Callable[[], None]], object]
+    later: Callable[[float, Callable[[int], None], int], object]
     clock: Callable[[], float] = time.monotonic
+    pressure: Pressure = field(default_factory=Pressure)
     neighbours: Neighbours = field(default_factory=Neighbours)
     traces: Traces = field(default_factory=Traces)

@@ -70,6 +70,7 @@ class LaneBench:
         self.pending = exchange.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)
         self._soon: list[Callable[[], None]] = []
+        self.timers: list[tuple[float, Callable[[int], None], int]] = []
         self.shared = Shared(
             self.link,
             self.pending,
@@ -79,6 +80,7 @@ class LaneBench:
             SPIN_S,
             REST_S,
             self._soon.append,
+            lambda seconds, call, number: self.timers.append((self.now + seconds, call, number)),
             lambda: self.now,
         )
         self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
