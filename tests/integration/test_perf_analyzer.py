@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit import models
 from tests.kit.stack import ROOT, Stack
 
@@ -31,12 +33,15 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def test_it_measures_and_reports_the_servers_own_times(stack: Stack, tmp_path: Path) -> None:
-    stack.push("analysed", models.slow(tmp_path / "m.onnx", rounds=200))  # about 1 ms
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_it_measures_and_reports_the_servers_own_times(stack: Stack, tmp_path: Path, protocol: str) -> None:
+    model = f"analysed-{protocol}"
+    stack.push(model, models.slow(tmp_path / "m.onnx", rounds=200))  # about 1 ms
+    address = stack.grpc if protocol == "grpc" else f"127.0.0.1:{stack.port}"
     table = tmp_path / "figures.csv"
     # Any figure will do: on a busy machine it would wait long for a steady one.
     said = run(
-        "-m", "analysed", "-u", f"127.0.0.1:{stack.port}", "--measurement-interval", "500",
+        "-m", model, "-i", protocol, "-u", address, "--measurement-interval", "500",
         "--concurrency-range", "4", "-b", "2", "--stability-percentage", "999", "-f", str(table), "--verbose-csv",
     )  # fmt: skip
     assert "Inference count: " in said
@@ -48,7 +53,7 @@ def test_it_measures_and_reports_the_servers_own_times(stack: Stack, tmp_path: P
     assert figures["Compute Infer"] > 100
     assert figures["Queue"] > 0
     assert sum(figures.values()) < int(row["Avg latency"])
-    [found] = stack.http.get("/v2/models/analysed/stats").json()["model_stats"]
+    [found] = stack.http.get(f"/v2/models/{model}/stats").json()["model_stats"]
     success = found["inference_stats"]["success"]["count"]
     reported = int(said.split("Request count: ")[1].split()[0])
     assert success >= reported > 0
