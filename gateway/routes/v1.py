@@ -121,89 +121,37 @@ def _read_regress(route: Route, document: dict[str, Any]) -> tuple[Inputs, Calla
     return read_examples(route.plans, document), write_values
 
 
-@router.post(
-    "/v1/models/{model}:predict", summary="Run the serving version", responses=_PREDICTED, openapi_extra=_PREDICT
-)
-async def predict(model: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, None, _read_predict, request, deps)
+def _add(call: str, does: str, read: Reader, body: dict[str, Any], answers: dict[int | str, dict[str, Any]]) -> None:
+    """The three paths of a call: of the serving version, of one version, and of the version with a label."""
+
+    async def serving(model: str, request: Request, deps: DepsOf) -> Response:
+        return await _run(model, None, read, request, deps)
+
+    async def one(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+        return await _run(model, version, read, request, deps)
+
+    async def labelled(model: str, label: str, request: Request, deps: DepsOf) -> Response:
+        return await _run(model, _labelled(label), read, request, deps)
+
+    for where, endpoint, which in (
+        ("", serving, "the serving version"),
+        ("/versions/{version}", one, "one version"),
+        ("/labels/{label}", labelled, "the version with a label (`serving`, `stable`: the one that answers)"),
+    ):
+        router.add_api_route(
+            f"/v1/models/{{model}}{where}:{call}",
+            endpoint,
+            methods=["POST"],
+            name=f"{call}_{endpoint.__name__}",
+            summary=f"{does}: {which}",
+            responses=answers,
+            openapi_extra=body,
+        )
 
 
-@router.post(
-    "/v1/models/{model}/versions/{version}:predict",
-    summary="Run one version",
-    responses=_PREDICTED,
-    openapi_extra=_PREDICT,
-)
-async def predict_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, version, _read_predict, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}/labels/{label}:predict",
-    summary="Run the version with a label",
-    description="The labels `serving` and `stable` name the version that answers.",
-    responses=_PREDICTED,
-    openapi_extra=_PREDICT,
-)
-async def predict_label(model: str, label: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, _labelled(label), _read_predict, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}:classify",
-    summary="Classes and scores of examples",
-    responses=_CLASSIFIED,
-    openapi_extra=_EXAMPLES,
-)
-async def classify(model: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, None, _read_classify, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}/versions/{version}:classify",
-    summary="The same of one version",
-    responses=_CLASSIFIED,
-    openapi_extra=_EXAMPLES,
-)
-async def classify_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, version, _read_classify, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}/labels/{label}:classify",
-    summary="The same of the version with a label",
-    responses=_CLASSIFIED,
-    openapi_extra=_EXAMPLES,
-)
-async def classify_label(model: str, label: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, _labelled(label), _read_classify, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}:regress", summary="A value for each example", responses=_REGRESSED, openapi_extra=_EXAMPLES
-)
-async def regress(model: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, None, _read_regress, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}/versions/{version}:regress",
-    summary="The same of one version",
-    responses=_REGRESSED,
-    openapi_extra=_EXAMPLES,
-)
-async def regress_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, version, _read_regress, request, deps)
-
-
-@router.post(
-    "/v1/models/{model}/labels/{label}:regress",
-    summary="The same of the version with a label",
-    responses=_REGRESSED,
-    openapi_extra=_EXAMPLES,
-)
-async def regress_label(model: str, label: str, request: Request, deps: DepsOf) -> Response:
-    return await _run(model, _labelled(label), _read_regress, request, deps)
+_add("predict", "Run", _read_predict, _PREDICT, _PREDICTED)
+_add("classify", "Classes and scores of examples", _read_classify, _EXAMPLES, _CLASSIFIED)
+_add("regress", "A value for each example", _read_regress, _EXAMPLES, _REGRESSED)
 
 
 @router.post("/v1/models/{model}:explain", summary="Not offered", responses=documented(501), status_code=501)
