@@ -43,12 +43,13 @@ from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.exposition import render
 from services.metrics.tally import Tally
+from services.private_files import create_files_private
 from services.queue.board import Board
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
 from services.segments.segment import host_token, remove_leftovers
-from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
+from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
 from services.version import VERSION
 from services.worker_id import pool_of
 
@@ -241,9 +242,10 @@ def main() -> int:
     parser.add_argument("--ready-fd", type=int, help="where to say that it is ready: a pipe to a supervisor")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = Settings()
-    allow_connections(settings.connections_max * (1 if settings.grpc_port < 0 else 2))
+    create_files_private()
     try:
+        settings = read_settings()
+        allow_connections(settings.connections_max * (1 if settings.grpc_port < 0 else 2))
         gateway = Gateway(settings, arguments.index)
     except (Failure, OSError) as error:
         print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)

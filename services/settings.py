@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.errors import invalid
 
 MIB = 1 << 20
 # what clients changed while an installation runs: in the folder run of its home, gone at its next start
@@ -18,7 +20,9 @@ LOG_SETTINGS = "log-settings.json"
 class Settings(BaseSettings):
     """Validated when built: a bad value stops the process at start, with the field's name."""
 
-    model_config = SettingsConfigDict(env_prefix="MILLRACE_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="MILLRACE_", frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
+    )
 
     home: Path = Field(Path(".millrace"), description="Folder for everything that is kept: models, sockets, logs.")
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
@@ -97,6 +101,17 @@ class Settings(BaseSettings):
     )
     fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
 
+    @field_validator("admin_key", mode="after")
+    @classmethod
+    def _usable_key(cls, key: SecretStr | None) -> SecretStr | None:
+        """An empty key would let everybody in; a header can carry visible ASCII characters only."""
+        text = "x" if key is None else key.get_secret_value()
+        if not text.strip():
+            raise ValueError("the admin key is empty: unset it, or set it to a secret of your choice")
+        if not all("!" <= character <= "~" for character in text):
+            raise ValueError("the admin key may have visible ASCII characters only, no spaces or line breaks")
+        return key
+
     @property
     def repository_dirs(self) -> list[Path]:
         """The folders of `repository`."""
@@ -115,8 +130,29 @@ class Settings(BaseSettings):
 
 
 _SAGEMAKER_MODELS = Path("/opt/ml/models")
+#: fields whose values no message may repeat
+_SECRETS = frozenset({"admin_key", "redis_url"})
+ADMIN_KEY = "MILLRACE_ADMIN_KEY"
 
 
-def child_environment(overrides: dict[str, str]) -> dict[str, str]:
-    """The environment for a child process: this one's, with `MILLRACE_…` overrides."""
-    return {**os.environ, **overrides}
+def read_settings() -> Settings:
+    """The settings of this process. Raises Failure(INVALID), one line that names the variable."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        name, problem = explain(error)
+        raise invalid(f"MILLRACE_{name.upper()}: {problem}") from None
+
+
+def explain(error: ValidationError) -> tuple[str, str]:
+    """The field that `error` is about, and what is wrong with it. A secret's value is not repeated."""
+    first: Any = error.errors()[0]
+    name = str(first["loc"][0]).lower().removeprefix("millrace_") if first["loc"] else "settings"
+    message = first["msg"].removeprefix("Value error, ")
+    problem = f"{message[0].lower()}{message[1:]}"
+    return name, problem if name in _SECRETS else f"{problem}, got {first['input']!r}"
+
+
+def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:
+    """The environment for a child process: this one's but for the names in `without`, with `MILLRACE_…` overrides."""
+    return {name: value for name, value in {**os.environ, **overrides}.items() if name not in without}

@@ -15,12 +15,13 @@ from services.errors import Failure
 from services.garbage import settle_garbage
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
+from services.private_files import create_files_private
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
 from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
 from services.segments.segment import Segments, host_token
-from services.settings import Settings
+from services.settings import Settings, read_settings
 from services.spin import Spin
 from services.worker_id import worker_id
 from workers.backends import get_backend
@@ -43,8 +44,9 @@ def main() -> int:
     parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    create_files_private()
     try:
-        return serve_pool(Settings(), arguments.pool, arguments.index or platform.node(), arguments.backend)
+        return serve_pool(read_settings(), arguments.pool, arguments.index or platform.node(), arguments.backend)
     except Failure as failure:
         print(f"error: {failure.message}", file=sys.stderr)
         return 1

@@ -1,6 +1,7 @@
 """Who may change things over gRPC: holders of the admin key; without a key, callers on this machine. As in the admin API.
 
-A browser cannot speak gRPC, so there is no page of another origin to guard against.
+A browser cannot speak gRPC, so there is no page of another origin to guard against. A proxy that adds no forwarding
+header cannot be told from a local client: docs/protocols.md tells operators to set a key behind one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from gateway.loopback import is_loopback
+from gateway.local_caller import forwarding_header, is_loopback
 from services.errors import Code, Failure
 from services.settings import Settings
 
@@ -25,6 +26,11 @@ async def check(settings: Settings, context: Any) -> None:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "this call is for this machine only: set MILLRACE_ADMIN_KEY to use it from others",
+            )
+        if name := forwarding_header(key for key, _ in context.invocation_metadata() or ()):
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the call came through a proxy (metadata '{name}'): set MILLRACE_ADMIN_KEY to use it through one",
             )
         return
     given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")

@@ -1,7 +1,8 @@
 """Who may use the admin API: holders of the key; without a key, callers on this machine.
 
-Without a key the danger is a web page in the operator's own browser, which also comes from loopback. It gives itself away:
-by a Host that it had to point at this machine (DNS rebinding), or by an Origin that is not ours (forged requests).
+Without a key there are two dangers that also come from loopback. A web page in the operator's own browser gives itself
+away by a Host that it had to point at this machine (DNS rebinding), or by an Origin that is not ours (forged requests). A
+reverse proxy on this machine speaks for others: gateway/local_caller.py says how it is known.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
-from gateway.loopback import is_loopback
+from gateway.local_caller import forwarding_header, is_loopback
 from gateway.routes.context import DepsOf
 from services.errors import Code, Failure
 
@@ -59,9 +60,23 @@ def _check_local(request: Request) -> None:
             403,
             f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set MILLRACE_ADMIN_KEY",
         )
+    _check_direct(request)
     origin = request.headers.get("origin")
     if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise HTTPException(403, f"the admin API takes no calls from web pages of another origin ('{origin}')")
+
+
+def _check_direct(request: Request) -> None:
+    """Raises 403 for a request that a proxy passed on."""
+    name = forwarding_header(request.headers.keys())
+    if name is None and request.scope.get("http_version") != "1.0":
+        return
+    sign = f"header '{name}'" if name is not None else "HTTP/1.0"
+    raise HTTPException(
+        403,
+        f"the call came through a proxy ({sign}), so its caller may be anybody: set MILLRACE_ADMIN_KEY to use the admin "
+        "API through a proxy",
+    )
 
 
 def _hostname(host: str) -> str:

@@ -50,16 +50,15 @@ def load_settings(**overrides: Any) -> Any:
     # Imported here: pydantic costs more than everything else `millrace --help` needs.
     from pydantic import ValidationError
 
-    from services.settings import Settings
+    from services.settings import Settings, explain
 
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else "settings"
+        name, problem = explain(error)
         where = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in given else f"MILLRACE_{name.upper()}"
-        raise invalid(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}") from error
+        raise invalid(f"{where}: {problem}") from None
 
 
 def endpoint(context: typer.Context, url: str | None, key: str | None) -> Endpoint:

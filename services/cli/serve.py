@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
+from services.cli.options import load_settings
 from services.cli.up import up
-from services.settings import Settings
 
 MODEL_DIR = Path("/opt/ml/model")
 _HTTP_PORT = 8080
@@ -42,7 +42,7 @@ def serve(
 
     Without MILLRACE_ADMIN_KEY the admin API has a key that nobody knows.
     """
-    settings = Settings()
+    settings = load_settings()
     if settings.admin_key is None:
         os.environ["MILLRACE_ADMIN_KEY"] = secrets.token_urlsafe(32)
     model, repository = found(folder, name or settings.sagemaker_model or "model")

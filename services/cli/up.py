@@ -132,11 +132,14 @@ def up(
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads
     from services.cli.repositories import Wanted, repositories
+    from services.private_files import create_files_private
     from services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     wanted = Wanted(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))
     front = Lines(wanted, key) if json_output else Terminal(wanted, key)
+
+    create_files_private()
 
     async def run() -> int:
         return await Supervisor(settings, front).run()

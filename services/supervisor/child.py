@@ -138,7 +138,7 @@ class Child:
                 stdin=DEVNULL,
                 stdout=write_fd,
                 stderr=write_fd,
-                env=child_environment(dict(self.program.environment)),
+                env=child_environment(dict(self.program.environment), self.program.withheld),
                 pass_fds=fds,
                 # Ctrl-C goes to the whole group of the terminal; in which order children stop is decided here alone.
                 start_new_session=True,

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 from services.errors import Failure, invalid
 from services.names import check_name
-from services.settings import Settings
+from services.settings import ADMIN_KEY, Settings
 
 WORKERS_MAX = 1024
 DRAIN_SHARE = 0.9  # of the time that an installation may take to stop: what one of its processes may
@@ -25,7 +25,7 @@ _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A child to run. `environment`: what it gets on top of this process's.
+    """A child to run. `environment`: what it gets on top of this process's, without the variables in `withheld`.
 
     `worker`: it has an id (services.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
     is. `cores`: the only ones it may use; empty: any.
@@ -34,6 +34,7 @@ class Program:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    withheld: frozenset[str] = frozenset({ADMIN_KEY})
     fds: tuple[int, ...] = ()
     worker: bool = False
     says_ready: bool = False
@@ -134,6 +135,7 @@ def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = 
             name=f"gateway-{index}",
             command=(*entry.gateway, "--fd", str(fd), "--index", str(index)),
             environment=environment,
+            withheld=frozenset(),
             fds=(fd,),
             says_ready=True,
             cores=cores,

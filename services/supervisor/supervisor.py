@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from services.errors import Code, Failure, invalid
+from services.private_files import make_private_folder
 from services.queue.deaths import publish_death
 from services.queue.server import (
     check_server,
@@ -331,11 +332,16 @@ def check_exposure(settings: Settings) -> None:
 
 
 def make_home(home: Path) -> None:
-    """Make the folders of a home. Raises Failure(INVALID) if they cannot be written."""
+    """Make the folders of a home, closed to other users. Raises Failure(INVALID) if they cannot be written.
+
+    A folder that was there and is no home yet may hold other things: it keeps its mode, and only what is made in it is
+    private.
+    """
     try:
-        for folder in (home, home / "logs", home / "run"):
-            folder.mkdir(parents=True, exist_ok=True)
-        (home / "run").chmod(0o700)
+        if not home.exists() or (home / "run" / "lock").exists() or not any(home.iterdir()):
+            make_private_folder(home)
+        for name in ("logs", "run", "repository"):
+            make_private_folder(home / name)
         (home / "run" / "lock").touch()
     except OSError as error:
         raise invalid(f"--home {home}: cannot be written ({error.strerror}); choose another folder") from error

@@ -311,9 +311,13 @@ def test_changes_need_the_admin_key(tmp_path: Path) -> None:
 class Caller:
     """A call from `peer`."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self._peer = peer
+        self._metadata = metadata
         self.status: Any = None
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
 
     def peer(self) -> str:
         return self._peer
@@ -340,6 +344,13 @@ def test_without_a_key_only_this_machine_may(peer: str, local: bool) -> None:
     if local:
         asyncio.run(admin.check(Settings(), caller))
         return
+    with pytest.raises(grpc.aio.AbortError):
+        asyncio.run(admin.check(Settings(), caller))
+    assert caller.status is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_without_a_key_a_proxy_on_this_machine_may_not() -> None:
+    caller = Caller("ipv4:127.0.0.1:5000", (("user-agent", "grpc"), ("x-forwarded-for", "192.0.2.7")))
     with pytest.raises(grpc.aio.AbortError):
         asyncio.run(admin.check(Settings(), caller))
     assert caller.status is grpc.StatusCode.PERMISSION_DENIED
