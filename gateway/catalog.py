@@ -18,12 +18,14 @@ from services.manifest import Endpoint, Manifest
 from services.queue.board import Board
 from services.records import State, WorkerRecord
 from services.repository.base import Repository
+from services.repository.verdicts import Verdict
 
 log = logging.getLogger("millrace.catalog")
 
 LOOK_S = 1.0
 AGREE_S_MAX = 2.0  # a gateway that is too slow for this hears of a change when it looks the next time
 AGREE_PAUSE_S = 0.01
+Stored = tuple[Endpoint, dict[int, tuple[Manifest, Verdict]]]
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
@@ -47,7 +49,7 @@ class Catalog:
         self._news = news
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
         self._token = ""
-        self._stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}
+        self._stored: dict[str, Stored] = {}
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -119,23 +121,24 @@ class Catalog:
             await self._board.set_upload(model, version, state)
         self.uploads = await self._board.uploads()
 
-    def _read(self) -> dict[str, tuple[Endpoint, dict[int, Manifest]]]:
-        stored: dict[str, tuple[Endpoint, dict[int, Manifest]]] = {}
+    def _read(self) -> dict[str, Stored]:
+        stored: dict[str, Stored] = {}
         for model in self._repository.models():
             with _skipping_damage():
                 endpoint = self._repository.endpoint(model)
-                manifests: dict[int, Manifest] = {}
+                manifests: dict[int, tuple[Manifest, Verdict]] = {}
                 for version in self._repository.versions(model):
                     with _skipping_damage():
-                        manifests[version] = self._repository.manifest(model, version)
+                        manifest = self._repository.manifest(model, version)
+                        manifests[version] = (manifest, self._repository.verdicts.of(manifest))
                 stored[model] = (endpoint, manifests)
         return stored
 
     def _model(self, name: str, workers: tuple[WorkerRecord, ...]) -> ModelView:
         endpoint, manifests = self._stored[name]
         versions = {
-            version: _version(manifest, workers, loaded=endpoint.serves(version))
-            for version, manifest in manifests.items()
+            version: _version(manifest, verdict, workers, loaded=endpoint.serves(version))
+            for version, (manifest, verdict) in manifests.items()
         }
         loaded = {version: view for version, view in versions.items() if view.loaded}
         serving = self._serving(name, endpoint, loaded)
@@ -200,14 +203,16 @@ def _skipping_damage() -> Iterator[None]:
             log.warning("%s", failure.message)
 
 
-def _version(manifest: Manifest, workers: tuple[WorkerRecord, ...], *, loaded: bool) -> VersionView:
+def _version(manifest: Manifest, verdict: Verdict, workers: tuple[WorkerRecord, ...], *, loaded: bool) -> VersionView:
     release = manifest.release
     placed = tuple(
         Placed(worker, instance) for worker in workers for instance in worker.instances if instance.release == release
     )
     if not loaded:
-        return VersionView(manifest, State.UNLOADED, None, placed)
+        return VersionView(manifest, State.UNLOADED, None, placed, verdict)
     states = {at.instance.state for at in placed}
     state = next((state for state in _BEST_FIRST if state in states), State.UPLOADED)
+    if verdict.failed and state is not State.READY:  # who holds it already goes on with it
+        return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
     reason = next((at.instance.reason for at in placed if at.instance.state is state and at.instance.reason), None)
-    return VersionView(manifest, state, reason, placed)
+    return VersionView(manifest, state, reason, placed, verdict)

@@ -9,6 +9,7 @@ from services.errors import not_found
 from services.manifest import Manifest
 from services.names import NAME_CHARACTERS_MAX
 from services.records import InstanceRecord, State, WorkerRecord
+from services.repository.verdicts import NO_VERDICT, Verdict
 
 #: digits of services.names.VERSION_MAX; converting a number of any length would cost the square of it
 _DIGITS_MAX = 10
@@ -41,13 +42,15 @@ class Placed:
 class VersionView:
     """A published version and its instances. `state` is the best instance's; UPLOADED while no worker has it.
 
-    UNLOADED: nobody is to serve it, though instances may still be on their way out.
+    UNLOADED: nobody is to serve it, though instances may still be on their way out. FAILED also when `verdict`, what
+    running it has shown, keeps workers from loading it.
     """
 
     manifest: Manifest
     state: State
     reason: str | None  # why it is FAILED
     placed: tuple[Placed, ...]
+    verdict: Verdict = NO_VERDICT
 
     @property
     def ready(self) -> bool:

@@ -5,11 +5,12 @@ Implementations are synchronous (callers in an event loop use a thread) and pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
 from services.manifest import Endpoint, Manifest
+from services.repository.verdicts import Verdict
 
 
 class Staging(Protocol):
@@ -61,12 +62,29 @@ class Proposals(Protocol):
         """
 
 
+class Verdicts(Protocol):
+    """What running a version has shown. Kept across restarts; gone with the version, or when it is cleared."""
+
+    def of(self, manifest: Manifest) -> Verdict:
+        """What is known about a version; the default Verdict when nothing is."""
+
+    def change(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
+        """Replace the verdict by what `change` makes of it; returns it. The repository's token changes with it."""
+
+    def clear(self, manifest: Manifest) -> bool:
+        """Forget what is known about a version: an operator wants it tried again. False: nothing was."""
+
+
 class Repository(Protocol):
     """Raises Failure: NOT_FOUND, CONFLICT, STORAGE (no space), INTERNAL (the folder cannot be used)."""
 
     @property
     def proposals(self) -> Proposals:
         """Versions on trial."""
+
+    @property
+    def verdicts(self) -> Verdicts:
+        """What running versions has shown."""
 
     def stage(self) -> Staging:
         """Open a staging area on the same storage as the versions, so that publishing is one rename."""

@@ -3,6 +3,7 @@
 <root>/models/<model>/<version>/…        renamed in from .staging/ (publish), out to it (delete)
 <root>/models/<model>/endpoint.json      replaced under <root>/.lock
 <root>/models/<model>/numbers.json       the highest version number that was ever published
+<root>/models/<model>/verdicts/…         what running a version has shown
 <root>/.token                            new content, of the same length, before and after each change
 """
 
@@ -38,6 +39,7 @@ from services.repository.disk import (
 from services.repository.documents import content_of, read_document, read_endpoint, read_manifest
 from services.repository.proposals import FolderProposals
 from services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
+from services.repository.verdicts import FolderVerdicts
 
 _CHANGING = "changing"
 _SETTLED = "settled "
@@ -65,6 +67,7 @@ class FolderRepository:
         sweep_staging(self._staging)
         self._settle_token()
         self.proposals = FolderProposals(self._root, self._changing)
+        self.verdicts = FolderVerdicts(self._root, self._changing)
 
     def stage(self) -> FolderStaging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
@@ -90,6 +93,7 @@ class FolderRepository:
                     if error.errno in _TAKEN:
                         raise _exists(manifest) from None
                     raise
+                self.verdicts.forget(manifest.model, manifest.version)  # of a load that was withdrawn
                 fsync(target.parent)
 
     def models(self) -> Sequence[str]:
@@ -150,6 +154,7 @@ class FolderRepository:
                 raise self._missing(model, version)
             with self._remembering(model, version):
                 folder.rename(trash.path)
+            self.verdicts.forget(model, version)
             fsync(folder.parent)
 
     def delete_model(self, model: str) -> None:

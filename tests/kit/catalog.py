@@ -99,13 +99,17 @@ class RepositoryCatalog:
             if instance.release == manifest.release
         )
         best = min(placed, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
+        verdict = self._repository.verdicts.of(manifest)
         if not loaded:
-            return VersionView(manifest, State.UNLOADED, None, placed)
+            return VersionView(manifest, State.UNLOADED, None, placed, verdict)
+        if verdict.failed and not (best and best.instance.state is State.READY):
+            return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
         return VersionView(
             manifest=manifest,
             state=best.instance.state if best else State.UPLOADED,
             reason=best.instance.reason if best else None,
             placed=placed,
+            verdict=verdict,
         )
 
 

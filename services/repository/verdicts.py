@@ -1,0 +1,164 @@
+"""Verdicts: what running a version has shown, kept across restarts, beside the manifest that never changes.
+
+<root>/models/<model>/verdicts/<version>-<content>.json   a Verdict; none: nothing bad is known
+
+A verdict is about content: the same files served in the same way, whenever they were published. So it outlives a load
+that was withdrawn, and is gone when the version is deleted, when other content takes its place, or when it is cleared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from services.manifest import Manifest
+from services.names import check_name, check_version
+from services.repository.disk import replace_file, storage_errors
+from services.repository.documents import content_of
+
+log = logging.getLogger("millrace.verdicts")
+
+REASON_CHARACTERS_MAX = 1000
+DOCUMENT_BYTES_MAX = 64 << 10  # more is no verdict
+FILES_MAX = 64  # verdicts of one model; beyond it the oldest is forgotten
+#: what says when and where a version was published, and what its check had to say: nothing about how it runs
+_NOT_CONTENT = {"created", "notes", "origin"}
+
+
+class Verdict(BaseModel):
+    """What is known about a version. Times are seconds since the epoch; 0: it never happened."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    failed: str = Field("", max_length=REASON_CHARACTERS_MAX, description="Why no worker loads it; empty: they do.")
+    failed_at: float = Field(0, ge=0)
+    load_deaths: int = Field(0, ge=0, description="Processes that died while they loaded it, since it last loaded.")
+    batching_off: str = Field(
+        "", max_length=REASON_CHARACTERS_MAX, description="Why requests run one at a time; empty: as the manifest says."
+    )
+    batching_off_at: float = Field(0, ge=0)
+    mismatches: int = Field(0, ge=0, description="Batches whose rows differed from runs of one row.")
+
+    def with_failure(self, reason: str, now: float) -> Verdict:
+        """The version is not loaded any more, for `reason`."""
+        return self.model_copy(update={"failed": reason[:REASON_CHARACTERS_MAX], "failed_at": now})
+
+    def with_batching_off(self, reason: str, now: float) -> Verdict:
+        """Requests of the version run one at a time, for `reason`."""
+        return self.model_copy(update={"batching_off": reason[:REASON_CHARACTERS_MAX], "batching_off_at": now})
+
+
+NO_VERDICT = Verdict()
+
+
+class FolderVerdicts:
+    """The verdicts of a folder repository. `changing`: its way of making one change at a time, which all readers notice."""
+
+    def __init__(self, root: Path, changing: Callable[[], AbstractContextManager[None]]) -> None:
+        self._root = root
+        self._models = root / "models"
+        self._changing = changing
+
+    def of(self, manifest: Manifest) -> Verdict:
+        """What is known about a version. A file that cannot be read as a verdict counts as none, and is logged."""
+        folder = self._folder(manifest.model)
+        if not folder.is_dir():  # nearly always: nothing is digested then
+            return NO_VERDICT
+        return _read(folder / _name(manifest))
+
+    def change(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
+        """Replace the verdict by what `change` makes of it; returns it. Processes that do so at once take turns.
+
+        Raises Failure: STORAGE (the disk is full), INTERNAL (the folder cannot be written).
+        """
+        folder = self._folder(manifest.model)
+        path = folder / _name(manifest)
+        with storage_errors(self._root), self._changing():
+            before = _read(path)
+            after = change(before)
+            if after == before:
+                return after
+            if after == NO_VERDICT:
+                self._remove(path)
+                return after
+            if (folder.parent / str(manifest.version)).is_dir():  # else it was deleted in between
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _forget_oldest(folder, path)
+                replace_file(path, content_of(after))
+            return after
+
+    def clear(self, manifest: Manifest) -> bool:
+        """Forget what is known about a version: an operator wants it tried again. False: nothing was.
+
+        Raises Failure as `change` does.
+        """
+        path = self._folder(manifest.model) / _name(manifest)
+        if not os.path.lexists(path):
+            return False
+        with storage_errors(self._root), self._changing():
+            self._remove(path)
+        return True
+
+    def forget(self, model: str, version: int) -> None:
+        """Remove all verdicts of a version that is being deleted, or published. The caller makes the change."""
+        for path in self._folder(model).glob(f"{check_version(version)}-*.json"):
+            self._remove(path)
+
+    @staticmethod
+    def _remove(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        with suppress(OSError):  # others are there
+            path.parent.rmdir()
+
+    def _folder(self, model: str) -> Path:
+        return self._models / check_name(model) / "verdicts"
+
+
+def content_id(manifest: Manifest) -> str:
+    """Names what a version is and how it is served: equal for manifests that differ only in when they were published."""
+    content = manifest.model_dump_json(exclude=_NOT_CONTENT)
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _name(manifest: Manifest) -> str:
+    return f"{check_version(manifest.version)}-{content_id(manifest)}.json"
+
+
+def _read(path: Path) -> Verdict:
+    try:
+        # Neither a link nor a pipe, which nobody may ever write to.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return NO_VERDICT
+    except OSError as error:
+        log.warning("%s cannot be read and counts as no verdict: %s", path, error.strerror)
+        return NO_VERDICT
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a regular file")
+        content = os.read(descriptor, DOCUMENT_BYTES_MAX + 1)
+        if len(content) > DOCUMENT_BYTES_MAX:
+            raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
+        return Verdict.model_validate_json(content)
+    except (OSError, ValueError) as error:
+        why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        log.warning("%s is damaged and counts as no verdict: %s", path, why)
+        return NO_VERDICT
+    finally:
+        os.close(descriptor)
+
+
+def _forget_oldest(folder: Path, kept: Path) -> None:
+    """Make room for `kept`: a model that is loaded with ever other content leaves a bounded number of verdicts."""
+    others = [path for path in folder.glob("*.json") if path != kept]
+    while len(others) >= FILES_MAX:
+        oldest = min(others, key=lambda path: path.lstat().st_mtime)
+        others.remove(oldest)
+        oldest.unlink(missing_ok=True)

@@ -1,0 +1,173 @@
+"""What is known about versions from running them: kept with the repository, noticed by all, gone when it should be."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.errors import Code, Failure
+from services.manifest import Manifest
+from services.repository.folder import FolderRepository
+from services.repository.verdicts import DOCUMENT_BYTES_MAX, FILES_MAX, NO_VERDICT, Verdict, content_id
+from tests.contract.repositories import manifest, publish
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "repository"
+
+
+@pytest.fixture
+def repository(root: Path) -> FolderRepository:
+    repository = FolderRepository(root)
+    publish(repository)
+    return repository
+
+
+def failed(reason: str) -> Callable[[Verdict], Verdict]:
+    return lambda verdict: verdict.with_failure(reason, 5.0)
+
+
+def file_of(root: Path, model: str = "digits") -> Path:
+    [path] = (root / "models" / model / "verdicts").iterdir()
+    return path
+
+
+def test_a_verdict_is_kept_and_every_reader_notices(repository: FolderRepository, root: Path) -> None:
+    known = repository.manifest("digits", 1)
+    assert repository.verdicts.of(known) == NO_VERDICT
+    before = repository.token()
+    assert repository.verdicts.change(known, failed("it crashes")).failed == "it crashes"
+    assert repository.token() != before
+    again = FolderRepository(root)
+    assert again.verdicts.of(again.manifest("digits", 1)) == Verdict(failed="it crashes", failed_at=5.0)
+    assert again.verdicts.change(known, lambda one: one.with_batching_off("rows differ", 6.0)).failed == "it crashes"
+    assert repository.verdicts.of(known).batching_off == "rows differ"
+
+
+def test_it_is_about_content_not_about_when_it_was_published(repository: FolderRepository) -> None:
+    known = repository.manifest("digits", 1)
+    repository.verdicts.change(known, failed("it crashes"))
+    later = known.model_copy(update={"created": known.created + 1000, "notes": ("a note",), "origin": "/elsewhere"})
+    assert repository.verdicts.of(later).failed
+    for other in (
+        known.model_copy(update={"digest": "e" * 64}),
+        known.model_copy(update={"config": known.config.model_copy(update={"rows_max": 3})}),
+        known.model_copy(update={"version": 2}),
+    ):
+        assert repository.verdicts.of(other) == NO_VERDICT
+
+
+def test_clearing_and_taking_back_leave_nothing(repository: FolderRepository, root: Path) -> None:
+    known = repository.manifest("digits", 1)
+    assert not repository.verdicts.clear(known)
+    repository.verdicts.change(known, failed("it crashes"))
+    before = repository.token()
+    assert repository.verdicts.clear(known)
+    assert repository.token() != before
+    assert repository.verdicts.of(known) == NO_VERDICT
+    repository.verdicts.change(known, lambda one: one.model_copy(update={"load_deaths": 1}))
+    repository.verdicts.change(known, lambda _: NO_VERDICT)
+    assert not (root / "models/digits/verdicts").exists()
+
+
+@pytest.mark.parametrize("gone", [lambda one: one.delete_version("digits", 1), lambda one: one.delete_model("digits")])
+def test_it_goes_with_its_version(repository: FolderRepository, gone: Callable[[FolderRepository], None]) -> None:
+    known = repository.manifest("digits", 1)
+    repository.verdicts.change(known, failed("it crashes"))
+    gone(repository)
+    repository.verdicts.change(known, failed("too late"))  # by a worker that has not heard of it
+    publish(repository)
+    assert repository.verdicts.of(known) == NO_VERDICT
+    repository.delete_model("digits")
+    assert list(repository.models()) == []
+
+
+def test_what_is_published_again_begins_without_one(repository: FolderRepository) -> None:
+    proposed = manifest(version=2)
+    repository.proposals.propose([proposed])
+    repository.verdicts.change(proposed, failed("it crashes"))
+    repository.proposals.withdraw("digits")
+    assert repository.verdicts.of(proposed).failed, "kept: the same files would crash the next time"
+    publish(repository, version=2)
+    assert repository.verdicts.of(repository.manifest("digits", 2)) == NO_VERDICT
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_suffix(".kept"))
+    path.symlink_to(path.with_suffix(".kept"))
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b'{"failed": "cut'),
+        lambda path: path.write_bytes(b'{"failed": 3}'),
+        lambda path: path.write_bytes(b'{"failed": "x", "unknown": 1}'),
+        lambda path: path.write_bytes(b"\xff" * 100),
+        lambda path: path.write_bytes(b'{"failed": "' + b"x" * DOCUMENT_BYTES_MAX + b'"}'),
+        _fifo,
+        _link,
+        _folder,
+    ],
+)
+def test_a_damaged_file_counts_as_none_and_stops_nobody(
+    repository: FolderRepository, root: Path, damage: Callable[[Path], None]
+) -> None:
+    known: Manifest = repository.manifest("digits", 1)
+    repository.verdicts.change(known, failed("it crashes"))
+    damage(file_of(root))
+    assert repository.verdicts.of(known) == NO_VERDICT
+    if file_of_is_folder := any(path.is_dir() for path in (root / "models/digits/verdicts").iterdir()):
+        with pytest.raises(Failure) as refused:
+            repository.verdicts.change(known, failed("again"))
+        assert refused.value.code is Code.INTERNAL
+    else:
+        repository.verdicts.change(known, failed("again"))
+    assert bool(repository.verdicts.of(known).failed) is not file_of_is_folder
+    repository.delete_model("digits")
+
+
+def test_many_processes_that_count_lose_nothing(repository: FolderRepository, root: Path) -> None:
+    known = repository.manifest("digits", 1)
+
+    def count() -> None:
+        other = FolderRepository(root)
+        for _ in range(10):
+            other.verdicts.change(known, lambda one: one.model_copy(update={"load_deaths": one.load_deaths + 1}))
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert repository.verdicts.of(known).load_deaths == 40
+
+
+def test_their_number_is_bounded_and_the_oldest_goes(repository: FolderRepository, root: Path) -> None:
+    kinds = [manifest(digest=f"{number:064x}") for number in range(FILES_MAX + 3)]
+    for number, one in enumerate(kinds):
+        repository.verdicts.change(one, failed(str(number)))
+        os.utime(next(iter((root / "models/digits/verdicts").glob(f"*{content_id(one)}*"))), (number, number))
+    assert len(list((root / "models/digits/verdicts").iterdir())) == FILES_MAX
+    assert [repository.verdicts.of(one).failed for one in (kinds[0], kinds[2], kinds[3], kinds[-1])] == [
+        "",
+        "",
+        "3",
+        str(FILES_MAX + 2),
+    ]
