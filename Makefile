@@ -17,7 +17,7 @@ FUZZ_LOCK := deploy/locks/fuzz.txt
 CLIENTS_LOCK := deploy/locks/clients.txt
 
 .DEFAULT_GOAL := help
-.PHONY: run test install check bench demo soak fuzz lock clean help
+.PHONY: run test test-tools install check bench demo soak fuzz lock clean help
 .DELETE_ON_ERROR:
 
 run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -27,7 +27,11 @@ demo: install ## send held-out digits to a running Millrace: accuracy, rate, lat
 	@$(BIN)/millrace demo $(ARGS)
 
 test: install $(VENV)/.clients ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
+	@$(BIN)/python -m tests.kit.tools
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile)
+
+test-tools: install ## install the Debian packages that some tests need, with sudo unless run as root
+	@$(BIN)/python -m tests.kit.tools install
 
 check: install ## lint, format, types, rules between folders
 	@$(BIN)/ruff check .
@@ -60,7 +64,7 @@ clean: ## remove the environment and all caches, not your models
 
 help: ## show this
 	@echo "Millrace: make TARGET"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The first of these that is new enough and can make environments; PYTHON=/path/to/python overrules.
 $(VENV)/.lock: $(LOCK)

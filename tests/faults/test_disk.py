@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import numpy as np
 import orjson
+import pytest
 
 from services.errors import Code, Failure
 from services.repository.folder import FolderRepository
@@ -77,6 +78,7 @@ def multiplied(stack: Stack, name: str) -> float:
     return float(y[0, 0])
 
 
+@pytest.mark.needs("tmpfs")
 def test_a_full_disk_refuses_an_upload_whole_wherever_it_ends(tmp_path: Path) -> None:
     content = models.scale(tmp_path / "new.onnx", 3.0).read_bytes()
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
@@ -108,6 +110,7 @@ def test_a_full_disk_refuses_an_upload_whole_wherever_it_ends(tmp_path: Path) ->
     assert statuses[507] >= 3
 
 
+@pytest.mark.needs("tmpfs")
 def test_a_disk_that_fills_up_during_an_upload(tmp_path: Path) -> None:
     """While its bytes come, and while it is unpacked: the caller hears of it, though it may still be sending."""
     content = models.wide(tmp_path / "wide.onnx", 1 << 19).read_bytes()
@@ -137,6 +140,7 @@ def test_a_disk_that_fills_up_during_an_upload(tmp_path: Path) -> None:
         assert (reply.status_code, reply.json()["state"]) == (201, "ready"), reply.text
 
 
+@pytest.mark.needs("tmpfs")
 def test_what_is_there_is_served_by_a_start_on_a_full_disk(tmp_path: Path) -> None:
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
     content = models.scale(tmp_path / "new.onnx", 3.0).read_bytes()
@@ -151,6 +155,7 @@ def test_what_is_there_is_served_by_a_start_on_a_full_disk(tmp_path: Path) -> No
             assert multiplied(stack, "new") == 3
 
 
+@pytest.mark.needs("tmpfs")
 def test_versions_can_be_deleted_from_a_full_disk() -> None:
     with small_disk(DISK_BYTES) as disk:
         repository = FolderRepository(disk.seen(disk.folder) / "repository")
@@ -168,6 +173,7 @@ def test_versions_can_be_deleted_from_a_full_disk() -> None:
         publish(repository, "old", 4)
 
 
+@pytest.mark.needs("tmpfs")
 def test_publishing_with_ever_more_room_leaves_nothing_or_a_version_that_is_active() -> None:
     refusals = 0
     with small_disk(DISK_BYTES) as disk:
@@ -194,6 +200,7 @@ def test_publishing_with_ever_more_room_leaves_nothing_or_a_version_that_is_acti
     assert refusals >= 3
 
 
+@pytest.mark.needs("setpriv")
 def test_a_folder_that_cannot_be_written_refuses_uploads_and_serving_goes_on(tmp_path: Path) -> None:
     content = models.scale(tmp_path / "new.onnx", 3.0).read_bytes()
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
@@ -225,6 +232,7 @@ def read_only(folder: Path) -> Iterator[None]:
             path.chmod(mode)
 
 
+@pytest.mark.needs("tmpfs")
 def test_full_shared_memory_sends_large_tensors_another_way(tmp_path: Path) -> None:
     """Nobody meets a hole in a file that is mapped, which would kill; and who dies is started again, full as it is."""
     large = models.identity(tmp_path / "large.onnx", "FP32", ("N", LARGE.shape[1]))

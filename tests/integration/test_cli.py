@@ -111,6 +111,7 @@ def millrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace]:
         assert end(process) == 0
 
 
+@pytest.mark.needs("curl")
 def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
     millrace = Millrace(tmp_path / "home")
     with millrace.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2") as process:

@@ -19,6 +19,7 @@ from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.exposition import render
 from services.metrics.tally import Tally
 from services.settings import Settings
+from tests.kit.tools import program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -41,12 +42,6 @@ SAMPLES = {
         else [metric.name]
     )
 }
-
-
-def tool(name: str) -> str:
-    found = shutil.which(name, path=f"{BIN}:/usr/bin:/usr/local/bin")
-    assert found is not None, f"{name} is missing"
-    return found
 
 
 def content(*command: str | Path) -> None:
@@ -74,7 +69,7 @@ def test_there_is_an_image_for_each_part():
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
 def test_dockerfile_is_clean(dockerfile):
-    content(tool("hadolint"), "--failure-threshold", "style", dockerfile)
+    content(BIN / "hadolint", "--failure-threshold", "style", dockerfile)
     lines = instructions(dockerfile)
     bases = [line[1] for line in lines if line[0] == "FROM" and ":" in line[1]]
     assert bases
@@ -134,7 +129,7 @@ def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, packa
 
 
 def test_compose_file_follows_the_schema():
-    content(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
+    content(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml")
 
 
 def test_compose_services_hang_together():
@@ -192,10 +187,11 @@ def test_redis_forgets_rather_than_writes():
 # Prometheus and Grafana
 
 
+@pytest.mark.needs("promtool")
 def test_prometheus_configuration_and_rules():
-    content(tool("promtool"), "check", "config", DEPLOY / "prometheus/prometheus.yml")
-    content(tool("promtool"), "check", "rules", DEPLOY / "prometheus/rules.yml")
-    content(tool("promtool"), "test", "rules", DEPLOY / "prometheus/rules_test.yml")
+    content(program("promtool"), "check", "config", DEPLOY / "prometheus/prometheus.yml")
+    content(program("promtool"), "check", "rules", DEPLOY / "prometheus/rules.yml")
+    content(program("promtool"), "test", "rules", DEPLOY / "prometheus/rules_test.yml")
 
 
 def test_committed_dashboard_is_what_the_generator_builds(tmp_path):
@@ -298,7 +294,7 @@ class LivePrometheus:
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         self.process = subprocess.Popen(
             [
-                tool("prometheus"),
+                program("prometheus"),
                 f"--config.file={folder}/prometheus.yml",
                 f"--storage.tsdb.path={folder}/data",
                 "--web.listen-address=127.0.0.1:0",
@@ -362,12 +358,14 @@ def as_grafana_sends_it(expression):
     return expression.replace("$__rate_interval", "1m").replace("$model", ".*")
 
 
+@pytest.mark.needs("prometheus")
 @pytest.mark.parametrize(("title", "expression"), EXPRESSIONS)
 def test_dashboard_expression_shows_something(live, title, expression):
     result = live.query(as_grafana_sends_it(expression))
     assert all(float(series["value"][1]) >= 0 for series in result), "not a number"
 
 
+@pytest.mark.needs("prometheus")
 def test_dashboard_variable_offers_the_models(live):
     query = DASHBOARD["templating"]["list"][0]["query"]
     asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
@@ -376,6 +374,7 @@ def test_dashboard_variable_offers_the_models(live):
     assert live.get(f"label/{label}/values", **{"match[]": metric}) == ["a-model"]
 
 
+@pytest.mark.needs("prometheus")
 def test_rules_are_healthy_in_a_live_server(live):
     while True:
         rules = [rule for group in live.get("rules")["groups"] for rule in group["rules"]]

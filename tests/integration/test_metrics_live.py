@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from services.metrics.catalogue import CATALOGUE
-from tests.kit import models, v2
+from tests.kit import models, tools, v2
 from tests.kit.metrics import Page
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.wait import wait_until
@@ -208,12 +208,15 @@ def _grown(stack: Stack, before: Page) -> Page | None:
     return page if all(grown[direction] >= least[direction] for direction in least) else None
 
 
+@pytest.mark.needs("promtool")
 def test_promtool_has_nothing_to_say_but_of_names_that_are_not_ours(stack: Stack, tmp_path: Path) -> None:
     path = push(stack, tmp_path, "checked")
     assert post(stack.http, path, 1) == 200
     assert post(stack.http, path, 99) == 500
     text = stack.metrics().text
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [tools.program("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
     # It reads all of it (1 would say that it cannot), and dislikes only what Triton called its metrics.
     said = (checked.stdout + checked.stderr).splitlines()
     assert checked.returncode == 3

@@ -73,6 +73,15 @@ def small_disk(size_bytes: int) -> Iterator[Disk]:
         folder.rmdir()
 
 
+def small_disk_available() -> bool:
+    """Whether `small_disk` can make one on this machine."""
+    try:
+        with small_disk(1 << 20):
+            return True
+    except AssertionError:
+        return False
+
+
 def plain_disk(folder: Path) -> Disk:
     """A folder as it is, for processes that have to respect its mode: root's would not."""
     if os.geteuid():
@@ -83,6 +92,10 @@ def plain_disk(folder: Path) -> Disk:
 @contextmanager
 def _in_a_namespace(folder: Path, size_bytes: int, why: list[str]) -> Iterator[Disk | None]:
     """Mounted where nobody else sees it. A process keeps it until its input ends, so nothing stays if we are killed."""
+    if shutil.which("unshare") is None:
+        why.append("unshare is not installed")
+        yield None
+        return
     mount_and_wait = f'{_mount(size_bytes)} "$0" && echo mounted && exec cat'
     keeper = subprocess.Popen(
         ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", mount_and_wait, str(folder)],

@@ -1,7 +1,6 @@
 """Metrics: what several processes count adds up, whatever way they end."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.exposition import render, serve
 from services.metrics.record import CHUNK_BYTES, HEADER_BYTES, MAGIC, Key, records, values_offset, write_record
 from services.metrics.tally import Tally
+from tests.kit import tools
 
 ROOT = Path(__file__).parents[2]
 
@@ -428,13 +428,12 @@ def test_catalogue_is_sound():
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
 
 
+@pytest.mark.needs("promtool")
 @pytest.mark.parametrize("alone", [True, False])
 def test_promtool_is_content(tmp_path, alone):
     body, content_type = render(exercised(None if alone else tmp_path), "text/plain")
     assert content_type.startswith("text/plain; version=0.0.4")
-    promtool = shutil.which("promtool")
-    assert promtool is not None, "promtool is missing: install Debian's prometheus package"
-    done = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, check=False)
+    done = subprocess.run([tools.program("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     shown = {family.name for family in parse_text(body.decode())}
     assert {metric.name.removesuffix("_total") for metric in CATALOGUE} <= shown

@@ -1,0 +1,68 @@
+"""Leaves out the tests whose tools are missing, and names them at the end; where CI=true they fail instead.
+
+@pytest.mark.needs("prometheus", "promtool")    names of tests.kit.tools.TOOLS
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from tests.kit import tools
+
+PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what cannot run. A name that nobody knows ends the run: the test would never be left out."""
+    known: dict[str, bool] = {}
+    for item in items:
+        names = [name for marker in item.iter_markers("needs") for name in marker.args]
+        for name in names:
+            if name not in tools.TOOLS:
+                raise pytest.UsageError(f"{item.nodeid} needs {name!r}, which tests/kit/tools.py does not list")
+            if name not in known:
+                known[name] = tools.TOOLS[name].available
+        lacking = [name for name in names if not known[name]]
+        for name in lacking:
+            item.user_properties.append((PROPERTY, name))
+        if lacking and not _complete():
+            item.add_marker(pytest.mark.skip(reason=f"needs {', '.join(lacking)}"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture is made."""
+    lacking = _lacking(item.user_properties)
+    if lacking and _complete():
+        pytest.fail(f"CI runs every test, and this one needs {', '.join(lacking)}", pytrace=False)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """How many tests were left out, for want of what, and which: one line for each test function."""
+    functions: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    tests = 0
+    for report in terminalreporter.stats.get("skipped", []):
+        lacking = _lacking(getattr(report, "user_properties", []))
+        tests += bool(lacking)
+        for name in lacking:
+            functions[name][report.nodeid.partition("[")[0]] += 1
+    if not tests:
+        return
+    terminalreporter.section(f"left out: {tests} {'test' if tests == 1 else 'tests'}", yellow=True)
+    for name, counted in sorted(functions.items()):
+        terminalreporter.line(f"{name} is missing ({tools.TOOLS[name].advice}):")
+        for function, number in sorted(counted.items()):
+            terminalreporter.line(f"    {function}" + (f" ({number})" if number > 1 else ""))
+
+
+def _lacking(properties: list[tuple[str, object]]) -> list[str]:
+    return [str(value) for key, value in properties if key == PROPERTY]
+
+
+def _complete() -> bool:
+    """Whether nothing may be left out."""
+    return os.environ.get("CI", "").lower() in {"1", "true"}

@@ -1,0 +1,135 @@
+"""`make test` and `make test-tools` on a machine with Python, make and coreutils alone: a PATH without anything else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kit.stack import ROOT
+
+COREUTILS = ("cat", "env", "id", "mkdir", "nproc", "rm", "sleep", "sort", "touch", "true", "uname")
+TWO_NEED_IT = "tests/unit/test_metrics.py -p no:cacheprovider -k 'promtool_is_content or catalogue_is_sound'"
+LEFT_OUT = """left out: 2 tests"""
+FUNCTION = "    tests/unit/test_metrics.py::test_promtool_is_content (2)"
+
+
+class Machine:
+    """`folder`: its whole PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.libraries = folder / "libraries"
+        for path in (self.home, self.libraries):
+            path.mkdir(parents=True)
+        # The loader stops at a file of that name, and cannot load this one.
+        (self.libraries / "libb64.so.0d").touch()
+        for name in ("sh", "make", "python3", *COREUTILS):
+            found = shutil.which(name)
+            assert found is not None, name
+            (folder / name).symlink_to(found)
+
+    def program(self, name: str, *lines: str) -> None:
+        path = self.folder / name
+        path.write_text("\n".join(["#!/bin/sh", "set -e", *lines, ""]))
+        path.chmod(0o755)
+
+    def run(self, *command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {"HOME": str(self.home), "PATH": str(self.folder), "LD_LIBRARY_PATH": str(self.libraries)}
+        return subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+
+    def make(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return self.run("make", "--no-print-directory", *arguments, **variables)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_tests_without_their_tool_are_left_out_and_named(machine: Machine, processes: str) -> None:
+    done = machine.make("test", f"ARGS={TWO_NEED_IT} -n {processes}")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines[0].startswith("Not here: curl, libb64.so.0d, nginx, prometheus, promtool, setpriv, ")
+    assert "`make test-tools` installs them (apt-get install curl libb64-0d nginx prometheus util-linux)" in lines[0]
+    end = lines[next(number for number, line in enumerate(lines) if LEFT_OUT in line) + 1 :]
+    assert end[:2] == ["promtool is missing (make test-tools):", FUNCTION]
+    assert "1 passed, 2 skipped" in lines[-1]
+
+
+def test_ci_fails_where_something_would_be_left_out(machine: Machine) -> None:
+    done = machine.make("test", f"ARGS={TWO_NEED_IT} -n 2", CI="true")
+    assert done.returncode != 0
+    assert "CI runs every test, and this one needs promtool" in done.stdout
+    assert "1 passed, 2 errors" in done.stdout.splitlines()[-1]
+
+
+def test_all_tests_run_where_their_tool_is_there(machine: Machine) -> None:
+    machine.program("promtool", "cat > /dev/null")
+    done = machine.make("test", f"ARGS={TWO_NEED_IT}")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "promtool" not in lines[0]
+    assert LEFT_OUT not in done.stdout
+    assert "3 passed" in lines[-1]
+
+
+def test_a_tool_that_nobody_knows_ends_the_run(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text("import pytest\n\n@pytest.mark.needs('promtol')\ndef test_it(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", "pyproject.toml", str(test)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "::test_it needs 'promtol', which tests/kit/tools.py does not list" in done.stderr
+
+
+@pytest.mark.needs("libb64.so.0d")
+def test_the_missing_tools_are_installed_with_apt(machine: Machine) -> None:
+    """With sudo unless root asks, and only what is missing."""
+    said = machine.folder / "said"
+    machine.program("promtool", "true")
+    machine.program("prometheus", "true")
+    machine.program("sudo", f'echo sudo >> {said}; exec "$@"')
+    machine.program(
+        "apt-get",
+        f'echo "$@" >> {said}',
+        f'if [ "$1" = install ]; then for name in curl nginx setpriv; do ln -s /bin/true {machine.folder}/$name; done;',
+        f"rm {machine.libraries}/libb64.so.0d; fi",
+    )
+    (machine.folder / "ln").symlink_to(shutil.which("ln") or "")
+    done = machine.make("test-tools")
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [line for line in said.read_text().splitlines() if line != "sudo"]
+    assert asked == ["update -qq", "install -y -qq --no-install-recommends curl libb64-0d nginx util-linux"]
+    assert said.read_text().count("sudo\n") == (2 if os.geteuid() else 0)
+    said.unlink()
+    machine.make("test-tools")
+    assert not said.exists()
+
+
+def test_what_cannot_be_installed_is_said_in_one_line(machine: Machine) -> None:
+    done = machine.make("test-tools")
+    assert done.returncode != 0
+    said = done.stderr.splitlines()[0]
+    assert "there is no apt-get here; install these packages, or what they are called here: curl libb64-0d" in said
+    machine.program("sudo", 'exec "$@"')
+    machine.program("apt-get", "exit 100")
+    done = machine.make("test-tools")
+    assert done.returncode != 0
+    assert "`apt-get update -qq` failed" in done.stderr

@@ -1,0 +1,137 @@
+"""Programs and libraries that tests need and the environment cannot bring: no trustworthy wheel carries them.
+
+python -m tests.kit.tools            one line that names what is missing, nothing if all is there; always exit code 0
+python -m tests.kit.tools packages   the Debian packages of what is missing
+python -m tests.kit.tools install    install them, with sudo unless run as root
+
+A test that needs one is marked `@pytest.mark.needs("promtool")`; tests/conftest.py leaves it out where that is missing.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kit import disk
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """`name`: of a program, or the file name of a shared library; or of what `works` finds out.
+
+    `package`: Debian's package of it; "" where none brings it, and `advice` says what does.
+    """
+
+    name: str
+    package: str = ""
+    advice: str = "make test-tools"
+    works: Callable[[], bool] | None = None
+
+    @property
+    def available(self) -> bool:
+        if self.works is not None:
+            return self.works()
+        if ".so" not in self.name:
+            return shutil.which(self.name, path=_search_path()) is not None
+        try:
+            ctypes.CDLL(self.name)
+        except OSError:
+            return False
+        return True
+
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool("curl", "curl"),
+        Tool("libb64.so.0d", "libb64-0d"),  # perf_analyzer links to it
+        Tool("nginx", "nginx"),
+        Tool("prometheus", "prometheus"),
+        Tool("promtool", "prometheus"),
+        Tool("setpriv", "util-linux"),
+        Tool("tmpfs", advice="allow user namespaces, or run as root", works=disk.small_disk_available),
+    )
+}
+
+
+def program(name: str) -> str:
+    """The path of a program of `TOOLS`. A test that asks for it is marked with `needs`."""
+    found = shutil.which(TOOLS[name].name, path=_search_path())
+    assert found is not None, f"{name} is missing: mark this test with needs({name!r})"
+    return found
+
+
+def missing(names: Iterable[str] = TOOLS) -> list[Tool]:
+    """Those of these tools that are not on this machine. Raises KeyError for a name that is not in `TOOLS`."""
+    return [TOOLS[name] for name in names if not TOOLS[name].available]
+
+
+def packages(tools: Iterable[Tool]) -> str:
+    """Debian's packages of these tools, each once, separated by spaces."""
+    return " ".join(sorted({tool.package for tool in tools if tool.package}))
+
+
+def notice(tools: list[Tool]) -> str:
+    """One line: what is missing, what follows, and what to do."""
+    names = ", ".join(tool.name if tool.package else f"{tool.name} ({tool.advice})" for tool in tools)
+    wanted = packages(tools)
+    help_ = f"; `make test-tools` installs them (apt-get install {wanted})" if wanted else ""
+    return f"Not here: {names}. The tests that need them are left out{help_}."
+
+
+def install() -> str | None:
+    """Install what is missing. Returns why that failed, None if all is there."""
+    wanted = packages(missing())
+    if not wanted:
+        return None
+    by_hand = f"install these packages, or what they are called here: {wanted}"
+    if shutil.which("apt-get") is None:
+        return f"there is no apt-get here; {by_hand}"
+    if os.geteuid() and shutil.which("sudo") is None:
+        return f"this is not root and there is no sudo; as root: apt-get install {wanted}"
+    root = ["sudo"] if os.geteuid() else []
+    quiet = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-qq", "--no-install-recommends"]
+    for command in (["apt-get", "update", "-qq"], [*quiet, *wanted.split()]):
+        if subprocess.run([*root, *command], check=False).returncode != 0:
+            return f"`{' '.join(command)}` failed; {by_hand}"
+    # The loader of this process may remember which libraries were not there.
+    again = subprocess.run([sys.executable, "-m", "tests.kit.tools", "packages"], capture_output=True, check=True)
+    left = again.stdout.decode().strip()
+    return f"apt-get succeeded, and still missing is what {left} should bring" if left else None
+
+
+def _search_path() -> str:
+    """PATH, and beside each `bin` of it its `sbin`: Debian has servers there, and leaves it out for users."""
+    return os.pathsep.join(_with_sbin(os.environ.get("PATH", os.defpath).split(os.pathsep)))
+
+
+def _with_sbin(folders: Iterable[str]) -> Iterator[str]:
+    for folder in folders:
+        yield folder
+        if Path(folder).name == "bin":
+            yield str(Path(folder).with_name("sbin"))
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["install"] and (failure := install()) is not None:
+        print(f"The tools for the tests could not be installed: {failure}", file=sys.stderr)
+        return 1
+    tools = missing()
+    if arguments == ["packages"]:
+        print(packages(tools))
+    elif tools:
+        print(notice(tools))
+    elif arguments == ["install"]:
+        print(f"All tools for the tests are there: {', '.join(TOOLS)}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
