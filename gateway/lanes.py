@@ -84,6 +84,7 @@ class Lanes:
         )
         self._shared: dict[str, Shared] = {}  # by pool
         self._by_release: dict[str, Route] = {}
+        self._unreadable: dict[str, str] = {}  # release -> why its label files cannot be read
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
 
@@ -108,6 +109,7 @@ class Lanes:
                 seen[view.manifest.release] = routes[name, str(number)] = route
             if model.serving is not None and (name, str(model.serving)) in routes:
                 routes[name, None] = routes[name, str(model.serving)]
+        self._unreadable = {release: why for release, why in self._unreadable.items() if release in seen}
         gone = [route.lane for release, route in self._by_release.items() if release not in seen]
         self._snapshot, self.routes, self._by_release = snapshot, routes, seen
         for lane in gone:
@@ -130,7 +132,7 @@ class Lanes:
             )
             plans = InputPlans(manifest.model, manifest.signature, rows_max)
             bytes_max = self._settings.body_bytes_max
-            labels = await asyncio.to_thread(self._labels, manifest) if manifest.config.labels else {}
+            labels = await self._labels_of(manifest) if manifest.config.labels else {}
             extensions = Extensions(manifest.signature, labels, self._memory, bytes_max)
             route = Route(
                 lane,
@@ -142,6 +144,15 @@ class Lanes:
             )
         self._place(route.lane, view)
         return route
+
+    async def _labels_of(self, manifest: Manifest) -> Labels:
+        """Class names; none where they cannot be read: the version is then refused with the reason, the others go on."""
+        try:
+            return await asyncio.to_thread(self._labels, manifest)
+        except Failure as failure:
+            log.warning("version %s of %s: %s", manifest.version, manifest.model, failure.message)
+            self._unreadable[manifest.release] = failure.message
+            return {}
 
     async def _shared_of(self, pool: str) -> Shared:
         if pool not in self._shared:
@@ -164,6 +175,7 @@ class Lanes:
         profile = Profile(ready[0].instance.profile if ready else {})
         shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
+        failed = failed or self._unreadable.get(lane.release)
         rows = ready[0].instance.rows_efficient if ready else 1
         lane.place(len(ready), profile, rows, shared=shared, failed=failed)
 

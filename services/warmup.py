@@ -9,6 +9,7 @@ from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import invalid
 from services.manifest import ModelConfig, Warmup, WarmupInput
 from services.tensor import Signature, TensorSpec, needed_inputs
+from services.version_files import is_readable_inside
 
 INPUT_BYTES_MAX = 1 << 28
 
@@ -30,7 +31,8 @@ def check_warmups(config: ModelConfig, signature: Signature, folder: Path) -> li
             why = _wrong(made, specs[name], warmup, signature.batching)
             if why is None and made.file is not None:
                 files.append(made.file)
-                why = None if _inside(folder, made.file) else f"there is no file {made.file[:200]!r}"
+                inside = is_readable_inside(folder, made.file, INPUT_BYTES_MAX)
+                why = None if inside else f"there is no plain file {made.file[:200]!r}"
             if why is not None:
                 raise invalid(f"{where}: input {name!r}: {why}")
     return files
@@ -45,12 +47,3 @@ def _wrong(made: WarmupInput, spec: TensorSpec, warmup: Warmup, batching: bool) 
     item = 8 if made.datatype == BYTES else ITEM_BYTES[made.datatype]
     size = math.prod(made.shape) * (warmup.rows if batching else 1) * item
     return f"{size} bytes are more than the {INPUT_BYTES_MAX} allowed" if size > INPUT_BYTES_MAX else None
-
-
-def _inside(folder: Path, name: str) -> bool:
-    """Whether `name` is a file in `folder`; what leads out of it is none."""
-    try:
-        path = (folder / name).resolve()
-        return path.is_relative_to(folder.resolve()) and path.is_file() and path.stat().st_size <= INPUT_BYTES_MAX
-    except (OSError, ValueError):
-        return False

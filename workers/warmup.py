@@ -13,6 +13,8 @@ from services.bytes_tensor import decode_elements
 from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
 from services.manifest import Manifest, Warmup, WarmupInput
+from services.version_files import read_inside
+from services.warmup import INPUT_BYTES_MAX
 from workers.backends.base import Array, Instance
 from workers.lease import check_outputs
 
@@ -61,7 +63,7 @@ def _array(made: WarmupInput, rows: int, folder: Path) -> Array:
 
 def _from_file(made: WarmupInput, rows: int, folder: Path) -> Array:
     assert made.file is not None  # services.manifest sees to it
-    raw = (folder / made.file).read_bytes()
+    raw = read_inside(folder, made.file, INPUT_BYTES_MAX, "warm-up file")
     if made.datatype == BYTES:
         elements = decode_elements(memoryview(raw))
         array = np.empty(len(elements), dtype=object)

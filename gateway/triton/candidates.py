@@ -22,6 +22,7 @@ from services.triton.folder import files_named
 from services.triton.given import Given
 from services.triton.serving import Serving, serving
 from services.triton.tensors import fitted, wanted_batching
+from services.version_files import check_labels
 
 
 class Candidate(NamedTuple):
@@ -67,6 +68,7 @@ def _unchanged(candidate: Candidate, now: Manifest, given: Given, pool: str) -> 
 
 def _manifest(candidate: Candidate, given: Given, checked: Checked, how: Serving) -> Manifest:
     files = _files(candidate, checked, how.config)
+    check_labels(how.config, checked.signature, candidate.folder)
     return Manifest(
         model=candidate.model,
         version=candidate.version,

@@ -1,28 +1,20 @@
-"""labels: the names of classes that lie in text files beside a version, one a line."""
+"""labels: the names of classes that are in text files beside a version, one a line."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from services.errors import Code, Failure
 from services.manifest import Manifest
-
-LABEL_BYTES_MAX = 8 << 20  # of one file
+from services.version_files import read_label_names
 
 Labels = dict[str, tuple[str, ...]]
 
 
 def read_labels(folder: Path, manifest: Manifest) -> Labels:
-    """Class names by output, of the version in `folder`. Raises Failure(MODEL) for a file that cannot be read."""
-    return {output: _read(folder / path) for output, path in manifest.config.labels.items()}
+    """Class names by output, of the version in `folder`.
 
-
-def _read(path: Path) -> tuple[str, ...]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(LABEL_BYTES_MAX + 1)
-        if len(content) > LABEL_BYTES_MAX:
-            raise Failure(Code.MODEL, f"the labels in {path.name} are more than {LABEL_BYTES_MAX} bytes")
-        return tuple(line.strip() for line in content.decode().splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(Code.MODEL, f"the labels in {path.name} cannot be read: {error}") from error
+    Raises:
+        Failure: INVALID for a file that is not one of the version's, cannot be read, or was changed since.
+    """
+    names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
+    return {output: names[path] for output, path in manifest.config.labels.items()}

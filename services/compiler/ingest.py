@@ -28,6 +28,7 @@ from services.records import State
 from services.repository.base import Repository, Staging
 from services.repository.disk import storage_errors
 from services.settings import Settings
+from services.version_files import check_labels
 from services.warmup import check_warmups
 
 PIECE_BYTES = 1 << 20
@@ -159,9 +160,10 @@ class Incoming:
 
     def _publish(self, checked: Checked, digest: str, activate: bool) -> Manifest:
         assert self._staging
-        warmups = check_warmups(self.config, checked.signature, self._folder())
+        named = check_warmups(self.config, checked.signature, self._folder())
+        named += check_labels(self.config, checked.signature, self._folder())
         with storage_errors(self._folder()):
-            files = tuple(described_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *warmups)))
+            files = tuple(described_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *named)))
         for attempt in range(1, _NUMBER_TRIES_MAX + 1):
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)

@@ -1,0 +1,126 @@
+"""version_files: reads files whose paths a configuration names. The path is somebody else's text, and so is the folder.
+
+path ─> plain (relative, no "..") ─> opened component by component without following links ─> a regular file ─> bytes
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from services.errors import Failure, invalid
+from services.manifest import ModelConfig, SourceFile
+from services.tensor import Signature
+from services.triton.paths import plain_path
+
+#: Bytes of one file of class names, and names in it. Gateways keep them in memory.
+LABEL_BYTES_MAX = 8 << 20
+LABEL_NAMES_MAX = 1 << 18
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+#: Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever.
+_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def open_inside(folder: Path, path: str, what: str = "file") -> IO[bytes]:
+    """The regular file at `path` below `folder`, open for reading. No component below `folder` may be a link.
+
+    Args:
+        folder: the folder that the file must be in; it may itself be a link.
+        path: the file's path below `folder`.
+        what: what the file is for; begins the error message.
+
+    Raises:
+        Failure: INVALID for a path that leads out of the folder, and for what is missing, a link or no regular file.
+    """
+    *parents, name = PurePosixPath(plain_path(path, what)).parts
+    with ExitStack() as stack:
+        try:
+            descriptor = os.open(folder, _FOLDER)
+            stack.callback(os.close, descriptor)
+            for parent in parents:
+                descriptor = os.open(parent, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
+                stack.callback(os.close, descriptor)
+            file = os.open(name, _FILE | os.O_NOFOLLOW, dir_fd=descriptor)
+        except OSError as error:
+            reason = "a part of the path is a link or no folder" if _is_link(error) else error.strerror
+            raise invalid(f"{what} {path[:80]!a} cannot be read: {reason}") from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise invalid(f"{what} {path[:80]!a} is not a regular file")
+    return os.fdopen(file, "rb")
+
+
+def _is_link(error: OSError) -> bool:
+    # With O_DIRECTORY the kernel says ENOTDIR for a link, else ELOOP.
+    return isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
+
+
+def read_inside(folder: Path, path: str, bytes_max: int, what: str = "file") -> bytes:
+    """The content of the file at `path` below `folder`. Raises Failure(INVALID), also for more than `bytes_max` bytes."""
+    with open_inside(folder, path, what) as file:
+        try:
+            content = file.read(bytes_max + 1)
+        except OSError as error:
+            raise invalid(f"{what} {path[:80]!a} cannot be read: {error.strerror}") from error
+    if len(content) > bytes_max:
+        raise invalid(f"{what} {path[:80]!a} has more than {bytes_max} bytes")
+    return content
+
+
+def check_labels(config: ModelConfig, signature: Signature, folder: Path) -> list[str]:
+    """The files of class names that a configuration names, below the version's `folder`.
+
+    Raises:
+        Failure: INVALID for an output that the model does not have, and for a file that could not be read later.
+    """
+    outputs = [spec.name for spec in signature.outputs]
+    for output, path in config.labels.items():
+        if output not in outputs:
+            known = ", ".join(outputs[:10])
+            raise invalid(f"config.labels: the model has no output {output[:80]!r}; it has {known}")
+        label_names(read_inside(folder, path, LABEL_BYTES_MAX, f"config.labels {output[:80]!r}: file"), path)
+    return sorted(set(config.labels.values()))
+
+
+def read_label_names(folder: Path, path: str, files: tuple[SourceFile, ...]) -> tuple[str, ...]:
+    """The class names in a label file of a published version, one a line.
+
+    Args:
+        folder: the version's folder.
+        path: the label file's path below `folder`.
+        files: those of the version's manifest; the label file must be among them, as it was when it was published.
+
+    Raises:
+        Failure: INVALID for a file that is not the version's, or that is not what was published.
+    """
+    content = read_inside(folder, path, LABEL_BYTES_MAX, "label file")
+    published = next((file for file in files if file.path == path), None)
+    if published is None:
+        raise invalid(f"label file {path[:80]!a} is not one of the version's files")
+    if hashlib.sha256(content).hexdigest() != published.sha256:
+        raise invalid(f"label file {path[:80]!a} is damaged: it is not the file that was published (sha256 differs)")
+    return label_names(content, path)
+
+
+def label_names(content: bytes, path: str) -> tuple[str, ...]:
+    """The lines of a label file. Raises Failure(INVALID) for what is no UTF-8 text, or has too many lines."""
+    if content.count(b"\n") > LABEL_NAMES_MAX:
+        raise invalid(f"label file {path[:80]!a} has more than {LABEL_NAMES_MAX} lines")
+    try:
+        return tuple(line.strip() for line in content.decode().removesuffix("\n").split("\n"))
+    except UnicodeDecodeError as error:
+        raise invalid(f"label file {path[:80]!a} is not UTF-8 text") from error
+
+
+def is_readable_inside(folder: Path, path: str, bytes_max: int) -> bool:
+    """Whether `path` is a regular file below `folder` of at most `bytes_max` bytes, reached without links."""
+    try:
+        with open_inside(folder, path) as file:
+            return os.fstat(file.fileno()).st_size <= bytes_max
+    except Failure:
+        return False
