@@ -1,0 +1,75 @@
+"""Without an admin key, a reverse proxy on this machine opens the admin API to nobody: a real nginx before a real gateway."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.kit.stack import running_stack
+from tests.kit.wait import wait_until
+
+pytestmark = pytest.mark.needs("nginx")
+
+_CONFIG = """
+daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;
+events {{ }}
+http {{
+    access_log off; client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    server {{ listen 127.0.0.1:{port}; location / {{ {directives} proxy_pass {upstream}; }} }}
+}}
+"""
+_FORWARDS = "proxy_http_version 1.1; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
+
+
+@contextmanager
+def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx.Client]:
+    """A client of an nginx that passes everything on to `upstream`."""
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = folder / "nginx.conf"
+    config.write_text(_CONFIG.format(folder=folder, port=port, upstream=upstream, directives=directives))
+    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+            wait_until(lambda: process.poll() is not None or _listens(port))
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _refused(client: httpx.Client) -> None:
+    for method, path in (("GET", "/admin/v1/models"), ("DELETE", "/admin/v1/models/digits"), ("POST", "/models")):
+        reply = client.request(method, path)
+        assert reply.status_code == 403, reply.text
+        assert "proxy" in reply.text
+    assert client.get("/v2/health/ready").status_code == 200
+
+
+def test_a_proxy_at_its_defaults_and_one_that_forwards(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        for name, directives in (("defaults", ""), ("forwards", _FORWARDS)):
+            with _nginx(tmp_path / name, stack.url, directives) as client:
+                _refused(client)
+        assert stack.http.get("/admin/v1/models").status_code == 200
+
+
+def test_with_the_key_the_admin_api_works_through_a_proxy(tmp_path: Path) -> None:
+    settings = {"admin_key": "secret"}
+    with running_stack(tmp_path, settings=settings) as stack, _nginx(tmp_path / "nginx", stack.url) as client:
+        assert client.get("/admin/v1/models").status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert client.get("/admin/v1/models", headers=headers).status_code == 200
