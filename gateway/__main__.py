@@ -39,12 +39,14 @@ from gateway.triton.trace import SharedTraceSettings
 from services.cancel import cancel_all
 from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
+from services.instance import instance_of, shm_prefix
 from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.exposition import render
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
 from services.queue.board import Board
+from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
@@ -63,14 +65,16 @@ class Gateway:
         if settings.redis_url is None:
             raise invalid("set MILLRACE_REDIS_URL to the Redis that gateways and workers share")
         address = RedisAddress.parse(settings.redis_url.get_secret_value())
+        settings = settings.model_copy(update={"instance": instance_of(settings)})
+        keys = InstanceKeys(instance_of(settings))
         self.settings = settings
-        self.name = f"{index}-{os.getpid()}-{os.urandom(3).hex()}"
+        self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
         self.tally = Tally(settings.metrics_dir, f"gateway-{index}")
         self.segments: SegmentPool | None = None
         if settings.segment_bytes_max:
             # What a gateway that was killed left behind is nobody's: the one that takes its place gives it back.
-            remove_leftovers(settings.segments_dir, settings.instance)
-            prefix = f"{settings.instance}-{self.name}"
+            remove_leftovers(settings.segments_dir, shm_prefix(settings))
+            prefix = f"{shm_prefix(settings)}.{self.name}"
             in_use = self.tally.gauge(catalogue.SEGMENT_BYTES_IN_USE)
             self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max, in_use)
         self.admission = Admission(
@@ -81,9 +85,11 @@ class Gateway:
         )
         self.drain = Drain()
         self.repository = FolderRepository(settings.models_dir)
-        self.board = Board(address)
-        self.exchange = Exchange(address, self.name, self.tally, settings.lease_ms)
-        self.client_memory = ClientMemory(settings.segments_dir, settings.instance, allowed=settings.allow_client_shm)
+        self.board = Board(address, keys)
+        self.exchange = Exchange(address, keys, self.name, self.tally, settings.lease_ms)
+        self.client_memory = ClientMemory(
+            settings.segments_dir, shm_prefix(settings), allowed=settings.allow_client_shm
+        )
         self.lanes = Lanes(
             settings,
             self.exchange,

@@ -15,6 +15,7 @@ from services.batch import ReplyHeader, decode_reply
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
+from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
 
@@ -26,10 +27,11 @@ TICK_S = 0.02
 class Exchange:
     """`lanes` gives all lanes, for the agents that look after them."""
 
-    def __init__(self, address: RedisAddress, gateway: str, tally: Tally, lease_ms: int) -> None:
+    def __init__(self, address: RedisAddress, keys: InstanceKeys, gateway: str, tally: Tally, lease_ms: int) -> None:
         self.pending: dict[str, Outstanding] = {}
         self.lanes: Callable[[], list[Lane]] = list
         self._address = address
+        self._keys = keys
         self._gateway = gateway
         self._lease_ms = lease_ms
         self._links: dict[str, PoolLink] = {}
@@ -47,7 +49,7 @@ class Exchange:
         if link is None:
             link = PoolLink(
                 self._address,
-                pool,
+                self._keys.pool(pool),
                 self._gateway,
                 self._on_reply,
                 lambda lost: self._restored(pool, lost),

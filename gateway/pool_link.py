@@ -19,7 +19,7 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.keys import EPOCH, PoolKeys
+from services.queue.keys import PoolKeys
 from services.queue.pipeline import Pipeline, connect
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
@@ -33,6 +33,7 @@ OLD_MAX = 100
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 BLOB_LIFE_MS = 60_000
+EPOCH_LIFE_S = 86_400
 BUFFERED_BYTES_MAX = 64 << 20
 
 
@@ -46,13 +47,13 @@ class PoolLink:
     def __init__(
         self,
         address: RedisAddress,
-        pool: str,
+        keys: PoolKeys,
         gateway: str,
         on_reply: Callable[[bytes], None],
         on_restored: Callable[[bool], None],
         on_put: Callable[[str, Any], None],
     ) -> None:
-        self.keys = PoolKeys(pool)
+        self.keys = keys
         self.replies_key = self.keys.replies(gateway)  # of this connection
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -179,7 +180,10 @@ class PoolLink:
     async def _forgotten(self) -> bool:
         """Whether Redis has nothing of what was put before."""
         fresh = os.urandom(8).hex().encode()
-        epoch: bytes = await self.call("SET", EPOCH, fresh, "NX", "GET") or fresh
+        key = self.keys.epoch
+        epoch: bytes | None = await self.call("GETEX", key, "EX", EPOCH_LIFE_S)
+        if epoch is None:
+            epoch = await self.call("SET", key, fresh, "NX", "GET", "EX", EPOCH_LIFE_S) or fresh
         known, self._epoch = self._epoch, epoch
         return known is not None and known != epoch
 

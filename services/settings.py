@@ -16,6 +16,9 @@ MIB = 1 << 20
 TRACE_SETTINGS = "trace-settings.json"
 LOG_SETTINGS = "log-settings.json"
 
+#: what an installation may be called: part of Redis keys and of file names
+INSTANCE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+
 
 class Settings(BaseSettings):
     """Validated when built: a bad value stops the process at start, with the field's name."""
@@ -48,7 +51,12 @@ class Settings(BaseSettings):
     metrics_dir: Path | None = Field(None, description="Folder of the metric files shared on a host.")
     trace_file: Path | None = Field(None, description="File of request traces; unset: logs/trace.json in home.")
     segments_dir: Path = Field(Path("/dev/shm"), description="Folder of the shared memory segments.")
-    instance: str = Field("millrace", description="Prefix of shared memory names of this installation.")
+    instance: str | None = Field(
+        None,
+        pattern=INSTANCE_PATTERN,
+        description="Name of the installation in Redis and shared memory: processes of one name share a queue; unset: a "
+        "name that is kept in the repository.",
+    )
 
     body_bytes_max: int = Field(64 * MIB, ge=1024, description="Largest body of an inference request, decompressed.")
     upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")

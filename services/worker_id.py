@@ -1,19 +1,23 @@
-"""What a worker is called in Redis. Its supervisor, which sees it die, comes to the same name."""
+"""What a worker is called in Redis: its pool and index, and what tells this process from every other.
+
+A supervisor, which says so when it sees a worker die, gives the worker that part; one that was started alone draws it.
+"""
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+import secrets
 
 
-def worker_id(name: str, pid: int) -> str:
-    """`name`: its pool and index. The machine is part of it: supervisors on two hosts may share one Redis."""
-    machine = _BOOT_ID.read_text()[:8] if _BOOT_ID.exists() else platform.node()
-    return f"{name}-{machine}-{pid}"
+def new_start() -> str:
+    """What tells one start of a process from all others, on any machine and in any container."""
+    return secrets.token_hex(8)
+
+
+def worker_id(name: str, start: str) -> str:
+    """`name`: its pool and index. `start`: from `new_start`."""
+    return f"{name}-{start}"
 
 
 def pool_of(worker: str) -> str:
     """The pool of a worker that a supervisor started: its name there is POOL-NUMBER."""
-    return worker.rsplit("-", 3)[0]
+    return worker.rsplit("-", 2)[0]

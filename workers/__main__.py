@@ -13,9 +13,11 @@ from collections.abc import Callable
 
 from services.errors import Failure
 from services.garbage import settle_garbage
+from services.instance import instance_of
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
+from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
 from services.records import WorkerRecord
@@ -23,7 +25,7 @@ from services.repository.folder import FolderRepository
 from services.segments.segment import Segments, host_token
 from services.settings import Settings, read_settings
 from services.spin import Spin
-from services.worker_id import worker_id
+from services.worker_id import new_start, worker_id
 from workers.backends import get_backend
 from workers.drain import Drain
 from workers.exchange import Exchange
@@ -41,24 +43,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workers", description="Run one worker of a pool.")
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
     parser.add_argument("--index", help="what tells it from other workers of the pool (default: the host's name)")
+    parser.add_argument("--start-id", help="what tells this process from all others (default: a random one)")
     parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     create_files_private()
     try:
-        return serve_pool(read_settings(), arguments.pool, arguments.index or platform.node(), arguments.backend)
+        settings = read_settings()
+        index = arguments.index or platform.node()
+        worker = worker_id(f"{arguments.pool}-{index}", arguments.start_id or new_start())
+        return serve_pool(settings, arguments.pool, index, worker, arguments.backend)
     except Failure as failure:
         print(f"error: {failure.message}", file=sys.stderr)
         return 1
 
 
-def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> int:
+def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_name: str) -> int:
     """Build a worker, run it until SIGTERM, leave in order."""
-    worker = worker_id(f"{pool}-{index}", os.getpid())
     if settings.redis_url is None:
         print("error: set MILLRACE_REDIS_URL to the Redis of the gateway", file=sys.stderr)
         return 1
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
+    keys = InstanceKeys(instance_of(settings)).pool(pool)
     threads = settings.threads or os.cpu_count() or 1
     started = time.time()
     host = host_token(settings.segments_dir)
@@ -70,10 +76,10 @@ def serve_pool(settings: Settings, pool: str, index: str, backend_name: str) -> 
     spin = Spin(settings.spin_us_max / 1e6)
 
     def connect() -> Exchange:
-        return Exchange(address, pool, worker)
+        return Exchange(address, keys, worker)
 
     def connect_loop() -> Exchange:
-        return Exchange(address, pool, worker, spin)
+        return Exchange(address, keys, worker, spin)
 
     def record() -> WorkerRecord:
         return WorkerRecord(

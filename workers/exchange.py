@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from services.errors import Failure
-from services.queue.keys import CHANGES, POOLS, PoolKeys
+from services.queue.keys import PoolKeys
 from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
@@ -22,6 +22,7 @@ log = logging.getLogger("millrace.exchange")
 
 BLOB_LIFE_MS = 60_000
 ALONE_MS = 3_600_000
+POOLS_LIFE_S = 86_400  # of the list of pools, after the last beat in any of them
 
 
 class Finished(NamedTuple):
@@ -35,13 +36,11 @@ class Finished(NamedTuple):
 class Exchange:
     """Calls of one worker over one connection. Not shared between threads."""
 
-    def __init__(self, address: RedisAddress, pool: str, worker: str, spin: Spin | None = None) -> None:
+    def __init__(self, address: RedisAddress, keys: PoolKeys, worker: str, spin: Spin | None = None) -> None:
         """`spin`: how `receive_wait` waits; None: asleep. Raises Failure(UNAVAILABLE) when Redis cannot be reached."""
-        self._keys = PoolKeys(pool)
-        self._pool = pool
+        self._keys = keys
         self._worker = worker
         self._spin = spin or Spin(0)
-        keys = self._keys
         self._link = Link(address)
         self._asked = 0.0  # when what comes next was asked for: it was leased after that
         try:
@@ -170,12 +169,18 @@ class Exchange:
     def beat(self, record: bytes, life_ms: int) -> bool:
         """Extend leases and publish the record. False: as far as Redis knows this worker holds nothing: hold again."""
         keys = self._keys
-        of_worker = (keys.workers, keys.record(self._worker), keys.held(self._worker), POOLS)
-        return bool(self._script("beat", of_worker, (self._worker, record, life_ms, self._pool), prefix=False))
+        of_worker = (keys.workers, keys.record(self._worker), keys.held(self._worker))
+        known = bool(self._script("beat", of_worker, (self._worker, record, life_ms), prefix=False))
+        # Not in the script: these keys are the installation's, and may be on another shard than the pool's.
+        pools = keys.of_instance.pools
+        self._link.send_both(("SADD", pools, keys.pool), ("EXPIRE", pools, POOLS_LIFE_S))
+        self._link.receive()
+        self._link.receive()
+        return known
 
     def announce(self) -> None:
         """Tell the gateways that this worker's record changed."""
-        self._link.call("PUBLISH", CHANGES, f"worker:{self._pool}")
+        self._link.call("PUBLISH", self._keys.of_instance.changes, f"worker:{self._keys.pool}")
 
     def leave(self, attempts_max: int) -> None:
         """Take this worker out; whatever it still leases is put again for others."""

@@ -69,7 +69,7 @@ class ClientMemory:
 
     def __init__(self, folder: Path, instance: str, *, allowed: bool) -> None:
         # In a folder of its own: a gateway that starts takes files with our prefix for segments that were left behind.
-        self._document = SharedDocument(folder / f"{instance}-clients" / "regions.json")
+        self._document = SharedDocument(folder / f"{instance}.clients" / "regions.json")
         self._folder = folder
         self._own = instance
         self._allowed = allowed

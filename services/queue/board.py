@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.errors import Code, Failure
-from services.queue.keys import CHANGES, GATEWAYS, POOLS, UPLOADS, PoolKeys
+from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress, async_client
 from services.records import State, WorkerRecord
 
@@ -29,8 +29,11 @@ class Board:
     `quiet_s`: without news for so long, Redis is asked whether it is still there, and has so long to say it.
     """
 
-    def __init__(self, address: RedisAddress, clock: Callable[[], float] = time.time, quiet_s: float = 5) -> None:
+    def __init__(
+        self, address: RedisAddress, keys: InstanceKeys, clock: Callable[[], float] = time.time, quiet_s: float = 5
+    ) -> None:
         self._address = address
+        self._keys = keys
         self._clock = clock
         self._quiet_s = quiet_s
         self._redis: Any = async_client(address)
@@ -39,8 +42,8 @@ class Board:
         """Records of all workers that live, ordered by pool and id."""
         records: list[WorkerRecord] = []
         try:
-            for pool in sorted(await self._redis.smembers(POOLS)):
-                keys = PoolKeys(_text(pool))
+            for pool in sorted(await self._redis.smembers(self._keys.pools)):
+                keys = self._keys.pool(_text(pool))
                 ids = sorted(_text(worker) for worker in await self._redis.zrange(keys.workers, 0, -1))
                 if not ids:
                     continue
@@ -54,7 +57,7 @@ class Board:
 
     async def stream_entries(self, pool: str, lanes: list[str]) -> list[int]:
         """Entries in the stream of each lane: waiting and leased."""
-        keys = PoolKeys(pool)
+        keys = self._keys.pool(pool)
         try:
             pipeline = self._redis.pipeline(transaction=False)
             for lane in lanes:
@@ -66,7 +69,7 @@ class Board:
     async def uploads(self) -> dict[tuple[str, int | None], State]:
         """Uploads in progress: (model, version) -> state; version None: its number is given when it is published."""
         try:
-            stored = await self._redis.hgetall(UPLOADS)
+            stored = await self._redis.hgetall(self._keys.uploads)
         except (RedisError, OSError) as error:
             raise _away(error) from error
         uploads: dict[tuple[str, int | None], State] = {}
@@ -86,27 +89,27 @@ class Board:
             await self._forget(field)
             return
         try:
-            await self._redis.hset(UPLOADS, field, f"{state.value} {self._clock() + UPLOAD_LIFE_S:.3f}")
+            await self._redis.hset(self._keys.uploads, field, f"{state.value} {self._clock() + UPLOAD_LIFE_S:.3f}")
         except (RedisError, OSError) as error:
             raise _away(error) from error
 
     async def _forget(self, field: str) -> None:
         try:
-            await self._redis.hdel(UPLOADS, field)
+            await self._redis.hdel(self._keys.uploads, field)
         except (RedisError, OSError) as error:
             raise _away(error) from error
 
     async def gateways(self) -> dict[str, str]:
         """Live gateways and the token of the repository that each routes by."""
         try:
-            stored = await self._redis.hgetall(GATEWAYS)
+            stored = await self._redis.hgetall(self._keys.gateways)
             found: dict[str, str] = {}
             for name, value in stored.items():
                 until, _, token = _text(value).partition(" ")
                 if float(until) > self._clock():
                     found[_text(name)] = token
                 else:
-                    await self._redis.hdel(GATEWAYS, name)
+                    await self._redis.hdel(self._keys.gateways, name)
         except (RedisError, OSError) as error:
             raise _away(error) from error
         return found
@@ -115,15 +118,15 @@ class Board:
         """Say for GATEWAY_LIFE_S that a gateway lives, and what it routes by; None: it leaves."""
         try:
             if token is None:
-                await self._redis.hdel(GATEWAYS, name)
+                await self._redis.hdel(self._keys.gateways, name)
             else:
-                await self._redis.hset(GATEWAYS, name, f"{self._clock() + GATEWAY_LIFE_S:.3f} {token}")
+                await self._redis.hset(self._keys.gateways, name, f"{self._clock() + GATEWAY_LIFE_S:.3f} {token}")
         except (RedisError, OSError) as error:
             raise _away(error) from error
 
     async def publish(self, message: str) -> None:
         try:
-            await self._redis.publish(CHANGES, message)
+            await self._redis.publish(self._keys.changes, message)
         except (RedisError, OSError) as error:
             raise _away(error) from error
 
@@ -131,7 +134,7 @@ class Board:
         """What is published, from now on."""
         subscription = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
-            await subscription.subscribe(CHANGES)
+            await subscription.subscribe(self._keys.changes)
             asked = False  # whether somebody is still there
             while True:
                 message = await subscription.get_message(timeout=self._quiet_s)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from redis.exceptions import RedisError
 
-from services.queue.keys import CHANGES
+from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress, async_client
 
 
-async def publish_death(address: RedisAddress, worker: str) -> bool:
-    """Tell every gateway that `worker` (`<pool>-<index>-<pid>`) is gone; False if Redis could not be told.
+async def publish_death(address: RedisAddress, keys: InstanceKeys, worker: str) -> bool:
+    """Tell every gateway that `worker` (`services.worker_id`) is gone; False if Redis could not be told.
 
     The lease time still covers a message that is lost.
     """
     try:
         async with async_client(address, retries=1) as redis:
-            await redis.publish(CHANGES.decode(), f"died:{worker}")
+            await redis.publish(keys.changes, f"died:{worker}")
     except (RedisError, OSError):
         return False
     return True

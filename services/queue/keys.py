@@ -1,48 +1,70 @@
-"""Every Redis key, from one place. All keys of a pool share the hash tag {pool}, so that a pool lives on one shard.
+"""Every Redis key, from one place.
 
-mr:{cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
-mr:{cpu}:ready             sorted set: lanes with undelivered entries, by what they ran (ms): the least comes next
-mr:{cpu}:deadlines         hash: the earliest deadline (ms) of each ready lane, as far as it is known
-mr:{cpu}:shares            sorted set: other lanes that ran more than they had to wait for (ms), and "": what all others count as
-mr:{cpu}:idle              sorted set: workers waiting for work, by batches in hand
-mr:{cpu}:held:<worker>     set: lanes that the worker can run
-mr:{cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
-mr:{cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
-mr:{cpu}:running:<worker>  string: the suspected batch that the worker runs alone (expires)
-mr:{cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
-mr:{cpu}:record:<worker>   string: the worker's record (JSON, expires)
-mr:{cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
-mr:{cpu}:blob:<id>         string: tensors too large for a script (expires)
-mr:pools                   set: pools that ever had a worker
-mr:epoch                   string: changes when Redis lost its data
-mr:uploads                 hash: uploads that are being received or checked, each with a time after which it counts no more
-mr:gateways                hash: gateways and the state of the repository that each routes by, with such a time, too
-mr:changes                 channel: "model:<name>", "worker:<pool>", "died:<worker>", "poison:<digest>"
+Keys begin with the number of the protocol and the name of the installation. Processes of two installations, or of two
+releases whose protocols differ, may use one Redis: they do not see each other.
+
+All keys of a pool share a hash tag, so that a pool lives on one shard; a script gets keys of one pool only.
+
+mr:2:{millrace:cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
+mr:2:{millrace:cpu}:ready             sorted set: lanes with undelivered entries, by what they ran (ms): the least comes next
+mr:2:{millrace:cpu}:deadlines         hash: the earliest deadline (ms) of each ready lane, as far as it is known
+mr:2:{millrace:cpu}:shares            sorted set: other lanes that ran more than they had to wait for (ms), and "": what all others count as
+mr:2:{millrace:cpu}:idle              sorted set: workers waiting for work, by batches in hand
+mr:2:{millrace:cpu}:held:<worker>     set: lanes that the worker can run
+mr:2:{millrace:cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
+mr:2:{millrace:cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
+mr:2:{millrace:cpu}:running:<worker>  string: the suspected batch that the worker runs alone (expires)
+mr:2:{millrace:cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
+mr:2:{millrace:cpu}:record:<worker>   string: the worker's record (JSON, expires)
+mr:2:{millrace:cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
+mr:2:{millrace:cpu}:blob:<id>         string: tensors too large for a script (expires)
+mr:2:{millrace:cpu}:epoch             string: changes when Redis lost its data (expires when no gateway looks)
+mr:2:{millrace}:pools                 set: pools that have workers (expires when none of them beats)
+mr:2:{millrace}:uploads               hash: uploads that are being received or checked, each with a time after which it counts no more
+mr:2:{millrace}:gateways              hash: gateways and the state of the repository that each routes by, with such a time, too
+mr:2:{millrace}:changes               channel: "model:<name>", "worker:<pool>", "died:<worker>", "poison:<digest>"
 """
 
 from __future__ import annotations
 
+#: Changes when keys, scripts or what entries mean change so that processes of the release before cannot take part.
+PROTOCOL = 2
 GROUP = b"w"
-POOLS = b"mr:pools"
-EPOCH = b"mr:epoch"
-UPLOADS = b"mr:uploads"
-GATEWAYS = b"mr:gateways"
-CHANGES = b"mr:changes"
+
+
+class InstanceKeys:
+    """The keys of one installation, and those of its pools."""
+
+    __slots__ = ("changes", "gateways", "instance", "pools", "uploads")
+
+    def __init__(self, instance: str) -> None:
+        """`instance`: without colons and braces (`services.instance`)."""
+        self.instance = instance
+        prefix = b"mr:%d:{%s}:" % (PROTOCOL, instance.encode())
+        self.pools = prefix + b"pools"
+        self.uploads = prefix + b"uploads"
+        self.gateways = prefix + b"gateways"
+        self.changes = prefix + b"changes"
+
+    def pool(self, name: str) -> PoolKeys:
+        return PoolKeys(self, name)
 
 
 class PoolKeys:
     """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
 
-    __slots__ = ("deadlines", "idle", "pool", "prefix", "ready", "shares", "workers")
+    __slots__ = ("deadlines", "epoch", "idle", "of_instance", "pool", "prefix", "ready", "shares", "workers")
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, of_instance: InstanceKeys, pool: str) -> None:
+        self.of_instance = of_instance
         self.pool = pool
-        self.prefix = b"mr:{%s}:" % pool.encode()
+        self.prefix = b"mr:%d:{%s:%s}:" % (PROTOCOL, of_instance.instance.encode(), pool.encode())
         self.ready = self.prefix + b"ready"
         self.deadlines = self.prefix + b"deadlines"
         self.shares = self.prefix + b"shares"
         self.idle = self.prefix + b"idle"
         self.workers = self.prefix + b"workers"
+        self.epoch = self.prefix + b"epoch"
 
     def stream(self, lane: str) -> bytes:
         return self.prefix + b"stream:" + lane.encode()

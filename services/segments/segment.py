@@ -113,9 +113,9 @@ class Segments:
 
 
 def remove_leftovers(folder: Path, prefix: str) -> int:
-    """Remove segments `<prefix>-…` whose owner is dead; returns how many."""
+    """Remove segments `<prefix>.…` whose owner is dead; returns how many."""
     removed = 0
-    for path in folder.glob(f"{glob.escape(prefix)}-*"):
+    for path in folder.glob(f"{glob.escape(prefix)}.*"):
         with suppress(OSError):
             fd = os.open(path, os.O_RDWR)
             try:

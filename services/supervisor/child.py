@@ -18,6 +18,7 @@ from services.settings import child_environment
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
 from services.supervisor.parent import tied_to_this_process
 from services.supervisor.plan import Program
+from services.worker_id import new_start
 
 READ_BYTES = 64 << 10
 LAST_WORDS_S_MAX = 1.0
@@ -39,6 +40,7 @@ class Child:
         self.last_line = ""
         self.how = ""  # it ended last
         self.process: Process | None = None
+        self.start_id = ""  # of the process that was started last
         self.ready = asyncio.Event()  # set when a program that says so is
         self._say = say
         self._died = died
@@ -129,6 +131,9 @@ class Child:
     async def _fork(self, log: LogFile) -> Process:
         read_fd, write_fd = os.pipe()
         command, fds = self.program.command, self.program.fds
+        self.start_id = new_start()
+        if self.program.worker:
+            command = (*command, "--start-id", self.start_id)
         ready_fd = self._await_ready() if self.program.says_ready else None
         if ready_fd is not None:
             command, fds = (*command, "--ready-fd", str(ready_fd)), (*fds, ready_fd)

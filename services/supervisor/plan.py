@@ -5,8 +5,6 @@ Settings + what the machine has -> Plan: redis?, gateways, workers of each pool
 
 from __future__ import annotations
 
-import hashlib
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from services.errors import Failure, invalid
+from services.instance import shm_prefix
 from services.names import check_name
 from services.settings import ADMIN_KEY, Settings
 
@@ -79,17 +78,10 @@ def threads_of(settings: Settings, cpus: int) -> int:
     return settings.threads or max(1, cpus // sum(parse_pools(settings.pools).values()))
 
 
-def instance_of(settings: Settings) -> str:
-    """The prefix of our shared memory names: as set, else one of this home's own, so that two homes never meet."""
-    if "instance" in settings.model_fields_set:
-        return settings.instance
-    return f"millrace-{hashlib.sha256(os.fsencode(settings.home.resolve())).hexdigest()[:12]}"
-
-
 def metrics_dir_of(settings: Settings) -> Path:
     """Where all processes count: in memory, since a write to a page that is going to disk waits for the disk."""
     memory = settings.segments_dir if settings.segments_dir.is_dir() else settings.home.resolve() / "run"
-    return memory / f"{instance_of(settings)}-metrics"
+    return memory / f"{shm_prefix(settings)}.metrics"
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
@@ -113,7 +105,6 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "http_port": port,
             "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),
-            "instance": instance_of(settings),
             "metrics_dir": metrics_dir_of(settings),
             "threads": threads_of(settings, cpus),
             # On a single core whoever looks keeps the one from running that is looked for.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from services.errors import Code, Failure
 from services.queue.board import Board
+from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.records import State, WorkerRecord
 from services.supervisor.child import Child
@@ -18,7 +19,7 @@ GATEWAY_S_MAX = 60.0
 LOAD_S_MAX = 300.0  # for one more version to be loaded and warmed up
 
 
-async def until_ready(old: Child, new: Child, address: RedisAddress) -> None:
+async def until_ready(old: Child, new: Child, address: RedisAddress, keys: InstanceKeys) -> None:
     """Return when `new` can do what `old` does. Raises Failure with the reason when it will not."""
     if not new.program.worker:
         try:
@@ -26,7 +27,7 @@ async def until_ready(old: Child, new: Child, address: RedisAddress) -> None:
         except TimeoutError as error:
             raise Failure(Code.UNAVAILABLE, f"it is not ready after {GATEWAY_S_MAX:g} s") from error
         return
-    board = Board(address)
+    board = Board(address, keys)
     try:
         await _until_loaded(old, new, board)
     finally:
@@ -56,7 +57,7 @@ async def _records(board: Board) -> Sequence[WorkerRecord]:
 
 
 def _id(child: Child) -> str:
-    return worker_id(child.program.name, child.pid)
+    return worker_id(child.program.name, child.start_id)
 
 
 def behind(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import shutil
 from pathlib import Path
 
 
-def remove_segments(folder: Path, instance: str) -> int:
-    """Remove all that is called `<instance>-*` in `folder`; returns how many there were."""
+def remove_segments(folder: Path, prefix: str) -> int:
+    """Remove all that is called `<prefix>.*` in `folder`; returns how many there were."""
     removed = 0
-    for path in folder.glob(f"{instance}-*"):
+    for path in folder.glob(f"{glob.escape(prefix)}.*"):
         with contextlib.suppress(FileNotFoundError):
             if path.is_dir():
                 shutil.rmtree(path)

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from services.errors import Code, Failure, invalid
+from services.instance import instance_of, shm_prefix
 from services.private_files import make_private_folder
 from services.queue.deaths import publish_death
+from services.queue.keys import InstanceKeys
 from services.queue.server import (
     check_server,
     choose_binary,
@@ -100,8 +102,9 @@ class Supervisor:
         plan.parse_pools(self._settings.pools)
         make_home(self._settings.home)
         self._lock.take()
-        self._handle_signals()
         try:
+            self._settings = self._settings.model_copy(update={"instance": instance_of(self._settings)})
+            self._handle_signals()
             await self._serve()
         finally:
             await self._shut_down()
@@ -173,6 +176,9 @@ class Supervisor:
         await wait_until_answers(self._address, REDIS_S_MAX)
         return f"{binary}, unix socket"
 
+    def _keys(self) -> InstanceKeys:
+        return InstanceKeys(instance_of(self._settings))
+
     def _cores(self) -> Cores:
         settings = self._settings
         if not settings.cpu_affinity:
@@ -217,7 +223,7 @@ class Supervisor:
         address = self._address
         rolling = Rolling(
             lambda program: self._start_child(program, on_trial=True),
-            lambda old, new: until_ready(old, new, address),
+            lambda old, new: until_ready(old, new, address, self._keys()),
             self._settings.drain_s,
         )
         # Workers first: what a newer gateway sends an older worker might not know.
@@ -241,7 +247,9 @@ class Supervisor:
     def _on_death(self, child: Child, pid: int) -> None:
         if child.program.worker and pid and self._address is not None:
             # Its leases are taken over now, not when they run out.
-            task = asyncio.create_task(publish_death(self._address, worker_id(child.program.name, pid)))
+            task = asyncio.create_task(
+                publish_death(self._address, self._keys(), worker_id(child.program.name, child.start_id))
+            )
             self._told.add(task)
             task.add_done_callback(self._told.discard)
         if not self._ready and child.backoff.deaths >= DEATHS_MAX_AT_START and not self._end.done():
@@ -279,8 +287,9 @@ class Supervisor:
 
     def _clear_files(self) -> None:
         """Remove what an installation leaves on the machine while it runs: its own, or that of one that was killed."""
-        for folder in (self._settings.segments_dir, self._run_dir):
-            remove_segments(folder, plan.instance_of(self._settings))
+        if self._settings.instance is not None:  # else nothing was started
+            for folder in (self._settings.segments_dir, self._run_dir):
+                remove_segments(folder, shm_prefix(self._settings))
         for path in (self._control_path, self._socket):
             if path is not None:
                 remove_socket(path, self._run_dir)

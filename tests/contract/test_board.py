@@ -10,7 +10,7 @@ import pytest
 from services.errors import Code, Failure
 from services.queue.board import GATEWAY_LIFE_S, UPLOAD_LIFE_S, Board
 from services.queue.deaths import publish_death
-from services.queue.keys import GATEWAYS, UPLOADS, PoolKeys
+from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
 from services.queue.url import RedisAddress, client
 from services.records import State
@@ -18,6 +18,8 @@ from tests.kit.catalog import worker
 from tests.kit.pool import Pool
 from tests.kit.redis_server import redis_server
 from tests.kit.stack import asleep
+
+KEYS = InstanceKeys("test")
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +39,15 @@ def test_workers_are_those_whose_records_live(address):
     pools = {"gpu": Pool(address, "gpu"), "cpu": Pool(address, "cpu")}
     for pool, name in (("gpu", "g"), ("cpu", "b"), ("cpu", "a"), ("cpu", "silent")):
         pools[pool].worker(name).beat(worker(name=name, pool=pool).model_dump_json().encode(), 60_000)
-    pools["cpu"].redis.delete(PoolKeys("cpu").record("silent"))
-    pools["cpu"].redis.sadd("mr:pools", "empty")
+    pools["cpu"].redis.delete(KEYS.pool("cpu").record("silent"))
+    pools["cpu"].redis.sadd(KEYS.pools, "empty")
 
     async def look() -> None:
-        board = Board(address)
+        board = Board(address, KEYS)
         assert [record.id for record in await board.workers()] == ["a", "b", "g"]
         pools["gpu"].worker("g").leave(3)
         assert [record.id for record in await board.workers()] == ["a", "b"]
-        pools["cpu"].redis.set(PoolKeys("cpu").record("a"), b'{"id": 1}')
+        pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), b'{"id": 1}')
         with pytest.raises(Failure, match="another release") as failure:
             await board.workers()
         assert failure.value.code is Code.INTERNAL
@@ -64,7 +66,7 @@ def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(addres
     pool.next("w", wanted=1)
 
     async def count() -> list[int]:
-        board = Board(address)
+        board = Board(address, KEYS)
         counts = await board.stream_entries("cpu", ["m", "nothing"])
         assert await board.stream_entries("cpu", []) == []
         await board.close()
@@ -77,7 +79,7 @@ def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(addres
 def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
     async def upload() -> None:
         now = 1000.0
-        board = Board(address, lambda: now)
+        board = Board(address, KEYS, lambda: now)
         await board.set_upload("m", 3, State.CHECKING)
         await board.set_upload("m", None, State.UPLOADED)
         assert await board.uploads() == {("m", 3): State.CHECKING, ("m", None): State.UPLOADED}
@@ -86,7 +88,7 @@ def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
         now += UPLOAD_LIFE_S / 2
         assert await board.uploads() == {("m", 3): State.CHECKING}  # the other one's gateway died
         with client(address) as redis:
-            assert redis.hlen(UPLOADS) == 1
+            assert redis.hlen(KEYS.uploads) == 1
         await board.set_upload("m", None, None)
         await board.set_upload("m", 3, None)
         assert await board.uploads() == {}
@@ -98,7 +100,7 @@ def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
 def test_gateways_are_those_that_said_so_of_late(address):
     async def look() -> None:
         now = 1000.0
-        board = Board(address, lambda: now)
+        board = Board(address, KEYS, lambda: now)
         await board.set_gateway("a", "settled 1")
         now += GATEWAY_LIFE_S / 2
         await board.set_gateway("b", "settled 2")
@@ -106,7 +108,7 @@ def test_gateways_are_those_that_said_so_of_late(address):
         now += GATEWAY_LIFE_S / 2
         assert await board.gateways() == {"b": "settled 2"}
         with client(address) as redis:
-            assert redis.hlen(GATEWAYS) == 1
+            assert redis.hlen(KEYS.gateways) == 1
         await board.set_gateway("b", None)
         assert await board.gateways() == {}
         await board.close()
@@ -116,15 +118,15 @@ def test_gateways_are_those_that_said_so_of_late(address):
 
 def test_news_reach_everybody_who_listens(address):
     async def listen() -> None:
-        board, other = Board(address), Board(address)
+        board, other = Board(address, KEYS), Board(address, KEYS)
         news = other.messages()
         first = asyncio.ensure_future(anext(news))
         with client(address) as redis:
-            while not redis.pubsub_numsub("mr:changes")[0][1]:
+            while not redis.pubsub_numsub(KEYS.changes)[0][1]:
                 await asyncio.sleep(0)
         await board.publish("model:digits")
         assert await first == "model:digits"
-        assert await publish_death(address, "cpu-0-17")
+        assert await publish_death(address, KEYS, "cpu-0-17")
         assert await anext(news) == "died:cpu-0-17"
         await news.aclose()  # type: ignore[attr-defined]
         await board.close()
@@ -137,7 +139,7 @@ def test_who_listens_to_nobody_is_told(address):
     """A server that vanished, or froze, ends no connection."""
 
     async def listen() -> None:
-        board = Board(address, quiet_s=1)
+        board = Board(address, KEYS, quiet_s=1)
         first = asyncio.ensure_future(anext(board.messages()))
         with client(address) as redis:
             server = redis.info("server")["process_id"]
@@ -157,7 +159,7 @@ def test_without_redis_every_call_says_so(tmp_path):
     nowhere = RedisAddress.unix(str(tmp_path / "no.sock"))
 
     async def ask() -> None:
-        board = Board(nowhere)
+        board = Board(nowhere, KEYS)
         failures = await asyncio.gather(
             board.workers(),
             board.stream_entries("cpu", ["m"]),
@@ -171,7 +173,7 @@ def test_without_redis_every_call_says_so(tmp_path):
             assert isinstance(failure, Failure)
             assert "not reachable" in failure.message
             assert (failure.code, failure.retry_after_s) == (Code.UNAVAILABLE, 1)
-        assert not await publish_death(nowhere, "cpu-0-17")
+        assert not await publish_death(nowhere, KEYS, "cpu-0-17")
         await board.close()
 
     asyncio.run(ask())

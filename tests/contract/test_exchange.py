@@ -63,7 +63,7 @@ def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
     old = pool.join("w", "m")
     old.send_wait([], 4, 30)
     wait_until(lambda: blocked(pool))
-    new = Exchange(pool.address, pool.name, "w")
+    new = Exchange(pool.address, pool.keys, "w")
     new.end(pool.redis.client_id())  # of somebody else: left alone
     new.end(old.client_id)
     wait_until(lambda: not blocked(pool))
@@ -341,7 +341,7 @@ def test_nothing_is_left_when_all_is_done_and_all_have_left(pool):
     for worker in ("a", "b"):
         pool.worker(worker).leave(ATTEMPTS_MAX)
     assert len(pool.replies()) == 5
-    assert pool.redis.keys() == [b"mr:pools"]
+    assert pool.redis.keys() == [pool.keys.of_instance.pools]
 
 
 def test_scripts_that_redis_forgot_are_loaded_with_the_next_connection(pool):
@@ -384,7 +384,7 @@ def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
             came.set()
 
         link = PoolLink(
-            pool.address, "cpu", "gw", on_reply, lambda _: None, lambda name, answer: puts.append((name, answer))
+            pool.address, pool.keys, "gw", on_reply, lambda _: None, lambda name, answer: puts.append((name, answer))
         )
         await link.start()
         pool.join("w", "m")
@@ -407,6 +407,6 @@ def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
     pool.redis.config_set("requirepass", "x")
     try:
         with pytest.raises(Failure, match="NOAUTH"):
-            Exchange(pool.address, "cpu", "w")
+            Exchange(pool.address, pool.keys, "w")
     finally:
         pool.redis.config_set("requirepass", "")

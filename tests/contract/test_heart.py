@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from services.queue.keys import PoolKeys
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool
 from tests.kit.wait import wait_until
@@ -14,8 +13,8 @@ NAME = "beating"
 
 def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
     """It may lead to a replica that became the master before it was told of the lane: the record is there, though."""
-    held = PoolKeys("cpu").held(NAME)
-    heart = Heart(lambda: Exchange(pool.address, "cpu", NAME), lambda: worker(name=NAME), lambda: ["m"], 20_000)
+    held = pool.keys.held(NAME)
+    heart = Heart(lambda: Exchange(pool.address, pool.keys, NAME), lambda: worker(name=NAME), lambda: ["m"], 20_000)
     heart.start()
     wait_until(lambda: pool.redis.smembers(held) == {b"m"}, what="held")
     pool.redis.sadd(held, "an earlier one")
@@ -25,7 +24,7 @@ def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
             pool.redis.client_kill_filter(_id=connection["id"])
     heart.pulse()
     wait_until(lambda: b"m" in pool.redis.smembers(held), what="held again")
-    assert pool.redis.exists(PoolKeys("cpu").record(NAME))
+    assert pool.redis.exists(pool.keys.record(NAME))
     heart.stop()
     pool.worker(NAME).leave(ATTEMPTS_MAX)
     pool.lose_connection(NAME)

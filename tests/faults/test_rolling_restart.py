@@ -276,4 +276,4 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
 
 def _leased(stack: Stack) -> int:
     """Batches that a worker has and has not answered."""
-    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("mr:{cpu}:stream:*"))
+    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("mr:*:stream:*"))

@@ -51,7 +51,7 @@ def leased(stack: Stack, worker: str) -> int:
     """Batches that a worker has and has not answered."""
     return sum(
         len(stack.redis.xpending_range(key, "w", "-", "+", 100, consumername=worker))
-        for key in stack.redis.scan_iter("mr:{cpu}:stream:*")
+        for key in stack.redis.scan_iter("mr:*:stream:*")
     )
 
 

@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from services.backoff import Backoff
+from services.instance import instance_of
+from services.queue.keys import InstanceKeys
 from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
-from services.settings import child_environment
+from services.settings import Settings, child_environment
 from services.worker_id import worker_id
 
 ROOT = Path(__file__).parents[2]
@@ -178,12 +180,14 @@ def test_a_worker_that_dies_is_announced_and_started_again(start):
     up = start()
     up.until("ready ")
     with client(up.address) as redis, redis.pubsub(ignore_subscribe_messages=True) as channel:
-        channel.subscribe("mr:changes")
+        channel.subscribe(InstanceKeys(instance_of(Settings(home=up.home))).changes)
         assert channel.get_message(timeout=WAIT_S) is None  # the subscription itself
         pid = up.pids()["cpu-0"]
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        start_id = words[words.index("--start-id") + 1]
         os.kill(pid, signal.SIGKILL)
         message = next(channel.listen())
-        assert message["data"] == f"died:{worker_id('cpu-0', pid)}".encode()
+        assert message["data"] == f"died:{worker_id('cpu-0', start_id)}".encode()
         assert up.until("said cpu-0 was ended by SIGKILL").startswith(": starting it again in 0.1 s")
         again = redis.blpop(["test:started"], timeout=8)
         assert again is not None

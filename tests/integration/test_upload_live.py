@@ -20,6 +20,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from services.queue.keys import InstanceKeys
 from tests.kit import models, v2
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.wait import wait_until
@@ -40,7 +41,7 @@ def stack(uploading: Stack) -> Iterator[Stack]:
     """Whatever a test does: no upload is in progress afterwards and no staged file is left."""
     yield uploading
     assert_quiet(uploading)
-    assert not uploading.redis.exists("mr:uploads")
+    assert not uploading.redis.exists(InstanceKeys(uploading.instance).uploads)
     assert staged(uploading) == []
 
 

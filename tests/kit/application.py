@@ -129,7 +129,7 @@ class Application:
                 statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
-                client_memory=ClientMemory(home, self.settings.instance, allowed=self.settings.allow_client_shm),
+                client_memory=ClientMemory(home, "test", allowed=self.settings.allow_client_shm),
                 traces=SharedTraceSettings(
                     SharedDocument(home / "trace.json"), Traces(), home / "traces", lambda: self.catalog.snapshot.models
                 ),

@@ -18,6 +18,7 @@ from services.manifest import ModelConfig
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.profile import Profile
+from services.queue.keys import InstanceKeys
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
 from tests.kit.loopback import NOWHERE, LoopbackLink
@@ -65,7 +66,7 @@ class LaneBench:
         self.now = 0.0
         tally = Tally(None, "gateway")
         refused = tally.counter(catalogue.REFUSED, "gateway_full")
-        exchange = Exchange(NOWHERE, "bench", tally, 2000)
+        exchange = Exchange(NOWHERE, InstanceKeys("test"), "bench", tally, 2000)
         self.link = HeldLink(exchange)
         self.pending = exchange.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)

@@ -22,6 +22,7 @@ from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.manifest import ModelConfig
 from services.metrics import catalogue
 from services.metrics.tally import Tally
+from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.records import State
 from services.repository.folder import FolderRepository
@@ -36,7 +37,8 @@ class LoopbackLink(PoolLink):
     """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
 
     def __init__(self, exchange: Exchange) -> None:
-        super().__init__(NOWHERE, "cpu", "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
+        keys = InstanceKeys("test").pool("cpu")
+        super().__init__(NOWHERE, keys, "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
         self.held = False
         self.waiting: list[tuple[bytes, bytes]] = []
 
@@ -95,10 +97,10 @@ class Loopback:
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             tally.counter(catalogue.REFUSED, "gateway_full"),
         )
-        self.exchange = Exchange(NOWHERE, "loopback", tally, self.settings.lease_ms)
+        self.exchange = Exchange(NOWHERE, InstanceKeys("test"), "loopback", tally, self.settings.lease_ms)
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
-        memory = ClientMemory(home, self.settings.instance, allowed=False)
+        memory = ClientMemory(home, "loopback", allowed=False)
         self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory)
         self.infer = Infer(self.lanes, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
 

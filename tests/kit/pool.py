@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import msgpack
 
 from services.batch import BatchHeader, encode_batch
-from services.queue.keys import PoolKeys
+from services.queue.keys import InstanceKeys
 from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress, client
@@ -101,10 +101,10 @@ class Picture:
 class Pool:
     """One pool in a Redis that is the test's own. Worker connections are kept for the next test of the same server."""
 
-    def __init__(self, address: RedisAddress, name: str = "cpu") -> None:
+    def __init__(self, address: RedisAddress, name: str = "cpu", instance: str = "test") -> None:
         self.address = address
         self.name = name
-        self.keys = PoolKeys(name)
+        self.keys = InstanceKeys(instance).pool(name)
         self.redis: Any = client(address)
         self._link = Link(address)
         self._exchanges: dict[str, Exchange] = {}
@@ -178,7 +178,7 @@ class Pool:
 
     def worker(self, name: str) -> Exchange:
         if name not in self._exchanges:
-            self._exchanges[name] = Exchange(self.address, self.name, name)
+            self._exchanges[name] = Exchange(self.address, self.keys, name)
         return self._exchanges[name]
 
     def lose_connection(self, name: str) -> None:

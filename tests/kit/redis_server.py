@@ -36,10 +36,10 @@ def binaries() -> list[Binary]:
 
 
 @contextmanager
-def redis_server(binary: Binary, folder: Path) -> Iterator[RedisAddress]:
-    """A server as `millrace up` starts it, and its end."""
+def redis_server(binary: Binary, folder: Path, *options: str) -> Iterator[RedisAddress]:
+    """A server as `millrace up` starts it, with more `options`, and its end."""
     path = socket_path(folder)
-    process = subprocess.Popen(server_command(binary.path, path, folder), stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*server_command(binary.path, path, folder), *options], stdout=subprocess.DEVNULL)
     try:
         address = RedisAddress.unix(str(path))
         asyncio.run(wait_until_answers(address, START_S_MAX))

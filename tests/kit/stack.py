@@ -20,10 +20,11 @@ from typing import Any
 import httpx
 import redis
 
+from services.instance import instance_of, shm_prefix
+from services.queue.keys import PROTOCOL
 from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import Settings, child_environment
-from services.supervisor.plan import instance_of
 from services.supervisor.segments import remove_segments
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
@@ -45,7 +46,7 @@ class Stack:
         self.lines: list[str] = []
         self.exit_code: int | None = None
         self._ended = False  # it will say nothing more
-        self.instance = instance_of(Settings(home=home))
+        self._instance = settings.get("instance")
         self.segments_dir = disk.seen(Path(str(settings.get("segments_dir", "/dev/shm"))))
         self._heard = threading.Condition()
         environment = {f"MILLRACE_{name.upper()}": str(value) for name, value in settings.items()}
@@ -70,6 +71,16 @@ class Stack:
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._thread = threading.local()
         self._clients: list[httpx.Client] = []
+
+    @property
+    def instance(self) -> str:
+        """What it goes by in Redis and in shared memory."""
+        return str(self._instance or instance_of(Settings(home=self.home)))
+
+    @property
+    def shm_prefix(self) -> str:
+        """What the names of its shared memory begin with."""
+        return shm_prefix(Settings(home=self.named_home, instance=self.instance))
 
     @property
     def http(self) -> httpx.Client:
@@ -224,7 +235,7 @@ class Stack:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._end()
-        remove_segments(self.segments_dir, self.instance)
+        remove_segments(self.segments_dir, self.shm_prefix)
 
     def _end(self) -> int:
         try:
@@ -282,7 +293,7 @@ def assert_nothing_left(stack: Stack) -> None:
         assert stack.stop() == 0, stack.lines
         assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     assert _of_home(stack.named_home) == []
-    assert list(stack.segments_dir.glob(f"{stack.instance}*")) == []
+    assert list(stack.segments_dir.glob(f"{stack.shm_prefix}*")) == []
     assert not stack.socket.exists()
     assert list((stack.home / "repository" / ".staging").glob("*")) == []
     with suppress(httpx.ConnectError):
@@ -298,11 +309,11 @@ def _unquiet(stack: Stack) -> dict[str, object]:
     found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millrace_segment_bytes_in_use")}
     for name in stack.redis.scan_iter("mr:*"):
         key = name.decode()
-        kind = key.split(":")[2] if key.startswith("mr:{") else key
+        kind = key.removeprefix(f"mr:{PROTOCOL}:").partition("}:")[2].partition(":")[0]
         if kind == "stream":
             with suppress(redis.ResponseError):  # it went away just now
                 found[key] = int(stack.redis.xlen(key)) + int(stack.redis.xpending(key, "w")["pending"])
-        elif kind not in {"idle", "held", "workers", "record", "mr:pools", "mr:epoch", "mr:gateways"}:
+        elif kind not in {"idle", "held", "workers", "record", "pools", "epoch", "gateways"}:
             found[key] = "is there"
     return {name: value for name, value in found.items() if value}
 

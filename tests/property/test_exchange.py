@@ -402,7 +402,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         answered = [_answered(answer) for answer in answers]
         before = [_answered(answer) for replies in self.replies.values() for answer in replies]
         assert sorted(answered) == sorted([*self.batches, *before])
-        assert set(self.pool.redis.keys()) <= {b"mr:pools"}
+        assert set(self.pool.redis.keys()) <= {self.pool.keys.of_instance.pools}
 
 
 def _answered(answer: bytes) -> str:

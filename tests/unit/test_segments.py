@@ -177,27 +177,27 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from services.segments.pool import SegmentPool
-pool = SegmentPool(Path(sys.argv[1]), "app-1", 1 << 26)
+pool = SegmentPool(Path(sys.argv[1]), "app.1", 1 << 26)
 print(pool.allocate(100).segment, flush=True)
 time.sleep(600)
 """
 
 
 def test_what_a_killed_owner_left_is_removed_and_nothing_else(folder):
-    alive = Segment(folder, "app-2-1", 4096)
+    alive = Segment(folder, "app.2-1", 4096)
     other = SegmentPool(folder, "other", SEGMENT_BYTES)
     other.allocate(1)
-    (folder / "app-3-1").touch()  # just made by its owner, who locks it next
+    (folder / "app.3-1").touch()  # just made by its owner, who locks it next
     process = subprocess.Popen([sys.executable, "-c", OWNER, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:
-        assert process.stdout.readline() == "app-1-1\n"
+        assert process.stdout.readline() == "app.1-1\n"
         assert remove_leftovers(folder, "app") == 0
         process.send_signal(signal.SIGKILL)
         process.wait(30)
     assert remove_leftovers(folder, "[a]pp") == 0
     assert remove_leftovers(folder, "app") == 1
-    assert sorted(path.name for path in folder.iterdir()) == ["app-2-1", "app-3-1", "other-1"]
+    assert sorted(path.name for path in folder.iterdir()) == ["app.2-1", "app.3-1", "other-1"]
     alive.close()
     other.close()
 

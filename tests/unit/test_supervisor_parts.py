@@ -85,20 +85,13 @@ def test_redis_and_the_gateway_keep_apart_where_there_are_two_cores():
         assert anywhere == Cores()
 
 
-def test_two_homes_have_two_names_for_shared_memory(tmp_path):
-    one, other = Settings(home=tmp_path / "one"), Settings(home=tmp_path / "other")
-    assert plan.instance_of(one) != plan.instance_of(other)
-    assert plan.instance_of(one) == plan.instance_of(Settings(home=tmp_path / "x" / ".." / "one"))
-    assert plan.instance_of(Settings(instance="mine")) == "mine"
-
-
 def test_only_our_segments_are_removed(tmp_path):
-    for name in ("a-1", "a-2", "b-1", "a"):
+    for name in ("a.1", "a.2", "a-b.1", "a"):
         (tmp_path / name).touch()
-    (tmp_path / "a-metrics").mkdir()
-    (tmp_path / "a-metrics" / "file").touch()
+    (tmp_path / "a.metrics").mkdir()
+    (tmp_path / "a.metrics" / "file").touch()
     assert remove_segments(tmp_path, "a") == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a-b.1"]
     assert remove_segments(tmp_path / "nowhere", "a") == 0
 
 

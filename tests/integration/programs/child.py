@@ -14,6 +14,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+from services.instance import shm_prefix
 from services.queue.url import RedisAddress, client
 from services.settings import Settings
 
@@ -45,7 +46,7 @@ def main(kind: str, arguments: list[str]) -> None:
     if options.get("--pool") == "parent":
         grandchild = subprocess.Popen(["sleep", "1000"])
         redis.set("test:grandchild", grandchild.pid)
-    segment = Path(settings.segments_dir) / f"{settings.instance}-{name}"
+    segment = Path(settings.segments_dir) / f"{shm_prefix(settings)}.{name}"
     segment.write_bytes(b"x")
     print(f"WARNING {name} is only a test")
     redis.rpush("test:started", f"{name}-{os.getpid()}")

@@ -1,0 +1,72 @@
+"""The instance: the name that an installation goes by in Redis and in shared memory.
+
+MILLRACE_INSTANCE, else the name in the repository's file .instance, which the first process to need it writes.
+So processes that share a repository share a queue, on however many machines they are, and no others do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from services.errors import Code, Failure
+from services.repository.disk import fsync, storage_errors
+from services.settings import INSTANCE_PATTERN, Settings
+
+FILE = ".instance"
+_NAME_BYTES_MAX = 1024  # of the file that holds it
+
+
+def instance_of(settings: Settings) -> str:
+    """The name as set, else as kept in the repository; a new one is kept if there is none.
+
+    Raises Failure(STORAGE, INTERNAL) when there is none and it cannot be written, or what is there is no name.
+    """
+    return settings.instance or _kept(settings.models_dir.expanduser().absolute())
+
+
+def shm_prefix(settings: Settings) -> str:
+    """What the names of our shared memory begin with, up to a dot: of this home alone, so that two never meet.
+
+    Raises as `instance_of` does.
+    """
+    home = os.fsencode(settings.home.expanduser().resolve())
+    return f"{instance_of(settings)}-{hashlib.sha256(home).hexdigest()[:8]}"
+
+
+def _kept(repository: Path) -> str:
+    path = repository / FILE
+    with storage_errors(repository):
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            _create(path, f"millrace-{secrets.token_hex(6)}")
+        return _read(path)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:
+        name = file.read(_NAME_BYTES_MAX).decode(errors="replace").strip()
+    if not re.fullmatch(INSTANCE_PATTERN, name):
+        raise Failure(
+            Code.INTERNAL, f"{path} holds no instance name: remove it while nothing runs, or set MILLRACE_INSTANCE"
+        )
+    return name
+
+
+def _create(path: Path, name: str) -> None:
+    """Write the file unless it is there. It appears whole: processes of several machines may do this at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{FILE}.{secrets.token_hex(8)}")
+    try:
+        temporary.write_text(name + "\n", encoding="ascii")
+        fsync(temporary)
+        with suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync(path.parent)
