@@ -16,7 +16,7 @@ from services.compiler.files import described_file
 from services.compiler.in_place import examine
 from services.compiler.report import Checked
 from services.errors import Code, Failure, invalid
-from services.manifest import Manifest, ModelConfig, SourceFile
+from services.manifest import ROWS_MAX_DEFAULT, Manifest, ModelConfig, SourceFile
 from services.settings import Settings
 from services.triton.folder import files_named
 from services.triton.given import Given
@@ -48,7 +48,8 @@ async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: S
     now = candidate.now
     if now is not None and await asyncio.to_thread(_unchanged, candidate, now, given, pool):
         return now
-    checked = await examine(candidate.folder, candidate.served, wanted_batching(given), settings)
+    rows_max = given.message.max_batch_size or ROWS_MAX_DEFAULT
+    checked = await examine(candidate.folder, candidate.served, wanted_batching(given), settings, rows_max)
     signature = fitted(given, checked.signature, checked.notes)
     how = serving(given, signature, pool)
     checked = checked.model_copy(update={"signature": signature})

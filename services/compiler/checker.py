@@ -1,6 +1,6 @@
 """The checker process: unpacks an upload, refuses what cannot be served, and says how the rest is served.
 
-python -m services.compiler.checker TASK      TASK: a CheckTask in JSON; prints a CheckReport in JSON
+python -m services.compiler.checker FOLDER    a CheckTask in JSON on standard input; prints a CheckReport in JSON
 Runs what strangers sent in native code that may crash or never end: services.compiler.jail starts and bounds it.
 """
 
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Check one upload. Exits with 0 whenever there is a report."""
-    task = CheckTask.model_validate_json(sys.argv[1])
+    task = CheckTask.model_validate_json(sys.stdin.buffer.read())
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not mix with the report
     _confine(task)

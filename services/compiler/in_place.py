@@ -7,14 +7,18 @@ from pathlib import Path
 from services.compiler.jail import check
 from services.compiler.report import Checked, CheckTask
 from services.compiler.turns import turn
+from services.manifest import ROWS_MAX_DEFAULT
 from services.settings import Settings
 
 
-async def examine(folder: Path, served: str, batching: bool | None, settings: Settings) -> Checked:
+async def examine(
+    folder: Path, served: str, batching: bool | None, settings: Settings, rows_max: int = ROWS_MAX_DEFAULT
+) -> Checked:
     """How the model at `served` below `folder` is served. Raises Failure as an upload's check does."""
     task = CheckTask(
         folder=folder,
         batching=batching,
+        rows_max=rows_max,
         unpacked_bytes_max=settings.upload_bytes_max,
         memory_bytes_max=settings.check_memory_bytes_max,
         cpu_s_max=int(settings.check_s_max) + 1,

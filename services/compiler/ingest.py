@@ -153,6 +153,8 @@ class Incoming:
         return CheckTask(
             folder=self._folder(),
             batching=self.config.batching,
+            rows_max=self.config.rows_max,
+            warmup=self.config.warmup,
             unpacked_bytes_max=self._settings.upload_bytes_max,
             memory_bytes_max=self._settings.check_memory_bytes_max,
             cpu_s_max=int(self._settings.check_s_max) + 1,

@@ -13,11 +13,14 @@ import onnx
 from services.compiler.conformity import check_operators, check_structure, check_versions
 from services.compiler.graph import read_model
 from services.compiler.ports import Dim, Port, in_order, read_defaults, read_ports, specs
+from services.compiler.rehearsal import rehearse, rehearse_requests
 from services.compiler.report import Checked, CheckTask
 from services.compiler.rows import Subject, Verdict, decide, usable
-from services.compiler.session import Array
+from services.compiler.session import Array, Session
 from services.compiler.weights import external_files
+from services.manifest import ModelConfig
 from services.tensor import Signature
+from services.warmup import check_warmups
 
 
 def inspect(task: CheckTask, path: Path) -> Checked:
@@ -32,22 +35,34 @@ def inspect(task: CheckTask, path: Path) -> Checked:
     check_structure(path)
     compiled = None if in_place else task.folder / "compiled" / "onnx"
     subject = Subject(model, path, files, compiled, inputs, outputs)
-    verdict = decide(subject, task.batching)
+    verdict, session = decide(subject, task.batching)
     defaults = usable(subject, verdict, read_defaults(model))
     seen = [_as_seen(port, array) for port, array in _observed(outputs, verdict)]
+    signature = Signature(
+        inputs=specs(in_order(model, [*inputs, *defaults]), batching=verdict.batching),
+        outputs=specs(seen, batching=verdict.batching),
+        batching=verdict.batching,
+    )
+    notes = [verdict.note, _rehearsed(task, session, signature)]
     return Checked(
         served=str(verdict.served.relative_to(task.folder)),
         files=tuple(_files_read(task.folder, verdict.served, files)),
-        signature=Signature(
-            inputs=specs(in_order(model, [*inputs, *defaults]), batching=verdict.batching),
-            outputs=specs(seen, batching=verdict.batching),
-            batching=verdict.batching,
-        ),
+        signature=signature,
         opset=_opset(model),
         ir_version=model.ir_version,
         producer=f"{model.producer_name} {model.producer_version}".strip()[:200],
-        notes=(verdict.note,) if verdict.note else (),
+        notes=tuple(note for note in notes if note),
     )
+
+
+def _rehearsed(task: CheckTask, session: Session, signature: Signature) -> str | None:
+    """Run what a worker runs before the version is ready; returns what is worth a note. Raises Failure(INVALID)."""
+    check_warmups(ModelConfig(rows_max=task.rows_max, warmup=task.warmup), signature, task.folder)
+    untried = rehearse(session, signature, task.rows_max)
+    rehearse_requests(session, signature, task.warmup, task.folder)
+    if untried is None:
+        return None
+    return f"No made-up input runs, so only requests will show whether the model works: {untried}."
 
 
 def _observed(outputs: Sequence[Port], verdict: Verdict) -> list[tuple[Port, Array | None]]:

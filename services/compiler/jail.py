@@ -35,7 +35,7 @@ async def check(task: CheckTask, seconds_max: float) -> Checked:
     try:
         async with asyncio.timeout(seconds_max):
             process = await asyncio.shield(starting)
-            report, errors = await _talk(process)
+            report, errors = await _talk(process, task.model_dump_json().encode())
             status = await process.wait()
     except TimeoutError:
         raise _too_slow(seconds_max) from None
@@ -51,8 +51,8 @@ async def _start(task: CheckTask) -> asyncio.subprocess.Process:
             sys.executable,
             "-m",
             "services.compiler.checker",
-            task.model_dump_json(),
-            stdin=asyncio.subprocess.DEVNULL,
+            str(task.folder),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=_IMPORT_ROOT,
@@ -76,9 +76,12 @@ async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
         await process.wait()
 
 
-async def _talk(process: asyncio.subprocess.Process) -> tuple[bytes, bytes]:
+async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
+    assert process.stdin
     assert process.stdout
     assert process.stderr
+    process.stdin.write(task)
+    process.stdin.close()
     report, errors = await asyncio.gather(_first(process.stdout), _last(process.stderr))
     return report, errors
 

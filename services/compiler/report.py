@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from services.errors import Code
+from services.manifest import ROWS_MAX_DEFAULT, Warmup
 from services.tensor import Signature
 
 #: name of the uploaded file in the staging folder, until the checker has unpacked it
@@ -19,6 +20,7 @@ UPLOAD = "upload"
 class CheckTask(BaseModel):
     """`folder`: a staging folder that holds the upload. `batching`: None lets the check find out.
 
+    `rows_max`: the largest run to try. `warmup`: requests that the version must be able to answer.
     `served`: the model's path below `folder`, which holds no upload then but a model's files, and is not written to.
     """
 
@@ -29,6 +31,8 @@ class CheckTask(BaseModel):
     unpacked_bytes_max: int
     memory_bytes_max: int
     cpu_s_max: int
+    rows_max: int = ROWS_MAX_DEFAULT
+    warmup: tuple[Warmup, ...] = ()
     served: str | None = None
 
 

@@ -59,30 +59,34 @@ class _Unproven(Exception):
     """Why rows may not share a run, as the end of a sentence."""
 
 
-def decide(subject: Subject, wanted: bool | None) -> Verdict:
-    """Load the model, try it, and decide. Raises Failure(INVALID): it cannot be loaded, or `wanted` is not provable."""
+def decide(subject: Subject, wanted: bool | None) -> tuple[Verdict, Session]:
+    """Load the model, try it, and decide; returns the served file's session, too.
+
+    Raises Failure(INVALID): it cannot be loaded, or `wanted` is not provable.
+    """
     session = Session(subject.path, subject.inputs, subject.outputs)
     probe, failure = _probe(session, subject.inputs)
     alone = Verdict(subject.path, False, probe.observed if probe else None, None)
     if wanted is False:
-        return alone
+        return alone, session
     try:
         keep = _first_dimensions(subject, wanted)
         if not keep and subject.compiled is None:
             raise _Unproven("the first dimension is fixed at 1, and a model that is served in place is not rewritten")
         if probe is None:
-            return _untried(alone, keep, failure)
+            return _untried(alone, keep, failure), session
         trials = _trials(session, subject, probe)
         if keep:
             _prove(session, subject.outputs, trials)
-            return alone._replace(batching=True)
+            return alone._replace(batching=True), session
         del session  # a large model is in memory once
         assert subject.compiled is not None
         return _rewritten(subject, subject.compiled, trials, alone)
     except _Unproven as reason:
         if wanted:
             raise invalid(f"batching is not possible: {reason}") from reason
-        return alone._replace(note=f"Requests run one at a time: {reason}.")
+        why = f"Requests run one at a time: {reason}."
+    return alone._replace(note=why), Session(subject.path, subject.inputs, subject.outputs)
 
 
 def usable(subject: Subject, verdict: Verdict, defaults: Sequence[Port]) -> list[Port]:
@@ -187,18 +191,19 @@ def _prove(session: Session, outputs: Sequence[Port], trials: Sequence[_Trial]) 
                     raise _Unproven(f"output {port.name!r} of a row depends on the rows beside it")
 
 
-def _rewritten(subject: Subject, compiled: Path, trials: Sequence[_Trial], alone: Verdict) -> Verdict:
+def _rewritten(subject: Subject, compiled: Path, trials: Sequence[_Trial], alone: Verdict) -> tuple[Verdict, Session]:
     reason = _Unproven("no rewrite was tried")
     for leading in LEADING:
         try:
             served = _save(with_variable_rows(subject.model, leading), subject, compiled)
-            _prove(Session(served, subject.inputs, subject.outputs), subject.outputs, trials)
+            session = Session(served, subject.inputs, subject.outputs)
+            _prove(session, subject.outputs, trials)
         except (Failure, _Unproven) as failure:
             shutil.rmtree(compiled.parent)
             reason = _Unproven(f"the fixed batch of 1 could not be made variable: {failure}")
             continue
         note = "The fixed batch of 1 was made variable; on random inputs each row's outputs equal the original's."
-        return alone._replace(served=served, batching=True, note=note)
+        return alone._replace(served=served, batching=True, note=note), session
     raise reason
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from onnx import TensorProto
 
 from services.compiler.conformity import is_memory, reason
 from services.compiler.ports import Port
+from services.datatypes import BYTES
 from services.errors import invalid
+from services.tensor import Signature
 
 Array = np.ndarray[Any, Any]
 
@@ -32,8 +34,10 @@ class Session:
     def __init__(self, path: Path, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
         self._inputs = inputs
         self._outputs = outputs
+        variable = any(not isinstance(dim, int) for port in inputs for dim in port.dims[1:])
         try:
-            self._session = onnxruntime.InferenceSession(path, _options(), providers=["CPUExecutionProvider"])
+            options = _options(memory_pattern=not variable)  # as workers have it
+            self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
             text = reason(str(error), path)
             hint = ": it needs more memory than a check may use" if is_memory(text) else ""
@@ -41,8 +45,16 @@ class Session:
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """All outputs, in order, for the inputs in order. Raises TrialError."""
+        return self.run_named({port.name: _fed(port, array) for port, array in zip(self._inputs, arrays, strict=True)})
+
+    def run_as_worker(self, signature: Signature, arrays: Mapping[str, Array]) -> list[Array]:
+        """The same for inputs by name as workers have them, text as `bytes`. Raises TrialError."""
+        datatypes = {spec.name: spec.datatype for spec in signature.inputs}
+        return self.run_named({name: _fed_by_worker(datatypes[name], array) for name, array in arrays.items()})
+
+    def run_named(self, feed: Mapping[str, Any]) -> list[Array]:
+        """All outputs, in order, for what ONNX Runtime takes, by name. Raises TrialError."""
         names = [port.name for port in self._outputs]
-        feed = {port.name: _fed(port, array) for port, array in zip(self._inputs, arrays, strict=True)}
         try:
             if all(port.datatype != "BF16" for port in self._outputs):
                 return [np.asarray(output) for output in self._session.run(names, feed)]
@@ -54,13 +66,13 @@ class Session:
         return [_bits(value) if port.datatype == "BF16" else value.numpy() for port, value in pairs]
 
 
-def _options() -> Any:
+def _options(*, memory_pattern: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.enable_cpu_mem_arena = False
-    options.enable_mem_pattern = False
+    options.enable_mem_pattern = memory_pattern
     options.log_severity_level = 4
     return options
 
@@ -69,6 +81,16 @@ def _fed(port: Port, array: Array) -> Any:
     if port.datatype == "BF16":
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
     return array
+
+
+def _fed_by_worker(datatype: str, array: Array) -> Any:
+    if datatype == BYTES:
+        try:
+            texts = [element.decode() for element in array.ravel().tolist()]
+        except UnicodeDecodeError as error:
+            raise TrialError("text that is not UTF-8") from error
+        return np.array(texts, dtype=object).reshape(array.shape)
+    return _fed(Port("", datatype, ()), np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _value(fed: Any) -> Any:

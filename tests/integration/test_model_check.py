@@ -240,6 +240,39 @@ def test_a_check_that_takes_too_long_is_ended(repository: FolderRepository, tmp_
     assert "took longer than 2 s" in refused(repository, endless, settings=Settings(check_s_max=2))
 
 
+def test_a_model_that_crashes_on_zeros_is_refused(repository: FolderRepository, tmp_path: Path) -> None:
+    """Random floats are never exactly zero; every worker begins with zeros."""
+    content = models.crashes_on_zeros(tmp_path / "zeros.onnx").read_bytes()
+    assert len(content) < 300
+    assert "crashes ONNX Runtime" in refused(repository, content)
+
+
+def warm_up(fill: str, shape: tuple[int, ...] = (1,), file: str | None = None) -> ModelConfig:
+    made = {"datatype": "INT64", "shape": shape, "fill": fill, "file": file}
+    return ModelConfig.model_validate({"warmup": [{"name": "first", "inputs": {"index": made}}]})
+
+
+def test_warm_up_requests_run_in_the_check(repository: FolderRepository, tmp_path: Path) -> None:
+    lookup = models.lookup(tmp_path / "lookup.onnx").read_bytes()  # an index above 7 fails
+    assert "warm-up 'first' failed: " in refused(repository, lookup, config=warm_up("random"))
+    assert "shape [2] does not fit [1]" in refused(repository, lookup, config=warm_up("zero", (2,)))
+    row = np.array([[5]], np.int64).tobytes()
+    archive = zipped({"model.onnx": lookup, "row.bin": row, "rows.bin": row * 3, "bad.bin": row[:-8] + b"\x08" * 8})
+    manifest = uploaded(repository, archive, config=warm_up("file", file="source/row.bin"))
+    assert "source/row.bin" in [file.path for file in manifest.files]
+    for name, why in (("rows", "cannot reshape"), ("bad", "element out of data bounds"), ("no", "no plain file")):
+        assert why in refused(repository, archive, config=warm_up("file", file=f"source/{name}.bin"))
+
+
+def test_a_warm_up_request_that_crashes_is_refused(repository: FolderRepository, tmp_path: Path) -> None:
+    fragile = models.fragile(tmp_path / "fragile.onnx").read_bytes()
+    minus_one = zipped({"model.onnx": fragile, "row.bin": np.array([-1], np.int64).tobytes()})
+    assert "divi" not in str(uploaded(repository, fragile).notes)
+    config = warm_up("file", file="source/row.bin").model_dump(mode="json")
+    config["warmup"][0]["inputs"] = {"x": config["warmup"][0]["inputs"]["index"]}
+    assert "crashes ONNX Runtime" in refused(repository, minus_one, config=ModelConfig.model_validate(config))
+
+
 def test_a_checker_that_is_killed_refuses_the_model(repository: FolderRepository, tmp_path: Path) -> None:
     endless = endless_model(tmp_path)
     root = tmp_path / "repository"

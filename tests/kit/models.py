@@ -144,6 +144,18 @@ def fragile() -> onnx.ModelProto:
 
 
 @_builder
+def crashes_on_zeros() -> onnx.ModelProto:
+    """ "x" FP32 [N, 1] -> "y" INT64 [N, 1] = -2^63 / (x == 0 ? -1 : 1): zeros end the process, all else is answered."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BOOL),
+        helper.make_node("Where", ["b", "one", "minus"], ["d"]),
+        helper.make_node("Div", ["least", "d"], ["y"]),
+    ]
+    weights = [_integer("least", -(2**63)), _integer("one", 1), _integer("minus", -1)]
+    return _model(nodes, [_value("x", "FP32", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
+
+
+@_builder
 def add_sub() -> onnx.ModelProto:
     """Two inputs, two outputs: "a", "b" FP32 [N, 4] -> "sum", "difference" FP32 [N, 4]."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]

@@ -9,8 +9,9 @@ import pytest
 
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
+from services.warmup_inputs import INPUT_BYTES_MAX
 from workers.backends.base import Array, OutOfMemory
-from workers.profile import INPUT_BYTES_MAX, measure
+from workers.profile import measure
 
 Shapes = list[tuple[int, ...]]
 
@@ -101,11 +102,29 @@ def test_inputs_have_the_datatypes_of_the_signature(datatype: str) -> None:
     assert seen == {np.dtype(expected.get(datatype, "O"))}
 
 
-def test_a_model_that_fails_on_its_fixed_shape_is_refused_with_the_reason() -> None:
+def test_a_model_that_no_made_up_value_suits_is_not_measured() -> None:
     machine = Machine(lambda rows: 0.001, lambda _: False)
-    with pytest.raises(Failure, match="the window does not fit") as caught:
-        measure(machine, signature((-1, 4)), 8, 1.0, machine.clock)
-    assert caught.value.code is Code.MODEL
+    for batching, runs in ((True, [(1, 4), (1, 4)]), (False, [(2, 4), (2, 4)])):
+        machine.runs.clear()
+        shape = (-1, 4) if batching else (2, 4)
+        assert not measure(machine, signature(shape, batching=batching), 8, 1.0, machine.clock).seconds
+        assert machine.runs == runs  # zeros, then ones
+
+
+def test_inputs_too_large_to_make_up_are_never_made() -> None:
+    machine = Machine(lambda rows: 0.001)
+    huge = (1 << 20, 1 << 20, 1 << 10)
+    assert not measure(machine, signature(huge, batching=False), 1, 1.0, machine.clock).seconds
+    assert machine.runs == []
+
+
+def test_a_fixed_shape_that_finds_no_memory_is_a_failed_load() -> None:
+    class Full(Machine):
+        def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
+            raise OutOfMemory("out of memory")
+
+    with pytest.raises(OutOfMemory):
+        measure(Full(lambda rows: 0.001), signature((3, 4), batching=False), 1, 1.0)
 
 
 def test_elements_that_do_not_run_as_zero_are_tried_as_one() -> None:

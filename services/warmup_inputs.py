@@ -1,0 +1,128 @@
+"""Inputs of warm-up runs: made up from a signature, or as config.warmup describes them.
+
+Workers and the model check use the same ones, so a model that cannot survive its warm-up is refused at upload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.bytes_tensor import decode_elements
+from services.datatypes import BYTES, ITEM_BYTES, NUMPY
+from services.manifest import Warmup, WarmupInput
+from services.tensor import Signature, TensorSpec, needed_inputs
+from services.version_files import read_inside
+from services.warmup import INPUT_BYTES_MAX as WARMUP_BYTES_MAX
+
+Array = np.ndarray[Any, Any]
+
+#: larger inputs are not made up: no run is measured with them
+INPUT_BYTES_MAX = 1 << 28
+#: sizes tried for a variable dimension that is not the rows, in this order
+VARIABLE_SIZES = (1, 2, 8, 16, 32, 64, 128, 224, 256)
+#: values tried for every element: a zero is a valid index anywhere, a one a valid length or divisor
+FILLS = (0, 1)
+_SEED = 1
+_REFERENCE_BYTES = 8
+
+
+def has_variable_dims(signature: Signature) -> bool:
+    """Whether a dimension other than the rows is variable."""
+    fixed_from = 1 if signature.batching else 0
+    return any(-1 in spec.shape[fixed_from:] for spec in signature.inputs)
+
+
+def make_inputs(signature: Signature, rows: int, size: int = 1, fill: int = 0) -> dict[str, Array]:
+    """Inputs of `rows` rows that fit the signature: every variable dimension `size`, every element `fill`.
+
+    Optional inputs are left out.
+    """
+    return {spec.name: _filled(spec, signature.batching, rows, size, fill) for spec in needed_inputs(signature)}
+
+
+def made_bytes(signature: Signature, rows: int, size: int = 1) -> int:
+    """Bytes of what `make_inputs` would make, known without making it; of text only the references."""
+    return sum(
+        math.prod(_shape(spec, signature.batching, rows, size)) * ITEM_BYTES.get(spec.datatype, _REFERENCE_BYTES)
+        for spec in needed_inputs(signature)
+    )
+
+
+def run_sizes(signature: Signature, rows_max: int) -> Iterator[int]:
+    """Row counts of the warm-up runs: 1, 2, 4, … and `rows_max`; 1 alone for a version that does not batch."""
+    rows = 1
+    while signature.batching and rows < rows_max:
+        yield rows
+        rows *= 2
+    yield rows_max if signature.batching else 1
+
+
+def requested_inputs(warmup: Warmup, signature: Signature, folder: Path) -> dict[str, Array]:
+    """The inputs of one request of config.warmup. `folder`: of the version, for inputs that come from files.
+
+    Raises Failure for a file that may not be read, ValueError for one whose bytes do not fit the shape.
+    """
+    rows = requested_rows(warmup, signature)
+    return {name: _described(made, rows, folder) for name, made in warmup.inputs.items()}
+
+
+def requested_rows(warmup: Warmup, signature: Signature) -> int:
+    """Rows of a request of config.warmup; 0: the version does not batch."""
+    return max(1, warmup.rows) if signature.batching else 0
+
+
+def _filled(spec: TensorSpec, batching: bool, rows: int, size: int, fill: int) -> Array:
+    shape = _shape(spec, batching, rows, size)
+    if spec.datatype == BYTES:
+        return np.full(shape, str(fill).encode(), dtype=object)
+    if spec.datatype == "BF16":
+        # the bits of 0.0 and 1.0
+        return np.full(shape, 0x3F80 * fill, dtype=np.uint16)
+    return np.full(shape, fill, dtype=NUMPY[spec.datatype])
+
+
+def _shape(spec: TensorSpec, batching: bool, rows: int, size: int) -> list[int]:
+    shape = [size if dim == -1 else dim for dim in spec.shape]
+    if batching:
+        shape[0] = rows
+    return shape
+
+
+def _described(made: WarmupInput, rows: int, folder: Path) -> Array:
+    """`rows` equal or random rows; 0: the shape is the whole of it. A file holds one row, or all of them."""
+    shape = (rows, *made.shape) if rows else made.shape
+    size = int(np.prod(shape))
+    if made.fill == "file":
+        return _from_file(made, rows, folder).reshape(shape)
+    random = np.random.default_rng(_SEED)
+    if made.datatype == BYTES:
+        texts = [b"" if made.fill == "zero" else str(number).encode() for number in random.integers(0, 100, size)]
+        array = np.empty(size, dtype=object)
+        array[:] = texts
+        return array.reshape(shape)
+    dtype = np.dtype(NUMPY[made.datatype])
+    if made.fill == "zero":
+        return np.zeros(shape, dtype)
+    if dtype.kind == "f":
+        return random.random(shape).astype(dtype)
+    if made.datatype == "BF16":  # the upper halves of float32 numbers
+        return (random.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return random.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
+
+
+def _from_file(made: WarmupInput, rows: int, folder: Path) -> Array:
+    assert made.file is not None  # services.manifest sees to it
+    raw = read_inside(folder, made.file, WARMUP_BYTES_MAX, "warm-up file")
+    if made.datatype == BYTES:
+        elements = decode_elements(memoryview(raw))
+        array = np.empty(len(elements), dtype=object)
+        array[:] = elements
+    else:
+        array = np.frombuffer(raw, NUMPY[made.datatype])
+    one = int(np.prod(made.shape))
+    return np.tile(array, rows) if rows and array.size == one else array
