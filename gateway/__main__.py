@@ -52,6 +52,7 @@ from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
 from services.segments.segment import host_token, remove_leftovers
 from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
+from services.trace_values import at_start
 from services.version import VERSION
 from services.worker_id import pool_of
 
@@ -119,6 +120,7 @@ class Gateway:
             self.lanes.traces,
             settings.trace_file or settings.home / "logs" / "trace.json",
             lambda: self.catalog.snapshot.models,
+            at_start(settings.trace),
         )
         self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
         self._following: asyncio.Task[None] | None = None

@@ -233,7 +233,8 @@ class Lane:
             if self._delay_s and self._delayed(now):
                 return
             fits = self._forecast.full_s <= left_s
-            batch = batcher.take(now, self._sized(self._batch_rows if fits else self._forecast.rows_within(left_s)))
+            rows = self._batch_rows if fits else self._forecast.rows_within(left_s)
+            batch = batcher.take(now, self._sized(rows, now))
             if self._waiting is not None:
                 self._waiting.leave(batch)
             self._put(batch, now)
@@ -243,8 +244,13 @@ class Lane:
         enough = min((self._batch_rows, *self._preferred))
         return self.batcher.rows < enough and now - self.batcher.oldest_arrival() < self._delay_s
 
-    def _sized(self, rows: int) -> int:
-        """The largest preferred size that may run and waits; `rows`, which may, where there is none."""
+    def _sized(self, rows: int, now: float) -> int:
+        """The largest preferred size that may run and waits; `rows`, which may, where there is none.
+
+        Once the queue delay has passed, what waits is sent as it is: as in Triton, sizes are worth that delay, no more.
+        """
+        if self._delay_s and self._preferred and now - self.batcher.oldest_arrival() >= self._delay_s:
+            return rows
         return max((size for size in self._preferred if size <= min(rows, self.batcher.rows)), default=rows)
 
     def _least_s(self, first: Request) -> float:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.errors import invalid
+from services.errors import Failure, invalid
+from services.trace_values import at_start
 
 MIB = 1 << 20
 # what clients changed while an installation runs: in the folder run of its home, gone at its next start
@@ -50,6 +51,10 @@ class Settings(BaseSettings):
     )
     metrics_dir: Path | None = Field(None, description="Folder of the metric files shared on a host.")
     trace_file: Path | None = Field(None, description="File of request traces; unset: logs/trace.json in home.")
+    trace: str = Field(
+        "",
+        description="Trace settings at start: any of level, rate, count, log-frequency as KEY=VALUE, comma separated.",
+    )
     segments_dir: Path = Field(Path("/dev/shm"), description="Folder of the shared memory segments.")
     instance: str | None = Field(
         None,
@@ -119,6 +124,15 @@ class Settings(BaseSettings):
         if not all("!" <= character <= "~" for character in text):
             raise ValueError("the admin key may have visible ASCII characters only, no spaces or line breaks")
         return key
+
+    @field_validator("trace", mode="after")
+    @classmethod
+    def _usable_trace(cls, text: str) -> str:
+        try:
+            at_start(text)
+        except Failure as failure:
+            raise ValueError(failure.message) from failure
+        return text
 
     @property
     def repository_dirs(self) -> list[Path]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from services.trace_values import TraceValues
+
 # --- statistics ---
 
 
@@ -124,7 +126,6 @@ class ClientMemory(Protocol):
 
 # --- trace and logging ---
 
-TraceValues = dict[str, str | list[str]]
 LogValues = dict[str, str | int | bool]
 
 

@@ -14,26 +14,30 @@ from typing import Any
 
 from gateway.shared_document import SharedDocument
 from gateway.traces import Sampler, Trace, Traces
-from gateway.triton.ports import TraceValues
 from gateway.triton.trace_file import TraceFile
 from gateway.views import shown
-from services.errors import Code, Failure, invalid
+from services.errors import Failure, invalid
+from services.trace_values import DEFAULTS, TraceValues, parsed
 
 log = logging.getLogger("millrace.trace")
 
-_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
-_DEFAULTS: TraceValues = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0"}
-_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
-_NUMBER_MAX = 1 << 62
-
 
 class SharedTraceSettings:
-    """`models`: names of those that there are. `traces`: what the lanes of this gateway record in."""
+    """`models`: names of those that there are. `traces`: what the lanes of this gateway record in.
+
+    `start`: what holds until a client changes it, and again when a client clears it.
+    """
 
     def __init__(
-        self, document: SharedDocument, traces: Traces, file: Path, models: Callable[[], Collection[str]]
+        self,
+        document: SharedDocument,
+        traces: Traces,
+        file: Path,
+        models: Callable[[], Collection[str]],
+        start: TraceValues,
     ) -> None:
         self.document = document
+        self._start = DEFAULTS | dict(start)
         self._traces = traces
         self._file = file
         self._out = TraceFile(file)
@@ -57,7 +61,7 @@ class SharedTraceSettings:
     def update(self, model: str | None, values: Mapping[str, Any]) -> TraceValues:
         """Change some; None clears a model's own value, or a global one. Raises Failure: INVALID, UNSUPPORTED."""
         self._check(model)
-        new = {name: None if value is None else _parsed(name, value) for name, value in values.items()}
+        new = {name: None if value is None else parsed(name, value) for name, value in values.items()}
         if new:
             self.document.update(lambda content: self._change(content, model, new))
             self.apply()
@@ -76,10 +80,9 @@ class SharedTraceSettings:
         for name in [name for name, value in own.items() if value is None]:
             del own[name]
 
-    @staticmethod
-    def _in_force(content: Mapping[str, Any], model: str | None) -> TraceValues:
+    def _in_force(self, content: Mapping[str, Any], model: str | None) -> TraceValues:
         own = {} if model is None else content.get("models", {}).get(model, {})
-        values: TraceValues = _DEFAULTS | content.get("global", {}) | own
+        values: TraceValues = self._start | content.get("global", {}) | own
         return values
 
     # What acts on them.
@@ -118,7 +121,7 @@ class SharedTraceSettings:
         def take(content: dict[str, Any]) -> tuple[int, int]:
             own = content.get("models", {}).get(model, {})
             owner = own if "trace_count" in own else content.setdefault("global", {})
-            left = int(owner.get("trace_count", "-1"))
+            left = int(owner.get("trace_count", self._start["trace_count"]))
             granted = wanted if left < 0 else min(wanted, left)
             if left >= 0:
                 owner["trace_count"] = str(left - granted)
@@ -172,31 +175,3 @@ def _terms(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What is set, but for the counts."""
     parts = [content.get("global", {}), *content.get("models", {}).values()]
     return [{name: value for name, value in part.items() if name != "trace_count"} for part in parts]
-
-
-def _parsed(name: str, value: Any) -> str | list[str]:
-    """A value as it is kept. A list of one is as good as that one: so gRPC sends them. Raises Failure."""
-    if name == "trace_file":
-        raise Failure(Code.UNSUPPORTED, "trace file location can not be updated through network protocol")
-    if name == "trace_mode":
-        raise Failure(Code.UNSUPPORTED, "trace mode can not be updated through network protocol")
-    if name == "trace_level":
-        return _levels(value if isinstance(value, list) else [value])
-    if name not in _LEAST:
-        raise invalid(f"unknown trace setting '{shown(str(name))}'; known: {', '.join(_DEFAULTS)}")
-    text = value[0] if isinstance(value, list) and len(value) == 1 else value
-    least = _LEAST[name]
-    if isinstance(text, bool) or not isinstance(text, (str, int)) or not str(text).removeprefix("-").isdecimal():
-        raise invalid(f"trace setting '{name}' must be a number, got: {shown(str(value))}")
-    if len(str(text)) > len(str(_NUMBER_MAX)) or not least <= int(text) <= _NUMBER_MAX:
-        raise invalid(f"trace setting '{name}' must be at least {least} and at most {_NUMBER_MAX}")
-    return str(int(text))
-
-
-def _levels(values: list[Any]) -> list[str]:
-    levels = [str(value) for value in values]
-    if wrong := [level for level in levels if level not in _LEVELS]:
-        raise invalid(f"unknown trace level '{shown(wrong[0])}'; known: {', '.join(_LEVELS)}")
-    if not levels or ("OFF" in levels and len(set(levels)) > 1):
-        raise invalid("trace_level is OFF alone, or one or more of the others")
-    return list(dict.fromkeys(levels))

@@ -34,7 +34,13 @@ Version = Annotated[
 
 
 #: options that are not called as their settings are
-_OPTIONS = {"drain_s": "drain-seconds", "models": "model", "pools": "pool", "redis_url": "redis"}
+_OPTIONS = {
+    "drain_s": "drain-seconds",
+    "models": "model",
+    "pools": "pool",
+    "redis_url": "redis",
+    "trace": "trace-config",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,15 @@ AllowClientShm = Annotated[
         show_default="off",
     ),
 ]
+TraceConfig = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trace-config",
+        metavar="KEY=VALUE",
+        help="A trace setting from the start on, can be repeated: level=TIMESTAMPS, rate=100, count=10, log-frequency=50 "
+        "(MILLRACE_TRACE=a=b,c=d). Clients may change them later.",
+    ),
+]
 
 
 def up(
@@ -105,6 +114,7 @@ def up(
     drain_seconds: DrainSeconds = None,
     cpu_affinity: CpuAffinity = None,
     allow_client_shm: AllowClientShm = None,
+    trace_config: TraceConfig = None,
     json_output: Json = False,
 ) -> None:
     """Start everything on this machine: Redis, gateways and workers.
@@ -128,6 +138,7 @@ def up(
         drain_s=drain_seconds,
         cpu_affinity=cpu_affinity,
         allow_client_shm=allow_client_shm,
+        trace=",".join(trace_config) if trace_config else None,
     )
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads

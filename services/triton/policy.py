@@ -11,7 +11,10 @@ from services.errors import invalid
 def chosen(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
     """Those of `versions` that the policy serves, ascending; without one the highest alone.
 
-    Raises Failure(INVALID): none is left, or one that is named is not there.
+    Versions that the policy names and that are not there are left out, as by Triton.
+
+    Raises:
+        Failure: INVALID when none is left.
     """
     if not versions:
         raise invalid("there is no version: a folder named 1, 2, … with the model file in it")
@@ -26,9 +29,10 @@ def chosen(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
 
 
 def _specific(named: Sequence[int], versions: Sequence[int]) -> tuple[int, ...]:
-    missing = sorted(set(named) - set(versions))
-    if missing:
-        raise invalid(f"version_policy names version {missing[0]}, which is not there")
     if not named:
         raise invalid("version_policy: specific names no version")
-    return tuple(sorted(set(named)))
+    there = sorted(set(named) & set(versions))
+    if not there:
+        shown = ", ".join(map(str, sorted(set(named))[:5]))
+        raise invalid(f"version_policy names {shown}, and there is no such version")
+    return tuple(there)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from services.errors import invalid
-from services.manifest import ROWS_MAX_DEFAULT, ModelConfig, QueuePolicy
+from services.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
 from services.tensor import Signature
 from services.triton.given import Given
 from services.triton.notes import notes_of
@@ -17,7 +17,6 @@ from services.triton.warmups import warmups
 
 DELAY_MS_MAX = 10_000
 ROWS_LIMIT = 65_536
-LEVELS_MAX = 1024
 _MICROSECONDS = 1000
 _KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 _POOLS = {"KIND_GPU": "gpu", "KIND_CPU": "cpu"}
@@ -76,6 +75,8 @@ def _labels(message: Any) -> dict[str, str]:
 
 
 def _scheduling(batching: Any, rows_max: int) -> dict[str, Any]:
+    if len(set(batching.preferred_batch_size)) > SIZES_MAX:
+        raise invalid(f"preferred_batch_size names more than {SIZES_MAX} sizes")
     for size in batching.preferred_batch_size:
         if not 1 <= size <= rows_max:
             raise invalid(f"preferred_batch_size {size} is not from 1 to max_batch_size {rows_max}")

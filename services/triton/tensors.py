@@ -100,8 +100,8 @@ def _spec(one: Any, found: TensorSpec, batching: bool, *, optional: bool) -> Ten
 
 
 def _dims(dims: Sequence[int], what: str) -> Dims:
-    if any(dim < -1 for dim in dims):
-        raise invalid(f"{what} {list(dims)}: a dimension is -1 (variable) or at least 0")
+    if any(dim < 1 and dim != -1 for dim in dims):
+        raise invalid(f"{what} {list(dims)}: a dimension is -1 (variable) or at least 1")
     return tuple(int(dim) for dim in dims)
 
 

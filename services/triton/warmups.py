@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.errors import Failure, invalid
-from services.manifest import Warmup, WarmupInput
+from services.manifest import WARMUPS_MAX, Warmup, WarmupInput
 from services.tensor import Signature, TensorSpec
 from services.triton.datatypes import datatype_of, type_name
 from services.triton.paths import WARMUP, plain_path
 
-WARMUPS_MAX = 100
 COUNT_MAX = 1000
 _FILLS = {"zero_data": "zero", "random_data": "random", "input_data_file": "file"}
 

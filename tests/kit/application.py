@@ -131,7 +131,11 @@ class Application:
                 control=self.control,
                 client_memory=ClientMemory(home, "test", allowed=self.settings.allow_client_shm),
                 traces=SharedTraceSettings(
-                    SharedDocument(home / "trace.json"), Traces(), home / "traces", lambda: self.catalog.snapshot.models
+                    SharedDocument(home / "trace.json"),
+                    Traces(),
+                    home / "traces",
+                    lambda: self.catalog.snapshot.models,
+                    {},
                 ),
                 logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
                 ready=self._ready,

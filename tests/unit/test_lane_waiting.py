@@ -195,6 +195,22 @@ def test_a_batch_of_a_preferred_size_is_not_delayed(tmp_path: Path) -> None:
     assert bench.put == [4, 1]
 
 
+def test_between_preferred_sizes_requests_wait_for_the_delay_and_then_go_together(tmp_path: Path) -> None:
+    config = ModelConfig(rows_preferred=(4, 8), queue_delay_ms_max=1000)
+    bench = LaneBench(tmp_path, {1: RUN_S, 16: RUN_S}, config=config)
+    bench.come(6)
+    assert bench.put == [4], "the largest preferred size that is there leaves at once"
+    bench.come(1)
+    bench.answer()
+    assert bench.put == [], "three are no preferred size: they wait for a fourth"
+    bench.now = 0.9
+    bench.lane.tick(bench.now)
+    assert bench.put == []
+    bench.now = 1.1
+    bench.come(2)
+    assert bench.put == [5], "the delay has passed: what waits goes in one batch, cut to no preferred size"
+
+
 def test_preferred_sizes_count_more_than_what_was_measured_as_efficient(tmp_path: Path) -> None:
     bench = LaneBench(tmp_path, {1: RUN_S}, config=ModelConfig(rows_preferred=(6,)))
     bench.come(7)

@@ -257,6 +257,13 @@ def test_warmup():
         ('max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [4, 1] }', "says [4, 1]"),
         ('input { name: "x" data_type: TYPE_FP32 }', "dims is empty"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [-2] }', "a dimension is"),
+        ('input { name: "x" data_type: TYPE_FP32 dims: [0] }', "at least 1"),
+        ('input { name: "x" data_type: TYPE_FP32 dims: [4] reshape { shape: [0] } }', "at least 1"),
+        ('model_warmup { name: "w" batch_size: 1 } ' * 65, "more than 64 entries"),
+        (
+            f"max_batch_size: 100 dynamic_batching {{ preferred_batch_size: {list(range(1, 66))} }}",
+            "more than 64 sizes",
+        ),
         (
             'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [3] reshape { shape: [4] } }',
             "not as many elements",
@@ -332,6 +339,7 @@ def test_a_configuration_in_json():
         ("version_policy { latest { } }", (7,)),
         ("version_policy { all { } }", (1, 3, 7)),
         ("version_policy { specific { versions: [3, 1] } }", (1, 3)),
+        ("version_policy { specific { versions: [9, 3, 2] } }", (3,)),
     ],
 )
 def test_version_policy(text, wanted):

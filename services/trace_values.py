@@ -1,0 +1,73 @@
+"""Trace settings as values: what a client, or the operator at start, may set. Pure.
+
+Source: Triton's trace extension, "Trace Setting"; at start, tritonserver's option --trace-config.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.errors import Code, Failure, invalid
+
+TraceValues = dict[str, str | list[str]]
+
+DEFAULTS: TraceValues = {"trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0"}
+_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+_LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
+_NUMBER_MAX = 1 << 62
+_SHOWN_CHARACTERS_MAX = 200
+#: keys of --trace-config -> settings; the reference has the last one under "triton,"
+_KEYS = {"level": "trace_level", "rate": "trace_rate", "count": "trace_count", "log-frequency": "log_frequency"}
+
+
+def at_start(text: str) -> TraceValues:
+    """`level=TIMESTAMPS,rate=100,count=-1,log-frequency=0`, any of them, as settings. A level may come several times.
+
+    Raises:
+        Failure: INVALID for a key or value that is none, with what there is.
+    """
+    values: TraceValues = {}
+    levels: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in _KEYS:
+            raise invalid(f"trace setting {part[:80]!r}: write KEY=VALUE with one of the keys {', '.join(_KEYS)}")
+        if key == "level":
+            levels.append(value)
+        else:
+            values[_KEYS[key]] = parsed(_KEYS[key], value)
+    if levels:
+        values["trace_level"] = parsed("trace_level", levels)
+    return values
+
+
+def parsed(name: str, value: Any) -> str | list[str]:
+    """A value as it is kept. A list of one is as good as that one: so gRPC sends them. Raises Failure."""
+    if name == "trace_file":
+        raise Failure(Code.UNSUPPORTED, "trace file location can not be updated through network protocol")
+    if name == "trace_mode":
+        raise Failure(Code.UNSUPPORTED, "trace mode can not be updated through network protocol")
+    if name == "trace_level":
+        return _levels(value if isinstance(value, list) else [value])
+    if name not in _LEAST:
+        raise invalid(f"unknown trace setting '{_shown(name)}'; known: {', '.join(DEFAULTS)}")
+    text = value[0] if isinstance(value, list) and len(value) == 1 else value
+    least = _LEAST[name]
+    if isinstance(text, bool) or not isinstance(text, (str, int)) or not str(text).removeprefix("-").isdecimal():
+        raise invalid(f"trace setting '{name}' must be a number, got: {_shown(value)}")
+    if len(str(text)) > len(str(_NUMBER_MAX)) or not least <= int(text) <= _NUMBER_MAX:
+        raise invalid(f"trace setting '{name}' must be at least {least} and at most {_NUMBER_MAX}")
+    return str(int(text))
+
+
+def _levels(values: list[Any]) -> list[str]:
+    levels = [str(value) for value in values]
+    if wrong := [level for level in levels if level not in _LEVELS]:
+        raise invalid(f"unknown trace level '{_shown(wrong[0])}'; known: {', '.join(_LEVELS)}")
+    if not levels or ("OFF" in levels and len(set(levels)) > 1):
+        raise invalid("trace_level is OFF alone, or one or more of the others")
+    return list(dict.fromkeys(levels))
+
+
+def _shown(value: object) -> str:
+    return str(value)[:_SHOWN_CHARACTERS_MAX]
