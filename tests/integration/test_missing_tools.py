@@ -29,10 +29,11 @@ class Machine:
             path.mkdir(parents=True)
         # The loader stops at a file of that name, and cannot load this one.
         (self.libraries / "libb64.so.0d").touch()
-        for name in ("sh", "make", "python3", *COREUTILS):
+        for name in ("sh", "make", *COREUTILS):
             found = shutil.which(name)
             assert found is not None, name
             (folder / name).symlink_to(found)
+        (folder / "python3").symlink_to(Path(sys.executable).resolve())
 
     def program(self, name: str, *lines: str) -> None:
         path = self.folder / name
