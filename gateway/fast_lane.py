@@ -61,7 +61,7 @@ class FastLane(DrainingProtocol):
     _set_aside: Any = GONE  # `cycle`, while a request that asked for another protocol is read for the first time
     _head_bytes = -1  # of the head (or the trailers) that is being read, but for its first piece; -1: none is
     _receiving = False  # a request has begun and is not whole
-    _began = 0.0  # when it did
+    _due = 0.0  # when the client has been too slow with it
     _watch: ReaderWatch
     _advancing = False
 
@@ -153,15 +153,15 @@ class FastLane(DrainingProtocol):
             self.handle_websocket_upgrade()
 
     def _await_rest(self) -> None:
-        """Who begins a request goes on with it: one that is stuck half-way holds a connection, and bytes of `inbound`.
+        """Read timeout: a partial request holds a connection, bytes of `inbound`, or a place for an upload.
 
-        And ends it, if it is an infer post or not known yet what it is: uploads of models may take their time.
+        Each byte of a body earns time, but no client may fall behind SENT_BYTES_MIN a second by more than `slow_s_max`.
         """
         seconds: float = self.timeout_keep_alive
-        cycle = self.cycle
-        if self._receiving and (cycle is None or type(cycle) is Cycle):
-            earned_s = 0.0 if cycle is None else cycle.size_bytes / SENT_BYTES_MIN
-            seconds = min(seconds, max(0.0, self._began + self.slow_s_max + earned_s - self.loop.time()))
+        if self._receiving:
+            now = self.loop.time()
+            self._due = min(self._due, now + self.slow_s_max)
+            seconds = min(seconds, max(0.0, self._due - now))
         self._timer.set(seconds)
 
     def _unset_keepalive_if_required(self) -> None:
@@ -171,8 +171,10 @@ class FastLane(DrainingProtocol):
         active = self._active
         owing = active is not None and not active.response_complete and is_whole(active)
         if owing or self.flow.read_paused:
-            self._began = self.loop.time()
+            self._due = self.loop.time() + self.slow_s_max
             self._await_rest()  # it is the client who waits
+        elif self._receiving and not _replying(self.cycle):
+            self._refuse(_too_slow())
         else:
             self.timeout_keep_alive_handler()
 
@@ -215,7 +217,7 @@ class FastLane(DrainingProtocol):
         self._upgrade = False
         self._head_bytes = 0
         self._receiving = True
-        self._began = self.loop.time()
+        self._due = self.loop.time() + self.slow_s_max
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -276,6 +278,7 @@ class FastLane(DrainingProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head_bytes = -1
+        self._due += len(body) / SENT_BYTES_MIN
         cycle = self.cycle
         if type(cycle) is not Cycle:
             super().on_body(body)
@@ -459,6 +462,19 @@ class FastLane(DrainingProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)
 
 
+def _replying(cycle: Any) -> bool:
+    """Whether a reply has begun to go out; nothing else may be written into it."""
+    return cycle is not None and type(cycle) is not Cycle and cycle.response_started and not cycle.response_complete
+
+
+def _too_slow() -> Failure:
+    return Failure(
+        Code.SLOW,
+        f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLRACE_SLOW_S_MAX bounds how "
+        "long it may be less)",
+    )
+
+
 def fast_lane(
     infer: InferHandler,
     body_bytes_max: int,
@@ -469,7 +485,7 @@ def fast_lane(
 ) -> type[FastLane]:
     """The protocol class of a server whose infer posts `infer` answers.
 
-    `slow_s_max`: how long a client may be slow with an infer post, or with reading a reply. `drain`: None: it never is.
+    `slow_s_max`: how long a client may be slow with a request, or with reading a reply. `drain`: None: it never is.
     """
     return type(
         "FastLane",

@@ -23,6 +23,7 @@ class Code(StrEnum):
     OVERLOADED = "overloaded"  # this lane is full: come back later
     UNAVAILABLE = "unavailable"  # nothing can take the request now: come back later
     EXPIRED = "expired"  # the deadline passed before an answer was there
+    SLOW = "slow"  # the caller sent its request too slowly
     CANCELLED = "cancelled"  # the caller went away
     MODEL = "model"  # the model itself failed on this input
     STORAGE = "storage"  # the disk is full
@@ -41,6 +42,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.OVERLOADED: 429,
     Code.UNAVAILABLE: 503,
     Code.EXPIRED: 504,
+    Code.SLOW: 408,
     Code.CANCELLED: 499,
     Code.MODEL: 500,
     Code.STORAGE: 507,
@@ -59,6 +61,7 @@ GRPC_STATUS: dict[Code, str] = {
     Code.OVERLOADED: "RESOURCE_EXHAUSTED",
     Code.UNAVAILABLE: "UNAVAILABLE",
     Code.EXPIRED: "DEADLINE_EXCEEDED",
+    Code.SLOW: "DEADLINE_EXCEEDED",
     Code.CANCELLED: "CANCELLED",
     Code.MODEL: "INTERNAL",
     Code.STORAGE: "RESOURCE_EXHAUSTED",
@@ -78,6 +81,7 @@ SAGEMAKER_ERROR: dict[Code, tuple[int, str]] = {
     Code.OVERLOADED: (429, "ModelNotReadyException"),
     Code.UNAVAILABLE: (503, "ServiceUnavailable"),
     Code.EXPIRED: (424, "ModelError"),
+    Code.SLOW: (408, "ValidationError"),
     Code.CANCELLED: (499, "ValidationError"),
     Code.MODEL: (424, "ModelError"),
     Code.STORAGE: (507, "InternalFailure"),

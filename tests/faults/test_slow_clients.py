@@ -161,3 +161,97 @@ def test_slow_clients_disturb_nobody_and_are_cut_off(tmp_path: Path) -> None:
         got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
         np.testing.assert_array_equal(got, X * np.float32((answer.sent + 1) * 2))
     assert max(flying) <= CALLERS + 2  # the callers', and a canary of each model
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="model"; filename="m.onnx"\r\n'
+    b"Content-Type: application/octet-stream\r\n\r\n"
+)
+FORM_HEADER = "Content-Type: multipart/form-data; boundary=b"
+CHUNKED = "Transfer-Encoding: chunked"
+UPLOADS_MAX = 8
+KEY = "Authorization: Bearer key"
+SOON_S = 2
+#: what is sent at once, of requests whose rest never comes
+STUCK = {
+    "upload": request("PUT", "/admin/v1/models/new/versions/1", KEY, "Content-Length: 1000000"),
+    "upload of the next version": request("POST", "/admin/v1/models/new/versions", KEY, "Content-Length: 1000000"),
+    "upload in chunks": request("PUT", "/admin/v1/models/new/versions/2", KEY, CHUNKED) + b"f4240\r\n",
+    "form": request("PUT", "/admin/v1/models/new/versions/3", KEY, "Content-Length: 1000000", FORM_HEADER) + FORM,
+    "form's head": request("PUT", "/admin/v1/models/new/versions/4", KEY, "Content-Length: 1000000", FORM_HEADER)
+    + FORM[:30],
+    "admin document": request("POST", "/v2/repository/models/new/load", KEY, "Content-Length: 100000"),
+    "log settings": request("POST", "/v2/logging", KEY, "Content-Length: 1000"),
+    "infer": request("POST", "/v2/models/small/infer", "Content-Length: 100000"),
+    "infer in chunks": request("POST", "/v2/models/small/infer", CHUNKED) + b"f4240\r\n",
+    "predict": request("POST", "/v1/models/small:predict", "Content-Length: 100000"),
+    "generate": request("POST", "/v2/models/small/generate", "Content-Length: 100000"),
+    "invocations": request("POST", "/invocations", "Content-Length: 100000"),
+    "predictions": request("POST", "/predictions/small", "Content-Length: 100000"),
+    "embeddings": request("POST", "/v1/embeddings", "Content-Length: 100000"),
+    "a path that is not there": request("POST", "/nowhere", "Content-Length: 100000"),
+    "head": b"POST /v2/models/small/infer HTTP/1.1\r\nX: ",
+    "no body expected": request("GET", "/v2/health/live", "Content-Length: 100000"),
+}
+
+
+async def stuck(port: int, begin: bytes) -> list[int]:
+    """Send `begin` and then bytes that never make a whole request; the statuses of the replies, until it is cut off."""
+    async with await Wire.connect(port) as wire:
+        await wire.send(begin)
+        async with asyncio.timeout(CUT_S_MAX):
+            trickling = asyncio.create_task(trickle(wire))
+            try:
+                said = await wire.rest()
+            finally:
+                trickling.cancel()
+                await asyncio.gather(trickling, return_exceptions=True)
+    return [int(line.split()[1]) for line in said.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+
+
+def test_whoever_trickles_into_any_route_is_refused(tmp_path: Path) -> None:
+    """None idles, so that a limit on idle connections alone would keep them for ever."""
+    settings = {"keep_alive_s": 600, "slow_s_max": SOON_S, "admin_key": "key"}
+    small = {"small": models.scale(tmp_path / "small.onnx")}
+
+    async def all_of_them(port: int) -> list[list[int]]:
+        return await asyncio.gather(*(stuck(port, begin) for begin in STUCK.values()))
+
+    with running_stack(tmp_path, settings=settings, models=small) as stack:
+        answered = dict(zip(STUCK, asyncio.run(all_of_them(stack.port)), strict=True))
+        # Some are answered before their body has come, and cut off as well.
+        early = {"a path that is not there": [404], "no body expected": [200]}
+        assert answered == {name: early.get(name, [408]) for name in STUCK}
+
+
+def test_uploads_that_trickle_give_their_places_back(tmp_path: Path) -> None:
+    path = models.scale(tmp_path / "small.onnx")
+
+    async def begin(port: int) -> list[Wire]:
+        wires = [await Wire.connect(port) for _ in range(UPLOADS_MAX)]
+        for index, wire in enumerate(wires):
+            await wire.send(
+                request("PUT", f"/admin/v1/models/m{index}/versions/1", KEY, "Content-Length: 1000000"), b"x"
+            )
+        return wires
+
+    async def uploads(port: int, taken: Callable[[], object]) -> None:
+        wires = await begin(port)
+        trickling = [asyncio.create_task(trickle(wire)) for wire in wires]
+        await asyncio.to_thread(taken)
+        await asyncio.gather(*(wire.rest() for wire in wires), *trickling)
+        for wire in wires:
+            wire.close()
+
+    with running_stack(tmp_path, settings={"keep_alive_s": 600, "slow_s_max": 2 * SOON_S, "admin_key": "key"}) as stack:
+
+        def refused() -> bool:
+            where = "/admin/v1/models/good/versions/1"
+            reply = stack.http.put(where, content=path.read_bytes(), params={"activate": False})
+            if reply.status_code == 201:
+                assert stack.http.delete(where).is_success
+            return reply.status_code == 503
+
+        asyncio.run(uploads(stack.port, lambda: wait_until(refused, what="all places are taken")))
+        stack.push("good", path)
+        assert [model["name"] for model in stack.http.get("/admin/v1/models").json()["models"]] == ["good"]

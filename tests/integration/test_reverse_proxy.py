@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from tests.kit.stack import running_stack
+from tests.kit.tools import program
 from tests.kit.wait import wait_until
 
 pytestmark = pytest.mark.needs("nginx")
@@ -36,7 +37,9 @@ def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx.
         port = free.getsockname()[1]
     config = folder / "nginx.conf"
     config.write_text(_CONFIG.format(folder=folder, port=port, upstream=upstream, directives=directives))
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")])
+    process = subprocess.Popen(
+        [program("nginx"), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
+    )
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
             wait_until(lambda: process.poll() is not None or _listens(port))
