@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from services.cli.about import demo, version
 from services.cli.bench import bench
 from services.cli.describe import describe
+from services.cli.doctor import doctor
 from services.cli.loading import load, unload
 from services.cli.models import models, rm
 from services.cli.options import Endpoint, Key, Url
@@ -57,6 +58,7 @@ def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
 _add("Run", up, "millrace up", "millrace up --pool cpu=2 --gateways 2 --model resnet=resnet18.onnx")
 _add("Run", restart, "millrace restart", "millrace restart workers --json")
 _add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millrace serve")
+_add("Run", doctor, "millrace doctor", "millrace doctor --json")
 _add("Run", version, "millrace version", "millrace version --json")
 _add("Models", push, "millrace push resnet resnet18.onnx", "millrace push resnet new.onnx --version 7 --no-activate")
 _add("Models", models, "millrace models", "millrace models --json")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import shutil
 import stat
 import struct
 import tarfile
@@ -61,7 +62,9 @@ def unpack(upload: Path, source: Path, bytes_max: int) -> Path:
     opened = _kind(upload)
     if opened is None:
         model = source / "model.onnx"
-        upload.rename(model)
+        shutil.move(
+            upload, model, shutil.copyfile
+        )  # the first version of Landlock knows no renaming from folder to folder
         return model
     try:
         _write_members(opened(upload), source, bytes_max)

@@ -18,8 +18,11 @@ from services.compiler.archive import unpack
 from services.compiler.report import UPLOAD, Checked, CheckReport, CheckTask, Refused
 from services.errors import Code, Failure, invalid
 from services.repository.disk import storage_failure
+from services.sandbox.confine import confine
 
 _NICE = 10
+#: by how much a rewritten model may be larger than all that was uploaded
+_REWRITE_BYTES = 64 << 20
 _MESSAGE_CHARACTERS_MAX = 1000
 _PR_SET_PDEATHSIG = 1
 
@@ -29,7 +32,6 @@ def main() -> None:
     task = CheckTask.model_validate_json(sys.stdin.buffer.read())
     output = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not mix with the report
-    _confine(task)
     report = _report(task).model_dump_json().encode()
     with os.fdopen(output, "wb") as file:
         file.write(report)
@@ -37,10 +39,12 @@ def main() -> None:
 
 
 def _confine(task: CheckTask) -> None:
+    """Bound what this process takes and reaches: a model may take it over. Raises OSError."""
     os.nice(_NICE)
     for limit, value in (
         (resource.RLIMIT_AS, task.memory_bytes_max),
         (resource.RLIMIT_CPU, task.cpu_s_max),
+        (resource.RLIMIT_FSIZE, task.unpacked_bytes_max + _REWRITE_BYTES),
         (resource.RLIMIT_CORE, 0),
     ):
         _, hard = resource.getrlimit(limit)
@@ -50,9 +54,19 @@ def _confine(task: CheckTask) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError):  # when memory runs out, this is the process to go
             Path("/proc/self/oom_score_adj").write_text("1000")
+    folder = task.folder.resolve()
+    if task.served is None:
+        confine(reads=(), writes=(folder,))
+    else:  # the operator's own folder, where the file itself may be a link to elsewhere
+        confine(reads=(folder, (folder / task.served).resolve()), writes=())
 
 
 def _report(task: CheckTask) -> CheckReport:
+    try:
+        _confine(task)
+    except OSError as error:
+        message = f"the sandbox of the model check cannot be set up: {error}; `millrace doctor` says what is missing"
+        return CheckReport(outcome=Refused(code=Code.INTERNAL, message=_one_line(message)))
     try:
         return CheckReport(outcome=_check(task))
     except Failure as failure:

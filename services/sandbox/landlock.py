@@ -1,0 +1,97 @@
+"""Landlock: a process gives up its access to files, TCP and other processes, except for what it lists. Linux 5.13 on.
+
+Source: Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+# The numbers of these system calls are the same on all architectures.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_GET_VERSION = 1
+_PATH_BENEATH = 1
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
+_MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
+_REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+#: file rights by the first ABI that knows them: what is handled is denied unless a rule allows it
+_HANDLED_FILES = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
+_HANDLED_TCP = 0b11  # bind, connect
+_HANDLED_SCOPES = 0b11  # abstract unix sockets, signals
+_TCP_ABI, _SCOPES_ABI = 4, 6
+
+_READ = _READ_FILE | _READ_DIR
+# No execution, and no links, devices, sockets or FIFOs.
+_WRITE = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
+_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scopes", ctypes.c_uint64))
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def abi() -> int:
+    """The version of Landlock that this kernel has; 0: none, or this process may not use it."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    version: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
+    return max(0, version)
+
+
+def restrict(reads: Iterable[Path], writes: Iterable[Path]) -> int:
+    """Leave this thread, and all that it starts, the files below `reads` to read and below `writes` to change.
+
+    Paths that do not exist are left out. The process must have set no_new_privs. Returns the ABI that is in force; 0: the
+    kernel has no Landlock and nothing changed. Raises OSError.
+    """
+    version = abi()
+    if not version:
+        return 0
+    handled = sum(rights for since, rights in _HANDLED_FILES.items() if since <= version)
+    ruleset = _create(version, handled)
+    try:
+        for paths, rights in ((reads, _READ), (writes, _WRITE)):
+            for path in paths:
+                _allow(ruleset, path, rights & handled)
+        if ctypes.CDLL(None, use_errno=True).syscall(_RESTRICT_SELF, ruleset, 0):
+            raise OSError(ctypes.get_errno(), "landlock_restrict_self")
+    finally:
+        os.close(ruleset)
+    return version
+
+
+def _create(version: int, handled: int) -> int:
+    attributes = _Ruleset(
+        handled, _HANDLED_TCP if version >= _TCP_ABI else 0, _HANDLED_SCOPES if version >= _SCOPES_ABI else 0
+    )
+    size = 8 if version < _TCP_ABI else 16 if version < _SCOPES_ABI else 24
+    ruleset: int = ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, ctypes.byref(attributes), size, 0)
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "landlock_create_ruleset")
+    return ruleset
+
+
+def _allow(ruleset: int, path: Path, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            rights &= _OF_A_FILE
+        rule = _PathBeneath(rights, descriptor)
+        if ctypes.CDLL(None, use_errno=True).syscall(_ADD_RULE, ruleset, _PATH_BENEATH, ctypes.byref(rule), 0):
+            raise OSError(ctypes.get_errno(), "landlock_add_rule")
+    finally:
+        os.close(descriptor)

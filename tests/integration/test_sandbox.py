@@ -1,0 +1,205 @@
+"""What a model check that was taken over can reach: its own folder and the libraries, and nothing else.
+
+The attacks are Python in a process of this installation, confined as the checker is; the kernel answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.compiler.ingest import Incoming
+from services.errors import Failure
+from services.manifest import ModelConfig
+from services.repository.folder import FolderRepository
+from services.sandbox import landlock, seccomp
+from services.sandbox.confine import probe
+from services.settings import Settings
+from tests.kit import models
+
+ROOT = Path(__file__).parents[2]
+needs_landlock = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
+needs_seccomp = pytest.mark.skipif(not seccomp.is_supported(), reason="this kernel or machine takes no seccomp filter")
+
+#: name -> an expression; a confined process must get an error for each
+FILES = {
+    "read a file of the system": "open('/etc/passwd').read()",
+    "read another model": "open(other / 'model.onnx').read()",
+    "list another model": "os.listdir(other)",
+    "read another model through a link": "open(own / 'link').read()",
+    "read through /proc": "open(f'/proc/self/root{other}/model.onnx').read()",
+    "read the environment of the parent": "open(f'/proc/{os.getppid()}/environ').read()",
+    "list the folder of the project": "os.listdir(root)",
+    "list all": "os.listdir('/')",
+    "write to another model": "open(other / 'model.onnx', 'a')",
+    "empty another model": "os.truncate(other / 'model.onnx', 0)",
+    "remove another model": "os.unlink(other / 'model.onnx')",
+    "replace another model": "os.rename(own / 'file', other / 'model.onnx')",
+    "link another model into its folder": "os.link(other / 'model.onnx', own / 'mine')",
+    "make a file elsewhere": "open(other / 'new', 'w')",
+    "make a link": "os.symlink('/etc/passwd', own / 'passwd')",
+    "make a FIFO": "os.mkfifo(own / 'fifo')",
+    "make a unix socket": "socket.socket(socket.AF_UNIX).bind(str(own / 's'))",
+    "write to a library": "open(os.__file__, 'a')",
+    "run a program": "os.execv('/bin/true', ['true'])",
+}
+CALLS = {
+    "connect over TCP": "socket.create_connection(('127.0.0.1', port), 5)",
+    "listen": "socket.create_server(('127.0.0.1', 0))",
+    "send over UDP": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', port))",
+    "connect to a unix socket": "socket.socket(socket.AF_UNIX).connect(unix)",
+    "make a pair of sockets": "socket.socketpair()",
+    "fork": "os.fork() or os._exit(0)",
+    "start a program": "subprocess.run(['/bin/true'])",
+    "start a program without fork": "os.posix_spawn('/bin/true', ['true'], {})",
+    "signal its parent": "os.kill(os.getppid(), 0)",
+    "signal everybody": "os.kill(-1, 0)",
+    "limit its parent": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0))",
+    "slow its parent down": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "change rights": "os.chmod(own / 'file', 0o777)",
+    "change an owner": "os.chown(own / 'file', os.getuid(), os.getgid())",
+    "open a process": "os.pidfd_open(os.getppid())",
+    "trace its parent": "call('ptrace', 16, os.getppid(), 0, 0)",
+    "read its parent's memory": "call('process_vm_readv', os.getppid(), 0, 0, 0, 0, 0)",
+    "set up io_uring": "call('io_uring_setup', 8, ctypes.create_string_buffer(120))",
+    "leave its namespaces": "call('unshare', 0x10000000)",
+    "mount": "call('mount', b'none', str(own).encode(), b'tmpfs', 0, 0)",
+    "load a BPF program": "call('bpf', 5, ctypes.create_string_buffer(64), 64)",
+}
+HONEST = {
+    "read its file": "(own / 'file').read_bytes()",
+    "write and remove": "((own / 'a').write_bytes(b'1'), os.link(own / 'a', own / 'b'), os.unlink(own / 'b'))",
+    "rename into a folder": "((own / 'd').mkdir(), os.rename(own / 'a', own / 'd' / 'a'))",
+    "start a thread": "(thread := threading.Thread(target=int), thread.start(), thread.join())",
+    "import a library": "__import__('sqlite3')",
+    "ask about itself": "(os.kill(os.getpid(), 0), resource.getrlimit(resource.RLIMIT_AS), open('/proc/self/statm').read())",
+}
+PROGRAM = """
+import ctypes, json, os, resource, socket, subprocess, sys, threading
+from pathlib import Path
+from services.sandbox.confine import confine
+from services.sandbox.seccomp import _machine
+
+given = json.loads(sys.argv[1])
+own, other, root, port, unix = Path(given["own"]), Path(given["other"]), given["root"], given["port"], given["unix"]
+
+def call(name, *arguments):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(_machine().calls[name], *arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+confine((), (own,))
+answers = {}
+for name, expression in given["attempts"].items():
+    try:
+        eval(expression)
+        answers[name] = "done"
+    except Exception as error:
+        answers[name] = f"{type(error).__name__} {getattr(error, 'errno', '')}"
+print(json.dumps(answers))
+"""
+REFUSED = {"PermissionError 1", "PermissionError 13", "OSError 18"}  # 18: Landlock's word for links across its bounds
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What became of every attempt, by name."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    own, other = folder / "own", folder / "other"
+    own.mkdir()
+    other.mkdir()
+    (own / "file").write_bytes(b"mine")
+    (other / "model.onnx").write_bytes(b"somebody else's")
+    (own / "link").symlink_to(other / "model.onnx")
+    unix = str(folder / "unix")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+        local.bind(unix)
+        local.listen()
+        given = {"own": str(own), "other": str(other), "root": str(ROOT), "port": server.getsockname()[1]}
+        attempts = {"unix": unix, "attempts": {**HONEST, **FILES, **CALLS}}
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(PROGRAM), json.dumps({**given, **attempts})],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    yield json.loads(done.stdout)
+    assert (other / "model.onnx").read_bytes() == b"somebody else's"
+    assert [path.name for path in other.iterdir()] == ["model.onnx"]
+
+
+@needs_landlock
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_others_are_out_of_reach(answers: dict[str, str], name: str) -> None:
+    assert answers[name] in REFUSED
+
+
+@needs_seccomp
+@pytest.mark.parametrize("name", CALLS)
+def test_the_network_and_other_processes_are_out_of_reach(answers: dict[str, str], name: str) -> None:
+    assert answers[name] in REFUSED
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_a_check_needs_works(answers: dict[str, str], name: str) -> None:
+    assert answers[name] == "done"
+
+
+def test_the_layers_of_this_kernel_are_in_force() -> None:
+    assert probe() == (landlock.abi(), seccomp.is_supported())
+
+
+@needs_seccomp
+def test_the_checker_process_is_confined(tmp_path: Path) -> None:
+    """A check that never ends shows its process."""
+    repository = FolderRepository(tmp_path / "repository")
+    endless = models.slow(tmp_path / "slow.onnx", 2_000_000_000).read_bytes()
+
+    async def look() -> dict[str, str]:
+        async def upload() -> None:
+            async with Incoming(repository, Settings(), "endless", None, ModelConfig()) as incoming:
+                await incoming.write(endless)
+                await incoming.publish(None)
+
+        running = asyncio.ensure_future(upload())
+        while not (found := confined_checkers(tmp_path)):
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises((asyncio.CancelledError, Failure)):
+            await running
+        return found[0]
+
+    status = asyncio.run(look())
+    assert status["NoNewPrivs"] == "1"
+    assert int(status["CapEff"], 16) & ~0b110 == 0
+
+
+def confined_checkers(folder: Path) -> list[dict[str, str]]:
+    """The status of checkers of this folder that have a filter: those that have come so far."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if str(folder).encode() not in (entry / "cmdline").read_bytes():
+                continue
+            lines = (entry / "status").read_text().splitlines()
+        except OSError:
+            continue
+        status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if status.get("Seccomp") == "2":
+            found.append(status)
+    return found

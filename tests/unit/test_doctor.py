@@ -1,0 +1,67 @@
+"""What `millrace doctor` says about this machine, and about machines that lack something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli import doctor
+from services.sandbox import confine, landlock, seccomp
+from services.settings import Settings, child_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def states(settings: Settings) -> dict[str, str]:
+    return {check.name: check.state for check in doctor.examine(settings)}
+
+
+def test_this_machine_is_shown_for_people_and_for_scripts(tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "services.cli", "doctor", *arguments]
+        environment = child_environment({"MILLRACE_HOME": str(tmp_path), "NO_COLOR": "1"})
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    checks = {check["name"]: check for check in json.loads(run("--json"))["checks"]}
+    assert set(checks) == {"Python", "ONNX Runtime", "Redis", "Shared memory", "Open files", "Landlock", "seccomp"}
+    assert checks["Landlock"]["state"] == ("ok" if landlock.abi() else "warn")
+    assert checks["seccomp"]["state"] == ("ok" if seccomp.is_supported() else "warn")
+    assert all(bool(check["advice"]) == (check["state"] != "ok") for check in checks.values())
+    shown = run()
+    assert all(name in shown for name in checks)
+
+
+def test_a_kernel_without_the_features_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confine, "probe", lambda: confine.Layers(0, False))
+    found = states(Settings())
+    assert (found["Landlock"], found["seccomp"]) == ("warn", "warn")
+
+
+def test_a_sandbox_that_cannot_be_set_up_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> confine.Layers:
+        raise OSError(7, "too many layers")
+
+    monkeypatch.setattr(confine, "probe", broken)
+    assert states(Settings())["Sandbox"] == "fail"
+
+
+def test_limits_that_are_too_small_are_warned_about(tmp_path: Path) -> None:
+    greedy = Settings(gateways=64, segment_bytes_max=1 << 50, connections_max=1 << 40, segments_dir=tmp_path)
+    found = states(greedy)
+    assert (found["Shared memory"], found["Open files"]) == ("warn", "warn")
+    assert states(Settings(segments_dir=tmp_path / "missing"))["Shared memory"] == "warn"
+
+
+def test_no_redis_at_all_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert states(Settings())["Redis"] == "fail"
+    assert states(Settings.model_validate({"redis_url": "redis://elsewhere"}))["Redis"] == "ok"
