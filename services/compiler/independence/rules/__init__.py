@@ -1,0 +1,32 @@
+"""What each operator does to rows, one family to a module."""
+
+from __future__ import annotations
+
+from services.compiler.independence.node import Rules
+from services.compiler.independence.rules import (
+    convolution,
+    elementwise,
+    layout,
+    matrix,
+    normalization,
+    recurrent,
+    reduction,
+    refused,
+    selection,
+)
+
+#: domain -> operator -> rule; a domain that is not here is not known at all
+RULES: dict[str, Rules] = {
+    "": {
+        **elementwise.RULES,
+        **matrix.RULES,
+        **convolution.RULES,
+        **normalization.RULES,
+        **reduction.RULES,
+        **layout.RULES,
+        **selection.RULES,
+        **recurrent.RULES,
+        **refused.RULES,
+    },
+    "ai.onnx.ml": {},
+}
