@@ -102,15 +102,15 @@ class Exchange:
     async def _fetch_blob(self, outstanding: Outstanding, header: ReplyHeader) -> None:
         link = outstanding.lane.link
         try:
-            blob = await link.call("GETDEL", link.keys.blob(header.blob))
+            blob = await link.take_blob(header.blob)
         except Failure:
             return  # away: when Redis is back, `_restored` puts the batch again
         except Exception as error:
-            blob = None
+            blob = b""
             log.warning("outputs of batch %s could not be fetched: %s", header.name, error)
         if self.pending.get(header.name) is not outstanding:
             self._duplicates.add()
-        elif blob is None:
+        elif not blob:
             outstanding.lane.put_again(outstanding)
         else:
             link.received_bytes += len(blob)

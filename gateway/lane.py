@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Hashable, Sequence
 
+from gateway.batch_bytes import parts_within
 from gateway.batcher import RANK_MAX, Batcher
 from gateway.forecast import Forecast
 from gateway.gathering import Gathering
@@ -20,7 +21,7 @@ from gateway.packing import Packer
 from gateway.request import Request
 from gateway.shared import Shared
 from gateway.waiting import Waiting
-from services.batch import Place, ReplyHeader
+from services.batch import AGAIN, Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
 from services.metrics.inference import Reason
@@ -40,6 +41,7 @@ COST_MS_MIN = 0.05  # of a batch, in its share of the workers: what there is bes
 TURN_S = 0.01
 TURN_RUNS = 1.5
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
+LOSSES_MAX = 8  # times that a batch, or its reply, is lost on its way: then it may be what breaks the connection
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
 
 
@@ -80,7 +82,9 @@ class Lane:
         self._outstanding = 0
         self._rows_ahead = 0  # that must wait before a batch leaves while each instance has one
         self._profile = Profile({})
-        self._rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+        rows_max = manifest.config.rows_max if manifest.signature.batching else 1
+        self._rows_max = min(rows_max, packer.rows_within(shared.reply_bytes_max))
+        self._batch_bytes_max = shared.batch_bytes_max
         self._rows_efficient = self._rows_max
         self._batch_rows = self._rows_max  # that run together now
         self._beside = False  # whether other lanes of the pool are in use
@@ -237,7 +241,15 @@ class Lane:
             batch = batcher.take(now, self._sized(rows, now))
             if self._waiting is not None:
                 self._waiting.leave(batch)
+            self._put_parts(batch, now)
+
+    def _put_parts(self, batch: list[Request], now: float) -> None:
+        """Put a batch, in several where its requests bring too much to travel together."""
+        if self._admission.bytes <= self._batch_bytes_max:  # of all requests in this gateway
             self._put(batch, now)
+            return
+        for part in parts_within(batch, self._batch_bytes_max):
+            self._put(part, now)
 
     def _delayed(self, now: float) -> bool:
         """Whether the version asks to wait for a fuller batch on an idle system; the expirer looks again."""
@@ -262,7 +274,7 @@ class Lane:
             return self._forecast.planned_s(first)
         return self._forecast.run_s(first.rows)
 
-    def _put(self, batch: list[Request], now: float, attempt: int = 1) -> None:
+    def _put(self, batch: list[Request], now: float, attempt: int = 1, losses: int = 0) -> None:
         link = self.link
         rows = sum([request.rows for request in batch])
         # A batch sent ahead hides the way through the queue behind the run before it. Where runs are shorter than the
@@ -272,7 +284,7 @@ class Lane:
         name = link.new_name()
         wall_ms = time.time() * 1000
         packed = self._packer.pack(name, link.replies_key, batch, now, wall_ms)
-        outstanding = Outstanding(name, self, batch, packed.places, attempt, now, run_s)
+        outstanding = Outstanding(name, self, batch, packed.places, attempt, now, run_s, losses)
         self._pending[name] = outstanding
         self._outstanding += 1
         deadline_ms = wall_ms + (outstanding.earliest - now) * 1000
@@ -317,11 +329,24 @@ class Lane:
             else:
                 self._answer(live, outputs, header, outstanding.put)
         for i, (code, message) in failures.items():
-            self._fail([requests[i]], Failure(Code(code), message))
+            if code == AGAIN:
+                self._put_alone(requests[i], outstanding)
+            else:
+                self._fail([requests[i]], Failure(Code(code), message))
         if self._traces.on:
             self._traces.batch(self.manifest, outstanding, header, live, outputs, self.replied)
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
+
+    def _put_alone(self, request: Request, outstanding: Outstanding) -> None:
+        """There was no room for its outputs in the reply of its batch."""
+        if request.done:
+            return
+        if self.link.connected and len(outstanding.requests) > 1:
+            self._put([request], self._clock(), outstanding.attempt)
+        else:
+            lost = "there was no room in the reply of its batch, and it cannot be run again: try again"
+            self._fail((request,), Failure(Code.UNAVAILABLE, lost, retry_after_s=1))
 
     def _answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put: float) -> None:
         """Answer what still waits in a batch: all of it at once where nobody has left and all have one responder."""
@@ -434,10 +459,12 @@ class Lane:
             return  # it stays outstanding: when Redis is back, all that is are put again
         self._forget(outstanding)
         left = [request for request in outstanding.requests if not request.done]
-        if left:
-            self._put(left, self._clock(), outstanding.attempt)
-        else:
-            self.dispatch()
+        if left and outstanding.losses < LOSSES_MAX:
+            self._put(left, self._clock(), outstanding.attempt, outstanding.losses + 1)
+            return
+        broken = "the connection to Redis broke each time this batch or its reply was sent"
+        self._fail(left, Failure(Code.UNAVAILABLE, broken, retry_after_s=1))
+        self.dispatch()
 
     def give_up(self, outstanding: Outstanding) -> None:
         """A worker died with a batch: each of its requests is tried alone. One that a worker dies of again is at fault."""
@@ -487,7 +514,7 @@ class Lane:
             batch = self.batcher.take(now, self._batch_rows)
             if self._waiting is not None:
                 self._waiting.leave(batch)
-            self._put(batch, now)
+            self._put_parts(batch, now)
         gone = Failure(
             Code.NOT_FOUND,
             f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",

@@ -166,6 +166,9 @@ class Lanes:
                 REST_LEASES * self._settings.lease_ms / 1000,
                 asyncio.get_running_loop().call_soon,
                 asyncio.get_running_loop().call_later,
+                # As much as a single request may bring: what comes together costs no more memory than what comes alone.
+                batch_bytes_max=self._settings.body_bytes_max,
+                reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
             )
         return self._shared[pool]

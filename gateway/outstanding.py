@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 
 
 class Outstanding:
-    """`put`: when, in seconds of the lane's clock. `run_s`: how long it runs by its lane's profile."""
+    """`put`: when, in seconds of the lane's clock. `run_s`: how long it runs by its lane's profile.
 
-    __slots__ = ("attempt", "earliest", "lane", "latest", "name", "places", "put", "requests", "run_s")
+    `losses`: how often it, or its reply, was lost on its way before.
+    """
+
+    __slots__ = ("attempt", "earliest", "lane", "latest", "losses", "name", "places", "put", "requests", "run_s")
 
     def __init__(
         self,
@@ -25,6 +28,7 @@ class Outstanding:
         attempt: int,
         put: float,
         run_s: float,
+        losses: int = 0,
     ) -> None:
         self.name = name
         self.lane = lane
@@ -33,6 +37,7 @@ class Outstanding:
         self.attempt = attempt
         self.put = put
         self.run_s = run_s
+        self.losses = losses
         deadlines = [request.deadline for request in requests]
         self.earliest = min(deadlines)
         self.latest = max(deadlines)

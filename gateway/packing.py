@@ -22,6 +22,7 @@ from services.segments.pool import SegmentPool
 from services.tensor import Signature, TensorSpec
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
+FORGET_PART = 16  # of what is known to be larger, with each reply that is smaller
 INLINE_BYTES_MAX = 256 * 1024  # above this the tensors bypass the script in a key of their own
 
 
@@ -38,7 +39,7 @@ class Packed(NamedTuple):
 
 
 class Packer:
-    """For one version. `row_bytes` of an output is known from the signature, or learnt as the largest seen."""
+    """For one version. `row_bytes` of an output is known from the signature, or learnt: about the largest seen of late."""
 
     def __init__(self, signature: Signature, segments: SegmentPool | None, tensor_bytes_min: int) -> None:
         self._signature = signature
@@ -48,6 +49,11 @@ class Packer:
         self._batching = signature.batching
         self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
         self._learn = any(size == 0 for size in self._row_bytes)
+        self._row_bytes_known = sum(self._row_bytes)
+
+    def rows_within(self, bytes_max: int) -> int:
+        """The most rows, at least one, whose outputs are not known to be larger than `bytes_max` together."""
+        return max(1, bytes_max // max(1, self._row_bytes_known))
 
     def pack(self, name: str, replies: bytes, requests: Sequence[Request], now: float, wall_ms: float) -> Packed:
         """`now`: monotonic seconds; `wall_ms`: the wall clock at the same instant, for the worker."""
@@ -123,7 +129,9 @@ class Packer:
                 raw = inline[offset : offset + size_bytes]
                 offset += size_bytes
             if self._learn and total:
-                self._row_bytes[i] = max(self._row_bytes[i], -(-size_bytes // total))
+                # One large answer does not reserve as much for all that come after it.
+                known = self._row_bytes[i]
+                self._row_bytes[i] = max(-(-size_bytes // total), known - known // FORGET_PART)
             if datatype == BYTES:
                 columns.append(Column(BYTES, inner, self._elements(sizes or [], raw, len(live))))
             else:

@@ -19,6 +19,7 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
+from services.queue.blob import is_last, read_command, write_commands
 from services.queue.keys import PoolKeys
 from services.queue.pipeline import Pipeline, connect
 from services.queue.scripts import script
@@ -119,16 +120,31 @@ class PoolLink:
         out, keys = self._out, self.keys
         if out is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
+        on_put = partial(self._on_put, name)
         if blob:
-            self.sent_bytes += out.send((b"SET", keys.blob(name), blob, b"PX", BLOB_LIFE_MS))
-
+            # A part that Redis refuses is the end of this batch, whatever it says to the others.
+            for command in write_commands(keys.blob(name), blob, BLOB_LIFE_MS):
+                self.sent_bytes += out.send(command, on_put)
         self.sent_bytes += out.send(
             (
                 b"EVALSHA", self._put_sha, 1, keys.stream(lane), keys.prefix, lane,
                 entry, attempt, b"%d" % deadline_ms, self.replies_key, name, b"%.3f" % cost_ms, b"%.3f" % fill,
             ),
-            partial(self._on_put, name),
+            on_put,
         )  # fmt: skip
+
+    async def take_blob(self, name: str) -> bytes:
+        """Read a blob, part by part, and remove it; b"" if it is not there. Raises as `call` does."""
+        key = self.keys.blob(name)
+        parts: list[bytes] = []
+        last = False
+        while not last:
+            got: list[bytes] = await self.call(*read_command(key, len(parts)))
+            parts += got
+            last = not got or is_last(got)
+        if self._out is not None and self._out.connected:
+            self._out.send((b"DEL", key))  # nobody waits for it; what a lost connection leaves expires
+        return b"".join(parts)
 
     async def call(self, *words: bytes | str | int) -> Any:
         """A command on the way of batches. Raises Failure(UNAVAILABLE) or what Redis answers.

@@ -23,7 +23,8 @@ class Shared:
     """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop;
     `later`: after so many seconds.
 
-    `rows_waiting_max`: of each lane. `spin_s_max`: how long at most the event loop turns for a reply. `rest_s`: how long
+    `rows_waiting_max`: of each lane. `batch_bytes_max`: requests that bring more together share no batch; `reply_bytes_max`:
+    nor do rows whose outputs are known to be larger together. `spin_s_max`: how long at most the event loop turns for a reply. `rest_s`: how long
     shared memory rests that a frozen worker might still write to.
     """
 
@@ -40,3 +41,5 @@ class Shared:
     pressure: Pressure = field(default_factory=Pressure)
     neighbours: Neighbours = field(default_factory=Neighbours)
     traces: Traces = field(default_factory=Traces)
+    batch_bytes_max: int = 64 << 20
+    reply_bytes_max: int = 256 << 20

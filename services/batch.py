@@ -22,6 +22,9 @@ FORMAT = 2
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
 ALIGN_BYTES = 8  # of the largest element
+AGAIN = (
+    "again"  # in place of an error's code: the request did not fit into the reply of its batch and runs again, alone
+)
 ABSENT = (-1,)  # in place of the shape of an optional input that the requests did not bring
 _U32 = struct.Struct("<I")
 _KIND_U32 = struct.Struct("<BI")

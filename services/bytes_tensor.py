@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+LENGTH_BYTES = 4  # before each element
 _U32 = struct.Struct("<I")
 
 

@@ -64,6 +64,9 @@ class Settings(BaseSettings):
     )
 
     body_bytes_max: int = Field(64 * MIB, ge=1024, description="Largest body of an inference request, decompressed.")
+    reply_bytes_max: int = Field(
+        256 * MIB, ge=1024, description="Largest outputs of one request, and of one batch through Redis."
+    )
     upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")
     inflight_max: int = Field(4096, ge=1, description="Requests admitted at once by one gateway.")
     inflight_bytes_max: int = Field(1024 * MIB, ge=1024, description="Bytes of admitted requests in one gateway.")

@@ -79,7 +79,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         return Exchange(address, keys, worker)
 
     def connect_loop() -> Exchange:
-        return Exchange(address, keys, worker, spin)
+        return Exchange(address, keys, worker, spin, tallies.reply_not_taken)
 
     def record() -> WorkerRecord:
         return WorkerRecord(
@@ -109,9 +109,8 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         int(index) if index.isdecimal() else 0,
     )
     segments = Segments(settings.segments_dir)
-    loop = Worker(
-        connect_loop, held, segments, ReplyWriter(worker, segments, INLINE_BYTES_MAX, heart.lease_valid), tallies
-    )
+    replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heart.lease_valid)
+    loop = Worker(connect_loop, held, segments, replies, tallies)
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
 

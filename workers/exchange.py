@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
-from services.errors import Failure
+from services.errors import Code, Failure
+from services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
 from services.queue.keys import PoolKeys
-from services.queue.link import Link
+from services.queue.link import Link, Refused
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
 from services.spin import Spin
 from workers.lease import Lease
+from workers.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
 log = logging.getLogger("millrace.exchange")
@@ -36,8 +38,19 @@ class Finished(NamedTuple):
 class Exchange:
     """Calls of one worker over one connection. Not shared between threads."""
 
-    def __init__(self, address: RedisAddress, keys: PoolKeys, worker: str, spin: Spin | None = None) -> None:
-        """`spin`: how `receive_wait` waits; None: asleep. Raises Failure(UNAVAILABLE) when Redis cannot be reached."""
+    def __init__(
+        self,
+        address: RedisAddress,
+        keys: PoolKeys,
+        worker: str,
+        spin: Spin | None = None,
+        on_refused: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`spin`: how `receive_wait` waits; None: asleep. `on_refused`: Redis did not take the outputs of a batch.
+
+        Raises Failure(UNAVAILABLE) when Redis cannot be reached.
+        """
+        self._on_refused = on_refused
         self._keys = keys
         self._worker = worker
         self._spin = spin or Spin(0)
@@ -68,12 +81,60 @@ class Exchange:
     ) -> tuple[bytes | str | int, ...]:
         words: list[bytes | str | int] = [*self._next_head, in_hand, wanted, int(leave), len(finished)]
         for lease, reply, blob in finished:
-            outputs = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}") if blob else b""
+            outputs = b""
             if blob:
-                self._link.call("SET", outputs, blob, "PX", BLOB_LIFE_MS)
+                outputs = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}")
+                refused = self._leave(lease, outputs, blob)
+                if refused is not None:
+                    log.warning("the outputs of batch %s were not taken: %s", lease.header.name, refused.message)
+                    reply = refusal(lease, self._worker, refused)
+                    self._on_refused()
             inputs = self._keys.blob(lease.header.blob) if lease.header.blob else b""
             words += (lease.lane, lease.entry, lease.header.replies, reply, inputs, outputs)
         return tuple(words)
+
+    def _leave(self, lease: Lease, key: bytes, blob: bytes) -> Failure | None:
+        """Leave outputs in a blob; returns why Redis does not take them. Raises Failure when the connection is lost."""
+        if lease.losses >= LOSSES_MAX:
+            return Failure(Code.UNAVAILABLE, "the connection to Redis broke each time the outputs were sent")
+        lease.losses += 1
+        refused: Refused | None = None
+        on_their_way = 0
+        for command in write_commands(key, blob, BLOB_LIFE_MS):
+            self._link.send(command)
+            on_their_way += 1
+            if on_their_way == PARTS_AT_ONCE:
+                refused, on_their_way = self._answers(on_their_way), 0
+                if refused is not None:
+                    break
+        refused = refused or self._answers(on_their_way)
+        lease.losses -= 1
+        if refused is not None:
+            self._link.call("DEL", key)
+        return refused
+
+    def _answers(self, count: int) -> Refused | None:
+        """Read answers; the first by which Redis refused."""
+        first: Refused | None = None
+        for _ in range(count):
+            try:
+                self._link.receive()
+            except Refused as refused:
+                first = first or refused
+        return first
+
+    def _blob(self, key: bytes) -> bytes:
+        """What a blob holds; what there is of it where it has expired, or there is no memory for it."""
+        parts: list[bytes] = []
+        last = False
+        while not last:
+            got: list[bytes] = self._link.call(*read_command(key, len(parts)))
+            parts += got
+            last = not got or is_last(got)
+        try:
+            return b"".join(parts)
+        except MemoryError:
+            return b""
 
     def receive_next(self) -> list[Lease]:
         return self._leases(self._link.receive())
@@ -127,8 +188,7 @@ class Exchange:
                 log.error("batch %s of %s cannot be read: %s", entry.decode(), lane.decode(), error)  # noqa: TRY400
                 continue
             if lease.header.blob:
-                blob = self._link.call("GET", self._keys.blob(lease.header.blob))
-                lease.inline = memoryview(blob if blob is not None else b"")
+                lease.inline = memoryview(self._blob(self._keys.blob(lease.header.blob)))
             leases.append(lease)
         return leases
 

@@ -19,6 +19,7 @@ from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
 from services.segments.segment import Segments
 from services.tensor import Signature
+from workers.reply_limits import fit
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Array]
@@ -27,7 +28,7 @@ Inputs = dict[str, Array]
 class Lease:
     """One entry of a stream while this worker has it. `fetch_blob` is called at most once, for entries with a blob."""
 
-    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased")
+    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased", "losses")
 
     def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int, leased: float = 0.0) -> None:
         self.lane = lane
@@ -35,6 +36,7 @@ class Lease:
         self.attempt = attempt
         self.header, self.inline = decode_batch(data)
         self.leased = leased
+        self.losses = 0  # connections that broke while the reply was sent
         self.failures: dict[int, list[str]] = {}
         self.alive: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
 
@@ -50,9 +52,9 @@ class Lease:
             return sum(self.header.rows)
         return sum(self.header.rows[i] for i in self.alive)
 
-    def fail(self, position: int, code: Code, message: str) -> None:
-        """The request at `position` gets an error and takes no part in a run any more."""
-        self.failures[position] = [code.value, message]
+    def fail(self, position: int, code: str, message: str) -> None:
+        """The request at `position` gets an error (a `Code`, or AGAIN) and takes no part in a run any more."""
+        self.failures[position] = [str(code), message]
         self.alive.remove(position)
 
     def drop_expired(self, now_ms: float) -> None:
@@ -110,17 +112,25 @@ class RunCost(NamedTuple):
 class ReplyWriter:
     """Turns the outputs of a run into replies.
 
+    `inline_bytes_max`: outputs that are larger go into a blob. `bytes_max`: of the outputs of one reply.
     `lease_valid`: whether this worker still owns its leases. A worker that was frozen past them must not write into
     shared memory, which may be somebody else's by now; its reply is dropped by the queue anyway.
     """
 
     def __init__(
-        self, worker: str, segments: Segments, inline_bytes_max: int, lease_valid: Callable[[float], bool]
+        self,
+        worker: str,
+        segments: Segments,
+        inline_bytes_max: int,
+        bytes_max: int,
+        lease_valid: Callable[[float], bool],
     ) -> None:
         self._worker = worker
         self._lease_valid = lease_valid
         self._segments = segments
         self._inline_bytes_max = inline_bytes_max
+        self._bytes_max = bytes_max
+        self.too_large = 0  # requests whose outputs were; counted elsewhere and set back, like what follows
         self.redis_bytes = 0
         self.segment_bytes = 0
 
@@ -129,8 +139,22 @@ class ReplyWriter:
     ) -> tuple[bytes, bytes]:
         """The reply to a lease, and the bytes to leave in a blob key beforehand (b"" when they are inline).
 
-        `outputs`: of this lease's live requests; None when all of them failed.
+        `outputs`: of this lease's live requests; None when all of them failed. Requests whose outputs are too large, or
+        find no memory to be encoded in, fail.
         """
+        try:
+            if outputs is not None:
+                outputs, refused = fit(lease, outputs, signature.batching, self._bytes_max)
+                self.too_large += refused
+            return self._write(lease, signature, outputs, cost)
+        except MemoryError:
+            for position in list(lease.alive):
+                lease.fail(position, Code.MODEL, "there was no memory for the reply")
+            return self._write(lease, signature, None, cost)
+
+    def _write(
+        self, lease: Lease, signature: Signature, outputs: Sequence[Array] | None, cost: RunCost
+    ) -> tuple[bytes, bytes]:
         began = time.perf_counter()
         tensors: list[Any] = []
         described: list[ReplyOutput] = []

@@ -197,7 +197,14 @@ def _bisect(live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Fai
     attempt(0, len(requests), failure)
     for i, position, error in failed:
         live[i].fail(position, error.code, error.message)
-    return {
-        i: [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else None
-        for i, parts in pieces.items()
-    }
+    return {i: _joined(live[i], parts) for i, parts in pieces.items()}
+
+
+def _joined(lease: Lease, parts: list[list[Array]]) -> list[Array] | None:
+    """The outputs of a lease whose requests ran in several parts."""
+    try:
+        return [np.concatenate(column) for column in zip(*parts, strict=True)] if parts else None
+    except MemoryError:
+        for position in list(lease.alive):
+            lease.fail(position, Code.MODEL, "there was no memory for the outputs")
+        return None

@@ -25,6 +25,8 @@ class WorkerTallies:
         self._busy = tally.counter(catalogue.WORKER_BUSY_SECONDS, pool, worker)
         self._redis = tally.counter(catalogue.REDIS_BYTES, "worker_out")
         self._segment = tally.counter(catalogue.SEGMENT_BYTES, "worker_out")
+        self._too_large = tally.counter(catalogue.REPLIES_REFUSED, "too_large")
+        self._not_taken = tally.counter(catalogue.REPLIES_REFUSED, "redis")
         tally.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
     def ran(self, holding: Holding, seconds: float, rows: int) -> None:
@@ -45,7 +47,13 @@ class WorkerTallies:
     def sent(self, replies: ReplyWriter) -> None:
         self._redis.add(replies.redis_bytes)
         self._segment.add(replies.segment_bytes)
-        replies.redis_bytes = replies.segment_bytes = 0
+        if replies.too_large:
+            self._too_large.add(replies.too_large)
+        replies.redis_bytes = replies.segment_bytes = replies.too_large = 0
+
+    def reply_not_taken(self) -> None:
+        """Redis refused the outputs of a batch."""
+        self._not_taken.add()
 
     def bytes_of(self, holding: Holding, size_bytes: int) -> None:
         manifest = holding.manifest

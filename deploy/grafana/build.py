@@ -181,7 +181,7 @@ PLUMBING = (
     Chart(
         "Mishaps survived",
         "In a minute: batches taken back from workers that died or fell silent, replies that came twice, connections "
-        "to Redis made again, metric series refused, runs halved for want of memory. And how many requests are refused because they killed workers.",
+        "to Redis made again, metric series refused, runs halved for want of memory, outputs too large to be sent. And how many requests are refused because they killed workers.",
         "short",
         (
             *(
@@ -192,6 +192,7 @@ PLUMBING = (
                     ("millrace_redis_reconnects_total", "reconnects"),
                     ("millrace_metrics_series_refused_total", "series refused"),
                     ("millrace_out_of_memory_total", "runs without memory"),
+                    ("millrace_replies_refused_total", "outputs refused"),
                 )
             ),
             ("sum(millrace_quarantined)", "quarantined requests"),

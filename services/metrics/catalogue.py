@@ -92,6 +92,12 @@ WORKER_INFO = Metric(
 WORKER_BUSY_SECONDS = Metric(
     "millrace_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
 )
+REPLIES_REFUSED = Metric(
+    "millrace_replies_refused_total",
+    Kind.COUNTER,
+    "Outputs that became an error: of a request (too_large), or of a batch that Redis did not take (redis).",
+    ("reason",),
+)
 REDIS_BYTES = Metric("millrace_redis_bytes_total", Kind.COUNTER, "Bytes through Redis.", ("direction",))
 SEGMENT_BYTES = Metric(
     "millrace_segment_bytes_total", Kind.COUNTER, "Tensor bytes through shared memory.", ("direction",)
@@ -135,6 +141,7 @@ CATALOGUE: tuple[Metric, ...] = (
     REDIS_BYTES,
     SEGMENT_BYTES,
     BATCHES,
+    REPLIES_REFUSED,
     RECLAIMED,
     QUARANTINED,
     OUT_OF_MEMORY,

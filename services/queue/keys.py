@@ -17,7 +17,7 @@ mr:2:{millrace:cpu}:running:<worker>  string: the suspected batch that the worke
 mr:2:{millrace:cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
 mr:2:{millrace:cpu}:record:<worker>   string: the worker's record (JSON, expires)
 mr:2:{millrace:cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
-mr:2:{millrace:cpu}:blob:<id>         string: tensors too large for a script (expires)
+mr:2:{millrace:cpu}:blob:<id>         list: tensors too large for a script, in parts (expires)
 mr:2:{millrace:cpu}:epoch             string: changes when Redis lost its data (expires when no gateway looks)
 mr:2:{millrace}:pools                 set: pools that have workers (expires when none of them beats)
 mr:2:{millrace}:uploads               hash: uploads that are being received or checked, each with a time after which it counts no more

@@ -16,6 +16,27 @@ from services.queue.greeting import greeting, heed
 from services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
+#: errors that tell of the server's state or role, not of the command: on another connection, or later, it is taken
+_STATE = (
+    "NOSCRIPT",
+    "READONLY",
+    "MASTERDOWN",
+    "LOADING",
+    "BUSY",
+    "MOVED",
+    "ASK",
+    "TRYAGAIN",
+    "CLUSTERDOWN",
+    "UNBLOCKED",
+)
+
+
+class Refused(Failure):
+    """Redis answered that it does not take this command: it has no memory, a limit is exceeded, access is denied."""
+
+    def __init__(self, answer: str) -> None:
+        super().__init__(Code.UNAVAILABLE, f"Redis answered: {answer}")
+        self.answer = answer
 
 
 class Link:
@@ -77,8 +98,8 @@ class Link:
     def receive(self, spin_s: float = 0.0) -> Any:
         """The reply to the earliest command without one. `spin_s`: so long it is looked for before this thread sleeps.
 
-        An error from Redis (a script that is gone, a server still loading) is a Failure too: on a new connection the
-        scripts are loaded again.
+        An error from Redis is a Failure too: `Refused` if it is about this command; else (a script that is gone, a server
+        still loading) a new connection mends it.
         """
         reader = self._reader
         try:
@@ -90,7 +111,10 @@ class Link:
         except (OSError, hiredis.ProtocolError) as error:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
         if isinstance(reply, hiredis.ReplyError):
-            raise Failure(Code.UNAVAILABLE, f"Redis answered: {reply}") from reply
+            answer = str(reply)
+            if answer.startswith(_STATE):
+                raise Failure(Code.UNAVAILABLE, f"Redis answered: {answer}") from reply
+            raise Refused(answer) from reply
         return reply
 
     def _spin(self, seconds: float) -> bytes:

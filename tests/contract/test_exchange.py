@@ -235,8 +235,7 @@ def test_a_reply_goes_to_the_gateway_that_asked_and_takes_the_blob_along(pool):
     assert 0 < pool.redis.ttl(pool.keys.replies("g1")) <= 60
     assert (pool.replies("g1"), pool.replies("g2")) == ([b"one"], [b"two"])
     assert not pool.redis.exists(pool.keys.blob("b1"))
-    key = pool.keys.blob("reply-b1-1")
-    assert (pool.redis.get(key), 0 < pool.redis.ttl(key) <= 60) == (b"outputs", True)
+    assert (pool.blob("reply-b1-1"), 0 < pool.redis.ttl(pool.keys.blob("reply-b1-1")) <= 60) == (b"outputs", True)
     assert pool.check().entries == []
 
 

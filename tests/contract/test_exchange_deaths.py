@@ -17,7 +17,7 @@ def test_a_reply_to_a_lost_lease_is_dropped(pool):
     assert pool.reclaim() == (1, 1, 0)
     assert pool.next("w", stale) == []
     assert pool.replies() == []
-    assert pool.redis.get(pool.keys.blob("b1")) == b"tensors"
+    assert pool.blob("b1") == b"tensors"
     pool.join("v", "m")
     [lease] = pool.next("v")
     assert (lease.header.name, lease.attempt) == ("b1", 2)

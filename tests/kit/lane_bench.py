@@ -83,6 +83,7 @@ class LaneBench:
             self._soon.append,
             lambda seconds, call, number: self.timers.append((self.now + seconds, call, number)),
             lambda: self.now,
+            batch_bytes_max=BYTES_MAX // 2,
         )
         self._repository, self._tally, self._segments = FolderRepository(home), tally, segments
         self.tally = tally

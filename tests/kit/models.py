@@ -136,6 +136,21 @@ def wide(columns: int = 1 << 21) -> onnx.ModelProto:
 
 
 @_builder
+def spread(columns: int = 1 << 16) -> onnx.ModelProto:
+    """ "x" FP32 [N, 1] -> "y" FP32 [N, M] = x in each of `columns` columns: an output whose size is not declared."""
+    node = helper.make_node("Mul", ["x", "ones"], ["y"])
+    weights = [_float("ones", np.ones((1, columns)))]
+    return _model([node], [_value("x", "FP32", ["N", 1])], [_value("y", "FP32", ["N", "M"])], weights)
+
+
+@_builder
+def blank() -> onnx.ModelProto:
+    """ "count" INT64 [1] -> "y" FP32 [M], `count` zeros: outputs as large as the caller says."""
+    node = helper.make_node("ConstantOfShape", ["count"], ["y"])
+    return _model([node], [_value("count", "INT64", [1])], [_value("y", "FP32", ["M"])])
+
+
+@_builder
 def fragile() -> onnx.ModelProto:
     """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the process."""
     node = helper.make_node("Div", ["least", "x"], ["y"])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import msgpack
 
 from services.batch import BatchHeader, encode_batch
+from services.queue.blob import write_commands
 from services.queue.keys import InstanceKeys
 from services.queue.link import Link
 from services.queue.scripts import script
@@ -154,7 +155,8 @@ class Pool:
         replies = self.keys.replies(gateway)
         header = BatchHeader(name, replies, 0.0, [1], [deadline_ms], [], [], name if blob else "")
         if blob:
-            self._link.call("SET", self.keys.blob(name), blob, "PX", LEASE_MS)
+            for command in write_commands(self.keys.blob(name), blob, LEASE_MS):
+                self._link.call(*command)
         delivered = self._link.call(
             "EVALSHA", script("put").sha, 1, self.keys.stream(lane), self.keys.prefix, lane,
             entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name, str(cost_ms), str(fill),
@@ -168,6 +170,10 @@ class Pool:
             int(bool(worker)),
         )  # fmt: skip
         return cast("tuple[int, int, int]", tuple(got))
+
+    def blob(self, name: str) -> bytes:
+        """What a blob holds; b"" if it is not there."""
+        return b"".join(self.redis.lrange(self.keys.blob(name), 0, -1))
 
     def replies(self, gateway: str = "g0") -> list[bytes]:
         """Take the replies that lie in a gateway's list."""

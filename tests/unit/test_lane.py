@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lane import DEPTH, LONG_RUN_S, SHORT_RUN_S, TURN_S
+from gateway.lane import DEPTH, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
 from gateway.neighbours import SEVERAL_S
+from gateway.request import Request
+from services.batch import AGAIN
 from services.errors import Code, Failure
 from services.segments.pool import SegmentPool
 from tests.kit.lane_bench import REST_S, ROW, SPIN_S, LaneBench
+from tests.kit.responders import Nobody
 
 
 def bench_of(home: Path, seconds: float, instances: int) -> LaneBench:
@@ -209,3 +212,53 @@ def test_what_waits_for_a_version_that_never_was_ready_is_told_that_it_is_gone(t
     bench.come(2)
     bench.lane.close()
     assert (bench.put, bench.lane.idle, bench.admission.requests) == ([], True, 0)
+
+
+class Told(Nobody):
+    """Remembers what a request failed with."""
+
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        self.failures.append(failure)
+
+
+def test_a_batch_that_is_lost_each_time_is_given_up_in_the_end(tmp_path):
+    bench, told = bench_of(tmp_path, LONG_RUN_S, instances=1), Told()
+    bench.lane.add(bench.request(responder=told), 16)
+    bench.turn()
+    for _ in range(LOSSES_MAX + 1):
+        assert not told.failures
+        [outstanding] = bench.pending.values()
+        outstanding.lane.put_again(outstanding)
+    assert not bench.pending
+    assert len(bench.put) == LOSSES_MAX + 1
+    [failure] = told.failures
+    assert failure.code is Code.UNAVAILABLE
+    assert "broke each time" in failure.message
+
+
+def test_requests_without_room_in_the_reply_of_their_batch_run_again_alone(tmp_path):
+    bench, told = bench_of(tmp_path, LONG_RUN_S, instances=1), Told()
+    for _ in range(3):
+        bench.lane.add(bench.request(responder=told), 16)
+    bench.turn()
+    assert bench.put == [3]
+    bench.answer(0, {1: [AGAIN, ""], 2: [AGAIN, ""]})
+    assert bench.put == [1, 1]
+    bench.answer()
+    assert not told.failures
+    bench.answer(0, {0: [AGAIN, ""]})  # one that is alone has all the room there is
+    assert (bench.put, bench.lane.idle) == ([], True)
+    [failure] = told.failures
+    assert failure.code is Code.UNAVAILABLE
+
+
+def test_requests_that_bring_too_much_together_leave_apart(tmp_path):
+    bench = bench_of(tmp_path, LONG_RUN_S, instances=1)
+    bench.lane.add(bench.request(), bench.shared.batch_bytes_max)
+    bench.lane.add(bench.request(), 16)
+    bench.lane.add(bench.request(), 16)
+    bench.turn()
+    assert bench.put == [1, 2]

@@ -86,7 +86,7 @@ def ends(
     packer = Packer(signature, pool, 1)
     packer.shared = way == "shared"
     workers = Segments(folder)
-    writer = ReplyWriter("w", workers, 16 if way == "blob" else 1 << 20, valid)
+    writer = ReplyWriter("w", workers, 16 if way == "blob" else 1 << 20, 1 << 30, valid)
     return Ends(packer, workers, writer, signature, way)
 
 

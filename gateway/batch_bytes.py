@@ -1,0 +1,20 @@
+"""Cuts a batch where its requests bring too much to travel together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.request import Request
+
+
+def parts_within(batch: list[Request], bytes_max: int) -> Iterator[list[Request]]:
+    """The requests of `batch`, in order, in parts of at most `bytes_max` bytes or of one request."""
+    part: list[Request] = []
+    left = bytes_max
+    for request in batch:
+        if part and request.permit_bytes > left:
+            yield part
+            part, left = [], bytes_max
+        part.append(request)
+        left -= request.permit_bytes
+    yield part

@@ -1,0 +1,76 @@
+"""Limits of replies: outputs that are too large are found before any of them is encoded, and only their callers are told.
+
+outputs of a lease ─> fit ─> outputs of the requests whose share fits; the others fail with TOO_LARGE, or run AGAIN alone
+a reply that Redis does not take ─> refusal ─> a small reply with an error for each request
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from services.batch import AGAIN, ReplyHeader, encode_reply
+from services.bytes_tensor import LENGTH_BYTES
+from services.errors import Code, Failure
+
+if TYPE_CHECKING:
+    from workers.lease import Lease
+
+Array = np.ndarray[Any, Any]
+
+#: times that a connection may break while one reply is sent: Redis may have been restarted, or it may be this reply
+LOSSES_MAX = 3
+
+
+def fit(lease: Lease, outputs: Sequence[Array], batching: bool, bytes_max: int) -> tuple[Sequence[Array] | None, int]:
+    """The outputs of the live requests whose reply is within `bytes_max`, and how many requests are too large.
+
+    A request whose outputs alone are larger fails with TOO_LARGE. Of the others as many are answered, in order, as fit
+    into one reply; the gateway puts each of the rest again, alone. `outputs`: of all live requests of the lease; None
+    comes back when none is left.
+    """
+    if sum(_size_bytes(array) for array in outputs) <= bytes_max:  # nearly always
+        return outputs, 0
+    bounds = np.cumsum([0, *(lease.header.rows[position] for position in lease.alive)]).tolist() if batching else [0, 0]
+    left, kept, refused = bytes_max, [], 0
+    for position, (start, end) in zip(list(lease.alive), pairwise(bounds), strict=True):
+        share = slice(start, end)
+        size = sum(_size_bytes(array[share] if batching else array) for array in outputs)
+        if size > bytes_max:
+            refused += 1
+            lease.fail(position, Code.TOO_LARGE, too_large(size, bytes_max))
+        elif size > left:
+            lease.fail(position, AGAIN, "there was no room in the reply of its batch")
+        else:
+            left -= size
+            kept.append(share)
+    if not kept:
+        return None, refused
+    return [np.concatenate([array[share] for share in kept]) for array in outputs], refused
+
+
+def too_large(size_bytes: int, bytes_max: int) -> str:
+    """What the caller is told whose outputs are too large."""
+    return (
+        f"the outputs of the request take {size_bytes} bytes, more than the {bytes_max} that a reply may have: "
+        "ask for less in one request, or raise MILLRACE_REPLY_BYTES_MAX"
+    )
+
+
+def _size_bytes(array: Array) -> int:
+    """Bytes of an output in raw form."""
+    if array.dtype != object:
+        return array.nbytes
+    return LENGTH_BYTES * array.size + sum(map(len, array.reshape(-1).tolist()))
+
+
+def refusal(lease: Lease, worker: str, failure: Failure) -> bytes:
+    """A reply without outputs: every request of the lease that has no error yet gets this one."""
+    failures = {position: [failure.code.value, failure.message] for position in range(len(lease.header.rows))}
+    header = ReplyHeader(
+        lease.header.name, worker, 0.0, 0.0, 0.0, 0.0, 0, [], failures | lease.failures, [], "", lease.attempt
+    )
+    return encode_reply(header, [])
