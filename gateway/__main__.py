@@ -22,7 +22,9 @@ from gateway.deps import Deps
 from gateway.descriptors import allow_connections
 from gateway.drain import Drain, plain_lane
 from gateway.exchange import Exchange
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.held_memory import HeldMemory
+from gateway.inbound import Inbound
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
@@ -84,6 +86,7 @@ class Gateway:
             self.tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             self.tally.counter(catalogue.REFUSED, "gateway_full"),
         )
+        self.inbound = Inbound(settings.inflight_bytes_max, self.tally.counter(catalogue.REFUSED, "receiving_full"))
         self.drain = Drain()
         self.repository = FolderRepository(settings.models_dir)
         self.board = Board(address, keys)
@@ -108,7 +111,7 @@ class Gateway:
         self.canary = Canary(
             self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
-        self.infer = Infer(self.lanes, settings.body_bytes_max, settings.timeout_ms_max / 1000)
+        self.infer = Infer(self.lanes, self.inbound, settings.body_bytes_max, settings.timeout_ms_max / 1000)
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
         self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
@@ -123,7 +126,9 @@ class Gateway:
             at_start(settings.trace),
         )
         self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
-        self._following: asyncio.Task[None] | None = None
+        receiving = self.tally.gauge(catalogue.RECEIVING_BYTES)
+        self._memory = HeldMemory(self.admission, self.inbound, receiving)
+        self._loops: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
         self._depths: list[tuple[str, str, str]] = []
@@ -159,15 +164,15 @@ class Gateway:
         self.canary.start()
         await self.control.start()
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
-        self._following = asyncio.create_task(follow(documents, self.traces.flush))
+        self._loops.append(asyncio.create_task(follow(documents, self.traces.flush)))
+        self._loops.append(asyncio.create_task(self._memory.run()))
         settle_garbage()
 
     async def stop(self) -> None:
         await self.canary.stop()
         await self.catalog.stop()
         await self.exchange.stop()
-        if self._following is not None:
-            await cancel_all([self._following])
+        await cancel_all(self._loops)
         await self.traces.close()
         if self.segments is not None:
             self.segments.close()
@@ -220,6 +225,7 @@ class Gateway:
             infer=self.infer,
             caller=self.caller,
             client_memory=self.client_memory,
+            inbound=self.inbound,
             statistics=self.statistics,
             configurations=self.configurations,
             control=self.control,
@@ -288,7 +294,7 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
         gateway.infer,
         settings.body_bytes_max,
         settings.connections_max,
-        Inbound(settings.inflight_bytes_max),
+        gateway.inbound,
         settings.slow_s_max,
         gateway.drain,
     )

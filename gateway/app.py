@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
-from gateway.inbound import Inbound
 from gateway.openai.embeddings import Embeddings
 from gateway.openai.tokenizers import Tokenizers
 from gateway.routes import (
@@ -103,7 +102,6 @@ def build_app(deps: Deps) -> FastAPI:
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
     app.state.embeddings = Embeddings(deps.caller, Tokenizers(deps.repository))
-    app.state.bodies = Inbound(deps.settings.inflight_bytes_max)
     for module in _ROUTES:
         app.include_router(module.router)
     app.include_router(models_api.managed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.caller import Caller
+from gateway.inbound import Inbound
 from gateway.infer_types import InferHandler
 from gateway.triton import ports
 from gateway.views import Snapshot
@@ -46,7 +47,7 @@ class Catalog(Protocol):
 class Deps:
     """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this release did.
 
-    `metrics`: Accept header -> page, content type.
+    `inbound`: the receive budget of the gateway. `metrics`: Accept header -> page, content type.
 
     `start` and `stop` are awaited when the application starts and stops.
     """
@@ -62,6 +63,7 @@ class Deps:
     configurations: ports.Configurations
     control: ports.Control
     client_memory: ports.ClientMemory
+    inbound: Inbound
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]

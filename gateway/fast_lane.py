@@ -30,7 +30,7 @@ from gateway.reply_head import head, ok_prefix
 from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, without_offer
 from services.errors import Code, Failure
 
-__all__ = ["FastLane", "Inbound", "fast_lane"]
+__all__ = ["FastLane", "fast_lane"]
 
 PIPELINE_MAX = 16  # requests that wait for their turn on one connection before no more is read from it
 SENT_BYTES_MIN = 64 * 1024  # a client that sends so many a second is not slow
@@ -292,9 +292,7 @@ class FastLane(DrainingProtocol):
         if cycle.size_bytes > self.body_bytes_max:
             cycle.refusal = too_large(self.body_bytes_max)
         elif inbound.bytes > inbound.bytes_max:
-            cycle.refusal = Failure(
-                Code.UNAVAILABLE, f"{inbound.bytes_max} bytes are being received; try again later", retry_after_s=1
-            )
+            cycle.refusal = inbound.full()
         if cycle.refusal is not None:
             cycle.drop_body(inbound)
             if cycle.started:

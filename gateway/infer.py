@@ -11,17 +11,16 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from gateway.inbound import Inbound
 from gateway.infer_types import Cancel, InferHeaders
 from gateway.lanes import Lanes
 from gateway.refusals import error_reply, unexpected
 from gateway.rest_responder import Done, RestRequest
 from gateway.v2.compression import decompress
 from gateway.v2.decode import parse_header_length
-from services.errors import Code, Failure
+from services.errors import Failure
 
 log = logging.getLogger("millrace.infer")
-
-PACKED_BYTES_MAX = 256 << 20  # of compressed bodies that wait for a thread: they are not admitted yet
 
 
 class _Deferred:
@@ -52,12 +51,12 @@ _NOTHING = _Nothing()
 class Infer:
     """The InferHandler of a gateway."""
 
-    def __init__(self, lanes: Lanes, body_bytes_max: int, timeout_s_max: float) -> None:
+    def __init__(self, lanes: Lanes, inbound: Inbound, body_bytes_max: int, timeout_s_max: float) -> None:
         self._lanes = lanes
+        self._inbound = inbound
         self._body_bytes_max = body_bytes_max
         self._timeout_s_max = timeout_s_max
         self._tasks: set[asyncio.Future[None]] = set()
-        self._packed_bytes = 0
 
     def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> Cancel:
         """Take a request; `done` is called once, maybe before this returns."""
@@ -92,11 +91,6 @@ class Infer:
     def _submit_packed(
         self, encoding: bytes, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done
     ) -> Cancel:
-        if self._packed_bytes and self._packed_bytes + len(body) > PACKED_BYTES_MAX:
-            full = f"{self._packed_bytes} bytes of compressed bodies wait to be read; try again later"
-            done(error_reply(Failure(Code.UNAVAILABLE, full, retry_after_s=1)))
-            return _NOTHING
-        self._packed_bytes += len(body)
         deferred = _Deferred()
         self._spawn(self._decompress(deferred, encoding, model, version, headers, body, done))
         return deferred
@@ -114,13 +108,13 @@ class Infer:
         """In a thread: a small body can become a large one, and the neighbours must not wait for it."""
         failure = None
         try:
-            plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
+            with self._inbound.holding() as held:
+                held.grow(len(body))  # what it becomes is bounded by the number of threads
+                plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
         except Failure as error:
             failure = error
         except Exception as error:
             failure = unexpected("a body could not be decompressed", error)
-        finally:
-            self._packed_bytes -= len(body)
         if deferred.cancelled:
             return
         if failure is not None:

@@ -69,7 +69,11 @@ class Settings(BaseSettings):
     )
     upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")
     inflight_max: int = Field(4096, ge=1, description="Requests admitted at once by one gateway.")
-    inflight_bytes_max: int = Field(1024 * MIB, ge=1024, description="Bytes of admitted requests in one gateway.")
+    inflight_bytes_max: int = Field(
+        1024 * MIB,
+        ge=1024,
+        description="Bytes of requests that one gateway receives, and of those that it has admitted.",
+    )
     queue_rows_max: int = Field(8192, ge=1, description="Rows that may wait in one lane of one gateway.")
     timeout_ms_max: float = Field(600_000, gt=0, description="Longest deadline a request may ask for.")
     segment_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")
@@ -80,6 +84,9 @@ class Settings(BaseSettings):
         60,
         gt=0,
         description="How long a client may be slower than 64 KiB a second with a request, or read nothing of a reply.",
+    )
+    grpc_call_s_max: float = Field(
+        3600, gt=0, description="How long a gRPC call or stream may go on after its connection has come of age."
     )
     drain_s: float = Field(30, gt=0, description="How long stopping may take: what was accepted is answered first.")
     lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")

@@ -16,8 +16,7 @@ from gateway.caller import TERMS, Caller, Terms
 from gateway.grpc.decode import Call, Decoder
 from gateway.grpc.encode import Encoder
 from gateway.grpc.envelopes import Envelopes, inputs_of
-from gateway.grpc.messages import PACKED, answer_alike, parse, unpack
-from gateway.grpc.status import refuse
+from gateway.grpc.messages import PACKED, Messages, answer_alike, parse
 from gateway.lanes import Route
 from gateway.refusals import unexpected
 from gateway.v2.document import shown
@@ -31,23 +30,27 @@ class _Codec(NamedTuple):
 
 
 class Infer:
-    """`body_bytes_max`: of a message, decompressed."""
+    """All inference calls: unary ones here, streams in `gateway.grpc.stream`."""
 
-    def __init__(self, caller: Caller, body_bytes_max: int) -> None:
+    def __init__(self, caller: Caller, messages: Messages) -> None:
         self._caller = caller
-        self._body_bytes_max = body_bytes_max
+        self._messages = messages
         self._envelopes = Envelopes()
         self._codecs: WeakKeyDictionary[InputPlans, _Codec] = WeakKeyDictionary()
 
-    async def model_infer(self, body: bytes, context: Any) -> bytes:
+    async def model_infer(self, _: Any, context: Any) -> bytes:
         """The handler of ModelInfer."""
+        messages = self._messages
+        messages.call(context)
         try:
+            body = await messages.read(context)
             reply = await self.reply(body, context.time_remaining())
         except Failure as failure:
-            await refuse(context, failure)
+            await messages.refuse(context, failure)
         except Exception as error:
-            await refuse(context, unexpected("a ModelInfer call", error))
+            await messages.refuse(context, unexpected("a ModelInfer call", error))
         await answer_alike(body, context, len(reply))
+        messages.ending(context, len(reply))
         return reply
 
     async def reply(self, body: bytes, remaining_s: float | None, extra: bytes = b"") -> bytes:
@@ -60,7 +63,7 @@ class Infer:
                 return await self._run(route, call, len(body), remaining_s, extra)
         size_bytes = len(body)
         if body and body[0] in PACKED:
-            body = await unpack(body, self._body_bytes_max)
+            body = await self._messages.plain(body)
             size_bytes = max(size_bytes, len(body))
         request = parse(pb.ModelInferRequest, body)
         route = find(self._caller, request.model_name, request.model_version)

@@ -7,11 +7,15 @@ answer in the same form.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from gateway.grpc.receiver import Receiver
+from gateway.grpc.reply_watch import ReplyWatch
+from gateway.grpc.status import refuse
+from gateway.inbound import Inbound
 from gateway.refusals import too_large
 from gateway.v2.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
@@ -35,6 +39,46 @@ async def unpack(body: bytes, bytes_max: int) -> bytes:
         return await asyncio.to_thread(decompress, body, encoding, bytes_max)
     except Failure as failure:
         raise too_large(bytes_max) if failure.code is Code.TOO_LARGE else failure from None
+
+
+class Messages:
+    """How handlers get the messages of their calls, and give replies: within the limits on both.
+
+    Args:
+        inbound: the gateway's receive budget.
+        bytes_max: of a message, decompressed.
+    """
+
+    def __init__(self, inbound: Inbound, receiver: Receiver, watch: ReplyWatch, bytes_max: int) -> None:
+        self.call = watch.call  # a call begins
+        self.read = receiver.message  # of a unary call
+        self.next = receiver.next  # of a stream
+        self._inbound = inbound
+        self._watch = watch
+        self._bytes_max = bytes_max
+
+    async def plain(self, body: bytes) -> bytes:
+        """A message as it was before it was compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""
+        if not body or body[0] not in PACKED:
+            return body
+        with self._inbound.holding() as held:
+            held.grow(len(body))  # what it becomes is bounded by the number of threads
+            return await unpack(body, self._bytes_max)
+
+    def ending(self, context: Any, size_bytes: int = 0) -> None:
+        """The handler returns a reply of this size, and the library sends it with the status."""
+        self._watch.begin(context, size_bytes)
+
+    async def write(self, context: Any, reply: bytes) -> None:
+        """Return when the transport has a reply of a stream."""
+        self._watch.begin(context, len(reply))
+        await context.write(reply)
+        self._watch.end(context)
+
+    async def refuse(self, context: Any, failure: Failure) -> NoReturn:
+        """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
+        self._watch.begin(context, 0)
+        await refuse(context, failure)
 
 
 def parse(kind: type[M], body: bytes) -> M:

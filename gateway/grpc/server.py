@@ -21,6 +21,9 @@ import grpc
 from gateway.deps import Deps
 from gateway.drain import Drain
 from gateway.grpc import sockets
+from gateway.grpc.messages import Messages
+from gateway.grpc.receiver import Receiver
+from gateway.grpc.reply_watch import ReplyWatch
 from gateway.grpc.services import Table
 from services.errors import Code, Failure
 from services.settings import Settings
@@ -35,6 +38,7 @@ JITTER = 1.1  # of the library's, on ages
 QUIET_S = 0.5
 
 STREAMS_MAX = 1024  # of one connection
+WINDOW_BYTES = 65535  # of a stream whose message is not being read: beyond it the client waits
 CALLS_BESIDE = 256  # streams, watches and questions beside requests
 KEEPALIVE_S = 60
 KEEPALIVE_ANSWER_S = 20
@@ -47,6 +51,10 @@ def age_s(settings: Settings) -> float:
     return min(AGE_S_MAX, settings.drain_s * AGE_SHARE)
 
 
+def _calls_max(settings: Settings) -> int:
+    return settings.inflight_max + CALLS_BESIDE
+
+
 def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", int(shared)),
@@ -56,6 +64,10 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.max_allowed_incoming_connections", settings.connections_max),
         ("grpc.max_connection_age_ms", round(age_s(settings) * SECOND_MS)),
+        ("grpc.max_connection_age_grace_ms", round(settings.grpc_call_s_max * SECOND_MS)),
+        # With the probe, windows grow to 4 MiB and more for each stream: what nobody reads yet would lie here.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
         # Who does not answer is gone, or does not read: its calls must not be held for ever.
         ("grpc.keepalive_time_ms", KEEPALIVE_S * SECOND_MS),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_S * SECOND_MS),
@@ -88,7 +100,11 @@ class GrpcServer:
     def __init__(self, deps: Deps, drain: Drain, *, shared: bool) -> None:
         self._settings = deps.settings
         self._shared = shared
-        self._table = Table(deps, drain)
+        settings = deps.settings
+        self._receiver = Receiver(deps.inbound, settings.slow_s_max, _calls_max(settings) // 2)
+        self._watch = ReplyWatch(settings.slow_s_max)
+        messages = Messages(deps.inbound, self._receiver, self._watch, settings.body_bytes_max)
+        self._table = Table(deps, drain, messages)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
         self._spreading: asyncio.Task[None] | None = None
@@ -100,7 +116,7 @@ class GrpcServer:
         settings = self._settings
         self._server = grpc.aio.server(
             options=_options(settings, shared=self._shared),
-            maximum_concurrent_rpcs=settings.inflight_max + CALLS_BESIDE,
+            maximum_concurrent_rpcs=_calls_max(settings),
         )
         self._server.add_generic_rpc_handlers((self._table,))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -112,6 +128,8 @@ class GrpcServer:
                 f"cannot listen for gRPC on {settings.host} port {settings.grpc_port}: it is in use, or not of this "
                 "machine; choose another with MILLRACE_GRPC_PORT, or none with -1",
             ) from None
+        self._receiver.listen(self.port)
+        self._watch.listen(self.port)
         await self._server.start()
         if self._shared:
             self._spreading = asyncio.create_task(self._spread())
@@ -153,5 +171,7 @@ class GrpcServer:
         if self._spreading is not None:
             self._spreading.cancel()
         await self._server.stop(0)
+        self._receiver.close()
+        self._watch.close()
         if self._stopping is not None:
             await self._stopping

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -17,34 +17,33 @@ from gateway.grpc.health import Health
 from gateway.grpc.infer import Infer
 from gateway.grpc.instruments import Instruments
 from gateway.grpc.memory import Memory
-from gateway.grpc.messages import PACKED, answer_alike, parse, unpack
+from gateway.grpc.messages import Messages, answer_alike, parse
 from gateway.grpc.repository import Repository
 from gateway.grpc.statistics import About
-from gateway.grpc.status import refuse
 from gateway.grpc.stream import Stream
 from gateway.refusals import unexpected
 from services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
-_Handler = Callable[[bytes, Any], Awaitable[bytes]]
+_Handler = Callable[[Any, Any], Awaitable[bytes]]
 
 
 class Table(grpc.GenericRpcHandler):  # type: ignore[misc]
     """For grpc.aio.Server.add_generic_rpc_handlers. Messages come and go as bytes: each handler reads its own.
 
-    `calls`: how many there have been.
+    The library is told that all calls take streams: then it leaves to the handler when to read, and on the wire a unary call
+    is a stream of one message. `calls`: how many there have been.
     """
 
-    def __init__(self, deps: Deps, drain: Drain) -> None:
+    def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
-        bytes_max = deps.settings.body_bytes_max
-        infer = Infer(deps.caller, bytes_max)
-        stream = Stream(infer, bytes_max, lambda: drain.begun)
-        handlers = {name: _unary(name, call, bytes_max) for name, call in _calls(deps, drain).items()}
-        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(infer.model_infer)
+        infer = Infer(deps.caller, messages)
+        stream = Stream(infer, messages, lambda: drain.begun)
+        handlers = {name: _unary(name, call, messages) for name, call in _calls(deps, drain).items()}
+        handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
         self._handlers = {f"/inference.GRPCInferenceService/{name}": handler for name, handler in handlers.items()}
-        for name, handler in _health(deps, drain, bytes_max).items():
+        for name, handler in _health(deps, drain, messages).items():
             self._handlers[f"/grpc.health.v1.Health/{name}"] = handler
 
     def service(self, handler_call_details: Any) -> Any:
@@ -81,46 +80,47 @@ def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
     }
 
 
-def _health(deps: Deps, drain: Drain, bytes_max: int) -> dict[str, Any]:
+def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
     health = Health(lambda: deps.ready() and not drain.begun, lambda: drain.begun)
 
-    async def watch(body: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def watch(_: Any, context: Any) -> None:
+        messages.call(context)
         try:
-            request = parse(health_pb2.HealthCheckRequest, await _plain(body, bytes_max))
+            request = parse(health_pb2.HealthCheckRequest, await messages.plain(await messages.read(context)))
         except Failure as failure:
-            await refuse(context, failure)
+            await messages.refuse(context, failure)
         async for response in health.watch(request, context):
-            yield response.SerializeToString()
+            await messages.write(context, response.SerializeToString())
+        messages.ending(context)
 
-    check = _handler("HealthCheck", health_pb2.HealthCheckRequest, health.check, bytes_max)
+    check = _handler("HealthCheck", health_pb2.HealthCheckRequest, health.check, messages)
     return {
-        "Check": grpc.unary_unary_rpc_method_handler(check),
-        "Watch": grpc.unary_stream_rpc_method_handler(watch),
+        "Check": grpc.stream_unary_rpc_method_handler(check),
+        "Watch": grpc.stream_stream_rpc_method_handler(watch),
     }
 
 
-def _unary(name: str, call: _Call, bytes_max: int) -> Any:
-    return grpc.unary_unary_rpc_method_handler(_handler(name, getattr(pb, f"{name}Request"), call, bytes_max))
+def _unary(name: str, call: _Call, messages: Messages) -> Any:
+    return grpc.stream_unary_rpc_method_handler(_handler(name, getattr(pb, f"{name}Request"), call, messages))
 
 
-def _handler(name: str, kind: Any, call: _Call, bytes_max: int) -> _Handler:
+def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:
     """`call` as a handler of bytes; what goes wrong becomes the status of its code."""
 
-    async def handle(body: bytes, context: Any) -> bytes:
+    async def handle(_: Any, context: Any) -> bytes:
+        messages.call(context)
         try:
-            response = await call(parse(kind, await _plain(body, bytes_max)), context)
+            body = await messages.read(context)
+            response = await call(parse(kind, await messages.plain(body)), context)
         except Failure as failure:
-            await refuse(context, failure)
+            await messages.refuse(context, failure)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            await refuse(context, unexpected(f"a {name} call", error))
+            await messages.refuse(context, unexpected(f"a {name} call", error))
         written: bytes = response.SerializeToString()
         await answer_alike(body, context, len(written))
+        messages.ending(context, len(written))
         return written
 
     return handle
-
-
-async def _plain(body: bytes, bytes_max: int) -> bytes:
-    return await unpack(body, bytes_max) if body and body[0] in PACKED else body

@@ -9,15 +9,15 @@ Source: Triton's inference.proto, ModelStreamInferResponse.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc.encode import FINAL, stream_response
 from gateway.grpc.infer import Infer
-from gateway.grpc.messages import COMPRESS_BYTES_MAX, PACKED, answer_alike, parse, unpack
-from gateway.grpc.status import details, refuse
+from gateway.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse
+from gateway.grpc.status import details
 from gateway.refusals import unexpected
 from services.cancel import cancel_all
 from services.errors import Code, Failure
@@ -35,26 +35,35 @@ _Answer = tuple[bytes, Failure | None]
 class Stream:
     """`leaving`: whether this gateway is on its way out."""
 
-    def __init__(self, infer: Infer, body_bytes_max: int, leaving: Callable[[], bool]) -> None:
+    def __init__(self, infer: Infer, messages: Messages, leaving: Callable[[], bool]) -> None:
         self._infer = infer
-        self._body_bytes_max = body_bytes_max
+        self._messages = messages
         self._leaving = leaving
 
-    async def model_stream_infer(self, bodies: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """The handler of ModelStreamInfer."""
+    async def model_stream_infer(self, _: Any, context: Any) -> None:
+        """The handler of ModelStreamInfer.
+
+        No generator: one that is cancelled while it has yielded would end some time later, its tasks after their call.
+        """
+        messages = self._messages
+        messages.call(context)
         strict = ("triton_grpc_error", "true") in [(key, str(value).lower()) for key, value in _metadata(context)]
         line: asyncio.Queue[asyncio.Task[_Answer] | None] = asyncio.Queue(STREAM_REQUESTS_MAX)
-        reading = asyncio.create_task(self._read(bodies, context, line))
+        reading = asyncio.create_task(self._read(context, line))
         answering: asyncio.Task[_Answer] | None = None
         try:
             while (answering := await self._next(line)) is not None:
                 reply, failure = await answering
                 if failure is not None and strict:
-                    await refuse(context, failure)
-                yield reply
+                    await messages.refuse(context, failure)
+                await messages.write(context, reply)
             if not reading.done():
-                await refuse(context, _GONE)
-            reading.result()
+                await messages.refuse(context, _GONE)
+            try:
+                reading.result()
+            except Failure as failure:
+                await messages.refuse(context, failure)
+            messages.ending(context)
         finally:
             left = [line.get_nowait() for _ in range(line.qsize())]
             await cancel_all([task for task in (reading, answering, *left) if task is not None])
@@ -70,12 +79,10 @@ class Stream:
                     return None
         return line.get_nowait()
 
-    async def _read(
-        self, bodies: AsyncIterator[bytes], context: Any, line: asyncio.Queue[asyncio.Task[_Answer] | None]
-    ) -> None:
+    async def _read(self, context: Any, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> None:
         first = True
         try:
-            async for body in bodies:
+            while (body := await self._messages.next(context)) is not None:
                 if first:
                     first = False
                     await answer_alike(body, context, COMPRESS_BYTES_MAX)  # said once, for all replies
@@ -96,9 +103,7 @@ class Stream:
         """What went wrong, under the request's id."""
         response = pb.ModelStreamInferResponse(error_message=details(failure))
         try:
-            if body and body[0] in PACKED:
-                body = await unpack(body, self._body_bytes_max)
-            response.infer_response.id = parse(pb.ModelInferRequest, body).id
+            response.infer_response.id = parse(pb.ModelInferRequest, await self._messages.plain(body)).id
         except Failure:
             response.infer_response.id = ""
         written: bytes = response.SerializeToString()

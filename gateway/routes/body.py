@@ -12,20 +12,17 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from gateway.asking import APART_BYTES_MIN
 from gateway.deps import Deps
-from gateway.inbound import Inbound
+from gateway.inbound import HeldBody, Inbound
 from gateway.refusals import too_large
-from gateway.v2.compression import decompress
+from gateway.v2.compression import decompress, inflated_bytes_max
 from gateway.v2.document import parse_json
-from services.errors import Code, Failure, invalid
+from services.errors import invalid
 
 T = TypeVar("T")
 
 #: more digits than any limit has; converting a number of any length would cost the square of it
 _DIGITS_MAX = 18
-#: bytes that one byte of a compressed body may become (zlib's own limit is 1032)
-_RATIO_MAX = 1100
 DOCUMENT_BYTES_MAX = 1 << 20
 
 _Document = TypeVar("_Document", bound=BaseModel)
@@ -52,17 +49,30 @@ def describes(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """The body. Raises Failure(TOO_LARGE): before reading when the length is declared, else as soon as it is known."""
+    """The body.
+
+    Raises Failure: TOO_LARGE, before reading when the length is declared, else as soon as it is known; UNAVAILABLE when
+    all bodies that are being received take too much.
+    """
+    with _receive_budget(request).holding() as held:
+        return await _read(request, bytes_max, held)
+
+
+async def _read(request: Request, bytes_max: int, held: HeldBody) -> bytes:
     if declared_bytes(request) > bytes_max:
         raise too_large(bytes_max)
     chunks: list[bytes] = []
-    size = 0
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > bytes_max:
+        held.grow(len(chunk))
+        if held.size > bytes_max:
             raise too_large(bytes_max)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def _receive_budget(request: Request) -> Inbound:
+    deps: Deps = request.app.state.deps
+    return deps.inbound
 
 
 def declared_bytes(request: Request) -> int:
@@ -84,46 +94,14 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
     Raises Failure: TOO_LARGE, UNAVAILABLE (all bodies together), ENCODING, INVALID.
     """
     bytes_max = deps.settings.body_bytes_max
-    if declared_bytes(request) > bytes_max:
-        raise too_large(bytes_max)
-    held = _Held(request.app.state.bodies)
-    try:
-        chunks: list[bytes] = []
-        async for chunk in request.stream():
-            held.take(len(chunk))
-            if held.size > bytes_max:
-                raise too_large(bytes_max)
-            chunks.append(chunk)
-        body = b"".join(chunks)
+    with deps.inbound.holding() as held:
+        body = await _read(request, bytes_max, held)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
-            held.take(min(bytes_max, _RATIO_MAX * len(body)))  # what it may become
+            held.grow(inflated_bytes_max(len(body), bytes_max))
             body = await asyncio.to_thread(decompress, body, encoding.encode("latin-1"), bytes_max)
-            held.keep(len(body))
+            held.resize(len(body))
         yield body
-    finally:
-        held.give_back()
-
-
-class _Held:
-    def __init__(self, bodies: Inbound) -> None:
-        self.size = 0
-        self._bodies = bodies
-
-    def take(self, size: int) -> None:
-        self.size += size
-        self._bodies.bytes += size
-        if self._bodies.bytes > self._bodies.bytes_max and self.size > APART_BYTES_MIN:
-            full = f"{self._bodies.bytes_max} bytes of requests are held; try again later"
-            raise Failure(Code.UNAVAILABLE, full, retry_after_s=1)
-
-    def keep(self, size: int) -> None:
-        """No more than this is held any longer."""
-        self._bodies.bytes += size - self.size
-        self.size = size
-
-    def give_back(self) -> None:
-        self._bodies.bytes -= self.size
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

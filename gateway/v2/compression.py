@@ -16,6 +16,13 @@ _FAST = 1
 _PIECE_BYTES = 65536
 #: members of a gzip body, at most: empty ones cost time and no bytes
 _MEMBERS_MAX = 10_000
+#: bytes that one byte of a compressed body may become (zlib's own limit is 1032)
+_RATIO_MAX = 1100
+
+
+def inflated_bytes_max(size_bytes: int, bytes_max: int) -> int:
+    """The most that `decompress` makes of a body of this size: what to reserve for it beforehand."""
+    return min(bytes_max, _RATIO_MAX * size_bytes)
 
 
 def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max: int) -> bytes:

@@ -81,6 +81,9 @@ REQUESTS = Metric(
 )
 REFUSED = Metric("millrace_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",))
 REQUESTS_IN_FLIGHT = Metric("millrace_requests_in_flight", Kind.GAUGE_SUM, "Requests admitted and not yet answered.")
+RECEIVING_BYTES = Metric(
+    "millrace_receiving_bytes", Kind.GAUGE_SUM, "Bytes of requests that gateways receive and have not admitted."
+)
 LANE_ROWS = Metric("millrace_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the gateways' lanes.", _LANE)
 STREAM_ENTRIES = Metric("millrace_stream_entries", Kind.GAUGE_MAX, "Batches in the stream: waiting and leased.", _LANE)
 INSTANCES_READY = Metric("millrace_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
@@ -131,6 +134,7 @@ CATALOGUE: tuple[Metric, ...] = (
     REQUESTS,
     REFUSED,
     REQUESTS_IN_FLIGHT,
+    RECEIVING_BYTES,
     LANE_ROWS,
     STREAM_ENTRIES,
     INSTANCES_READY,

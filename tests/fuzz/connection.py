@@ -21,7 +21,8 @@ from uvicorn.server import ServerState
 
 from gateway.app import build_app
 from gateway.cycle import is_whole
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.inbound import Inbound
 from services.metrics import catalogue
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback

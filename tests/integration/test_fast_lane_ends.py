@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import gateway.fast_lane
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.inbound import Inbound
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
 from tests.kit.wire import Wire, post, request, serving

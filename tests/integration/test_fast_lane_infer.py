@@ -15,7 +15,8 @@ import pytest
 
 import gateway.infer
 from gateway.app import build_app
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.inbound import SMALL_BYTES_MAX, Inbound
 from gateway.infer import Infer
 from gateway.infer_types import HttpReply, InferHeaders
 from tests.kit.application import Application
@@ -195,23 +196,24 @@ async def test_a_client_that_leaves_while_its_body_is_unpacked_is_not_served(
         await until(lambda: not loopback.infer._tasks)
         assert loopback.admission.requests == 0
         assert not loopback.link.waiting
-        assert loopback.infer._packed_bytes == 0
+        assert loopback.inbound.bytes == 0
 
 
-async def test_compressed_bodies_that_wait_are_bounded(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = gzipped(json_body())
-    monkeypatch.setattr(gateway.infer, "PACKED_BYTES_MAX", 2 * len(body))
+async def test_compressed_bodies_that_wait_take_from_the_receive_budget(loopback: Loopback) -> None:
+    body = gzip.compress(json_body() + b" " * SMALL_BYTES_MAX, compresslevel=0)
+    loopback.inbound.bytes_max = 2 * len(body)
     replies: list[HttpReply] = []
     for _ in range(3):
         loopback.infer.submit("m", None, InferHeaders(b"gzip", None, None), body, replies.append)
-    assert [reply.status for reply in replies] == [503]
-    assert (b"retry-after", b"1") in replies[0].headers.pairs
     await until(lambda: len(replies) == 3)
-    assert [reply.status for reply in replies[1:]] == [200, 200]
-    monkeypatch.setattr(gateway.infer, "PACKED_BYTES_MAX", 1)
-    loopback.infer.submit("m", None, InferHeaders(b"gzip", None, None), body, replies.append)
+    assert [reply.status for reply in replies] == [503, 200, 200]
+    assert (b"retry-after", b"1") in replies[0].headers.pairs
+    loopback.inbound.bytes_max = 1
+    small = gzip.compress(json_body())
+    loopback.infer.submit("m", None, InferHeaders(b"gzip", None, None), small, replies.append)
     await until(lambda: len(replies) == 4)
-    assert replies[3].status == 200, "one alone is always read"
+    assert replies[3].status == 200, "a small one is always read"
+    assert loopback.inbound.bytes == 0
 
 
 async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import gateway.fast_lane
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.inbound import Inbound
 from gateway.infer_path import PATHS_MAX, InferPath, learn
 from gateway.request_head import HEAD_BYTES_MAX
 from tests.kit.fronts import Front, fronting, until

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.fast_lane import PIPELINE_MAX, Inbound, fast_lane
+from gateway.fast_lane import PIPELINE_MAX, fast_lane
+from gateway.inbound import Inbound
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.refusals import JSON_HEADERS
 from tests.kit.fronts import Front, fronting, until

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from gateway.app import build_app
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.inbound import Inbound
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, chunked, post, request, serving

@@ -15,6 +15,7 @@ from starlette.types import Message, Scope
 from gateway.app import build_app
 from gateway.caller import Caller
 from gateway.deps import Deps
+from gateway.inbound import Inbound
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
 from gateway.shared_document import SharedDocument
@@ -115,6 +116,7 @@ class Application:
         self.catalog = RepositoryCatalog(self.repository)
         self.control = RepositoryControl(self.repository, self.catalog, self.settings)
         self.inbox = Inbox()
+        self.inbound = Inbound(self.settings.inflight_bytes_max)
         self.ready = True
         self.is_ready: Callable[[], bool] = lambda: self.ready
         self.accepts: list[str | None] = []
@@ -129,6 +131,7 @@ class Application:
                 statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
+                inbound=self.inbound,
                 client_memory=ClientMemory(home, "test", allowed=self.settings.allow_client_shm),
                 traces=SharedTraceSettings(
                     SharedDocument(home / "trace.json"),

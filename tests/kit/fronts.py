@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from gateway.app import build_app
 from gateway.drain import Drain, plain_lane
-from gateway.fast_lane import Inbound, fast_lane
+from gateway.fast_lane import fast_lane
+from gateway.inbound import Inbound
 from tests.kit.application import Application
 from tests.kit.handlers import Held
 from tests.kit.wire import PATIENCE_S, Served, serving

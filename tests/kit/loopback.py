@@ -13,6 +13,7 @@ import numpy as np
 
 from gateway.admission import Admission
 from gateway.exchange import Exchange
+from gateway.inbound import Inbound
 from gateway.infer import Infer
 from gateway.lanes import Lanes
 from gateway.pool_link import PoolLink
@@ -102,7 +103,8 @@ class Loopback:
         self.exchange._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
         self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory)
-        self.infer = Infer(self.lanes, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
+        self.inbound = Inbound(self.settings.inflight_bytes_max)
+        self.infer = Infer(self.lanes, self.inbound, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
 
     async def open(self) -> None:
         views = {}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import mmap
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from services.allocator import resident_bytes, trim
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature
@@ -112,21 +112,6 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
     return session
 
 
-def _resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # not Linux: the file's size is all that is known
-        return 0
-    return pages * mmap.PAGESIZE
-
-
-def _return_memory() -> None:
-    """Give freed pages back: without it a process keeps nearly all that its unloaded models held."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc only
-        trim(0)
-
-
 def _decoded(name: str, array: Array) -> Array:
     """Object array of bytes -> object array of str, the only text that ONNX Runtime's Python API takes."""
     elements = array.ravel().tolist()
@@ -213,7 +198,7 @@ class OnnxRuntimeInstance:
 
     def close(self) -> None:
         self._session = None
-        _return_memory()
+        trim()
 
 
 class OnnxRuntime:
@@ -244,13 +229,13 @@ class OnnxRuntime:
             onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
         if providers[0][0] == "TensorrtExecutionProvider":
             engines.mkdir(parents=True, exist_ok=True)
-        resident = _resident_bytes()
+        resident = resident_bytes()
         options = _options(onnxruntime, signature, threads)
         instance = OnnxRuntimeInstance(
             onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
         )
         # Memory freed by an unloaded model may be used again and hide the growth; the weights are there all the same.
-        instance.size_bytes = max(_resident_bytes() - resident, path.stat().st_size)
+        instance.size_bytes = max(resident_bytes() - resident, path.stat().st_size)
         return instance
 
     def _engines(self, path: Path) -> Path:

@@ -1,0 +1,114 @@
+"""connections: what the kernel knows of this process' TCP connections on one port, which the gRPC library does not show.
+
+Source: tcp(7), struct tcp_info of linux/tcp.h.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+_RECEIVED_AT, _RECEIVED = 128, struct.Struct("=Q")  # tcpi_bytes_received
+_INFO_BYTES = _RECEIVED_AT + _RECEIVED.size
+_RESET = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
+#: a scan of all descriptors is followed by a pause of so many times its own length
+_PAUSE_SHARE = 20
+
+Address = tuple[str, int]
+
+
+def address_of(peer: str) -> Address:
+    """The address in a peer's name of gRPC: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
+
+
+class Connections:
+    """Finds connections by their peer.
+
+    Args:
+        port: the local port.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._descriptors: dict[Address, int] = {}
+        self._scan_again = 0.0
+
+    def received_bytes(self, peer: Address) -> int | None:
+        """How many bytes have come from `peer` since it connected; None: the connection is not found."""
+        for _ in range(2):
+            descriptor = self._descriptors.get(peer)
+            if descriptor is not None:
+                info = self._info(descriptor, peer)
+                if info is not None:
+                    return info
+                del self._descriptors[peer]
+            if not self._scan():
+                break
+        return None
+
+    def reset(self, peer: Address) -> bool:
+        """End the connection with `peer` at once: all its calls fail. False: there is none."""
+        self._scan_again = 0.0
+        if self.received_bytes(peer) is None:
+            return False
+        with suppress(OSError), socket.socket(fileno=os.dup(self._descriptors.pop(peer))) as connection:
+            if _peer_of(connection) == peer:  # not another one that has its number meanwhile
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                connection.shutdown(socket.SHUT_RDWR)
+                return True
+        return False
+
+    def _info(self, descriptor: int, peer: Address) -> int | None:
+        try:
+            connection = socket.socket(fileno=descriptor)
+        except OSError:
+            return None
+        try:
+            if _peer_of(connection) != peer:
+                return None
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            received: int = _RECEIVED.unpack_from(info, _RECEIVED_AT)[0]
+            return received
+        except (OSError, struct.error):
+            return None
+        finally:
+            connection.detach()  # the descriptor is the library's
+
+    def _scan(self) -> bool:
+        """Look for connections anew; False: the last look was a moment ago."""
+        began = time.monotonic()
+        if began < self._scan_again:
+            return False
+        self._descriptors = {}
+        for entry in Path("/proc/self/fd").iterdir():
+            try:
+                connection = socket.socket(fileno=int(entry.name))
+            except OSError:  # not a socket, or closed meanwhile
+                continue
+            try:
+                if connection.family in {socket.AF_INET, socket.AF_INET6} and connection.getsockname()[1] == self._port:
+                    self._descriptors[_peer_of(connection)] = int(entry.name)
+            except OSError:  # not connected
+                pass
+            finally:
+                connection.detach()
+        now = time.monotonic()
+        self._scan_again = now + _PAUSE_SHARE * (now - began)
+        return True
+
+
+def _peer_of(connection: socket.socket) -> Address:
+    host, port = connection.getpeername()[:2]
+    return _plain(host), port
+
+
+def _plain(host: str) -> str:
+    """An IPv4 address that came over an IPv6 socket, as such."""
+    return host.removeprefix("::ffff:")

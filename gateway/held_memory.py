@@ -1,0 +1,45 @@
+"""held_memory: shows what a gateway holds for its clients, and gives freed memory back when a burst of it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from gateway.admission import Admission
+from gateway.inbound import Inbound
+from services.allocator import IdleTrim, resident_bytes, trim
+from services.metrics.tally import Gauge
+
+log = logging.getLogger("millrace.memory")
+
+LOOK_S = 0.25
+QUIET_BYTES_MAX = 1 << 20  # in flight: a gateway that holds less is at rest
+
+
+class HeldMemory:
+    """Await `run` in the gateway's event loop.
+
+    Args:
+        receiving: shows the bytes of bodies that are being received.
+    """
+
+    def __init__(self, admission: Admission, inbound: Inbound, receiving: Gauge) -> None:
+        self._admission = admission
+        self._inbound = inbound
+        self._receiving = receiving
+
+    async def run(self) -> None:
+        """Look again and again until cancelled."""
+        policy = IdleTrim(resident_bytes())
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._receiving.set(self._inbound.bytes)
+            held_bytes = self._admission.bytes + self._inbound.bytes
+            quiet = held_bytes < QUIET_BYTES_MAX
+            if policy.due(idle=quiet and not self._admission.requests, quiet=quiet):
+                before = resident_bytes()
+                if policy.grown(before):
+                    await asyncio.to_thread(trim)
+                    after = resident_bytes()
+                    policy.trimmed(after)
+                    log.info("gave %d MiB of freed memory back", (before - after) >> 20)
