@@ -109,7 +109,7 @@ class Gateway:
         news = {"died": self._death, "poison": self._poison}
         self.catalog = Catalog(self.name, self.repository, self.board, self.lanes.apply, news)
         self.canary = Canary(
-            self._serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
+            lambda: self.lanes.serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
         self.infer = Infer(self.lanes, self.inbound, settings.body_bytes_max, settings.timeout_ms_max / 1000)
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
@@ -137,9 +137,6 @@ class Gateway:
 
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
-
-    def _serving(self) -> list[Lane]:
-        return [route.lane for (_, version), route in self.lanes.routes.items() if version is None]
 
     async def _death(self, worker: str) -> None:
         """A supervisor saw a worker die (services.worker_id): nobody waits for its lease to run out."""

@@ -1,19 +1,22 @@
 """catalog: what models there are and who serves them, read again when somebody says so and at least once a second.
 
-repository + workers' records ──> Snapshot (immutable) ──> `on_snapshot` (lanes), waiting callers
+repository + workers' records ─> names of models that changed ─> Snapshot (immutable) ─> `on_snapshot` (lanes), waiting callers
+A refresh costs what changed since the last one, however many models there are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 
 from gateway.deps import UploadKey
+from gateway.placements import Placements
+from gateway.stored_models import StoredModels
 from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.cancel import cancel_all
-from services.errors import Code, Failure
+from services.errors import Failure
 from services.manifest import Endpoint, Manifest
 from services.queue.board import Board
 from services.records import State, WorkerRecord
@@ -25,7 +28,6 @@ log = logging.getLogger("millrace.catalog")
 LOOK_S = 1.0
 AGREE_S_MAX = 2.0  # a gateway that is too slow for this hears of a change when it looks the next time
 AGREE_PAUSE_S = 0.01
-Stored = tuple[Endpoint, dict[int, tuple[Manifest, Verdict]]]
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
@@ -37,7 +39,7 @@ class Catalog:
         name: str,
         repository: Repository,
         board: Board,
-        on_snapshot: Callable[[Snapshot], Awaitable[None]],
+        on_snapshot: Callable[[Snapshot, Collection[str]], Awaitable[None]],
         news: Mapping[str, Callable[[str], Awaitable[None]]],
     ) -> None:
         self.snapshot = Snapshot({}, ())
@@ -49,7 +51,10 @@ class Catalog:
         self._news = news
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
         self._token = ""
-        self._stored: dict[str, Stored] = {}
+        self._stored = StoredModels(repository)
+        self._placements = Placements()
+        self._changes: set[str] = set()  # models that the snapshot does not show yet as they are
+        self._untold: set[str] = set()  # models that the snapshot shows, and `on_snapshot` may not know of
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -70,20 +75,37 @@ class Catalog:
         async with self._refreshing:
             token = await asyncio.to_thread(self._repository.token)
             if token != self._token:
-                self._stored = await asyncio.to_thread(self._read)
+                self._changes |= await asyncio.to_thread(self._stored.read)
                 self._token = token
             workers = self.snapshot.workers
             with suppress(Failure):
                 workers = await self._board.workers()
                 await self._show_uploads()
-            snapshot = Snapshot({name: self._model(name, workers) for name in self._stored}, workers)
-            if snapshot != self.snapshot:
-                self.snapshot = snapshot
-                changed, self._changed = self._changed, asyncio.Event()
-                changed.set()
-                await self._on_snapshot(snapshot)
+            self._changes |= self._placements.update(workers)
+            await self._apply(workers)
             with suppress(Failure):
                 await self._board.set_gateway(self._name, token)
+
+    async def _apply(self, workers: tuple[WorkerRecord, ...]) -> None:
+        """Make the snapshot anew of the models that changed, and tell who follows it."""
+        before = self.snapshot
+        models = dict(before.models)
+        for name in self._changes:
+            if name in self._stored.models:
+                models[name] = self._model(name)
+            else:
+                models.pop(name, None)
+        changed = {name for name in self._changes if models.get(name) != before.models.get(name)}
+        others = [worker.id for worker in workers] != [worker.id for worker in before.workers]
+        self.snapshot = Snapshot(models if changed else before.models, workers)
+        self._changes.clear()
+        # What `on_snapshot` could not take in, because it raised, it is told again.
+        self._untold |= changed
+        await self._on_snapshot(self.snapshot, frozenset(self._untold))
+        self._untold.clear()
+        if changed or others:
+            event, self._changed = self._changed, asyncio.Event()
+            event.set()
 
     async def announce(self, model: str) -> None:
         """Tell the other gateways that the repository changed, and return when all route by it. Workers watch it."""
@@ -121,23 +143,10 @@ class Catalog:
             await self._board.set_upload(model, version, state)
         self.uploads = await self._board.uploads()
 
-    def _read(self) -> dict[str, Stored]:
-        stored: dict[str, Stored] = {}
-        for model in self._repository.models():
-            with _skipping_damage():
-                endpoint = self._repository.endpoint(model)
-                manifests: dict[int, tuple[Manifest, Verdict]] = {}
-                for version in self._repository.versions(model):
-                    with _skipping_damage():
-                        manifest = self._repository.manifest(model, version)
-                        manifests[version] = (manifest, self._repository.verdicts.of(manifest))
-                stored[model] = (endpoint, manifests)
-        return stored
-
-    def _model(self, name: str, workers: tuple[WorkerRecord, ...]) -> ModelView:
-        endpoint, manifests = self._stored[name]
+    def _model(self, name: str) -> ModelView:
+        endpoint, manifests = self._stored.models[name]
         versions = {
-            version: _version(manifest, verdict, workers, loaded=endpoint.serves(version))
+            version: _version(manifest, verdict, self._placements.of(manifest.release), loaded=endpoint.serves(version))
             for version, (manifest, verdict) in manifests.items()
         }
         loaded = {version: view for version, view in versions.items() if view.loaded}
@@ -193,21 +202,7 @@ class Catalog:
                 log.exception("a message could not be used")
 
 
-@contextmanager
-def _skipping_damage() -> Iterator[None]:
-    """What was removed in between, or is damaged, is left out; everything else goes on."""
-    try:
-        yield
-    except Failure as failure:
-        if failure.code is not Code.NOT_FOUND:
-            log.warning("%s", failure.message)
-
-
-def _version(manifest: Manifest, verdict: Verdict, workers: tuple[WorkerRecord, ...], *, loaded: bool) -> VersionView:
-    release = manifest.release
-    placed = tuple(
-        Placed(worker, instance) for worker in workers for instance in worker.instances if instance.release == release
-    )
+def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Placed, ...], *, loaded: bool) -> VersionView:
     if not loaded:
         return VersionView(manifest, State.UNLOADED, None, placed, verdict)
     states = {at.instance.state for at in placed}

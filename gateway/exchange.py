@@ -30,6 +30,7 @@ class Exchange:
     def __init__(self, address: RedisAddress, keys: InstanceKeys, gateway: str, tally: Tally, lease_ms: int) -> None:
         self.pending: dict[str, Outstanding] = {}
         self.lanes: Callable[[], list[Lane]] = list
+        self.ticking: set[Lane] = set()  # those that `Lane.tick` has something to do for
         self._address = address
         self._keys = keys
         self._gateway = gateway
@@ -159,7 +160,7 @@ class Exchange:
                 for outstanding in list(self.pending.values()):
                     if outstanding.earliest <= now:
                         outstanding.lane.expire_outstanding(outstanding, now)
-                for lane in self.lanes():
+                for lane in list(self.ticking):
                     lane.tick(now)
                 self._count()
             except Exception:

@@ -59,6 +59,7 @@ class Lane:
         self.failed: str | None = None  # why no instance can serve
         self.replied = 0.0  # when the last reply came
         self._packer = packer
+        self._ticking = shared.ticking
         self._pending = shared.pending
         self._admission = shared.admission
         self._tallies = tallies
@@ -140,7 +141,9 @@ class Lane:
         if self._waiting is not None:
             self._waiting.prepare(request)
         waiting = batcher.rows
-        if waiting and waiting + request.rows > self._rows_waiting_max:
+        if not waiting:
+            self._ticking.add(self)
+        elif waiting + request.rows > self._rows_waiting_max:
             self._refuse_full(waiting)
         # As if it had to wait for a full batch behind all that wait: this is not true of few, who are looked at closely.
         behind_s = waiting // self._batch_rows * forecast.step_s + forecast.full_s + forecast.margin_s
@@ -389,6 +392,7 @@ class Lane:
     def _give_back(self, outstanding: Outstanding, attempt: int) -> None:
         if attempt > 1:
             self._parked.append((self._clock() + self._rest_s, outstanding.places))
+            self._ticking.add(self)
         else:
             self._packer.free(outstanding.places)
 
@@ -452,6 +456,7 @@ class Lane:
         self._forecast.gone(outstanding.run_s)
         if outstanding.places:
             self._parked.append((self._clock() + self._rest_s, outstanding.places))
+            self._ticking.add(self)
 
     def put_again(self, outstanding: Outstanding) -> None:
         """Redis lost a batch: what still waits in it is put as a new one."""
@@ -502,6 +507,8 @@ class Lane:
         self._tallies.waiting(self.batcher.count, self.batcher.rows)
         while self._parked and self._parked[0][0] <= now:
             self._packer.free(self._parked.pop(0)[1])
+        if not self.batcher.count and not self._parked:
+            self._ticking.discard(self)
 
     def close(self) -> None:
         """The version goes. What waits leaves at once: its workers run all that they are sent before they let go of it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from gateway.admission import Admission
@@ -24,7 +24,7 @@ from gateway.triton.labels import Labels
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from gateway.v2.plans import InputPlans
-from gateway.views import Snapshot, VersionView, shown, version_number
+from gateway.views import ModelView, Snapshot, VersionView, shown, version_number
 from services.errors import Failure, not_found
 from services.manifest import Manifest
 from services.metrics import catalogue
@@ -37,6 +37,8 @@ from services.settings import Settings
 log = logging.getLogger("millrace.lanes")
 
 REST_LEASES = 30  # shared memory rests so many times as long as a worker may be silent
+#: Models whose lanes are opened in one turn of the event loop.
+TURN_MODELS = 16
 
 Path = tuple[str, str | None]
 
@@ -84,6 +86,9 @@ class Lanes:
         )
         self._shared: dict[str, Shared] = {}  # by pool
         self._by_release: dict[str, Route] = {}
+        self._routes_of: dict[str, dict[Path, Route]] = {}  # by model
+        self._unrouted: set[str] = set()  # models with a version that could not be routed
+        self.serving: list[Lane] = []  # of the versions that answer requests that name none
         self._unreadable: dict[str, str] = {}  # release -> why its label files cannot be read
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
@@ -93,29 +98,53 @@ class Lanes:
         self._closed = [lane for lane in self._closed if not lane.idle]
         return [route.lane for route in self._by_release.values()] + self._closed
 
-    async def apply(self, snapshot: Snapshot) -> None:
-        """Open lanes of new versions, place instances, close lanes of versions that are gone."""
-        seen: dict[str, Route] = {}
-        routes: dict[Path, Route] = {}
-        for name, model in snapshot.models.items():
-            for number, view in model.versions.items():
-                if not view.loaded:
-                    continue
-                try:
-                    route = await self._route(view)
-                except (Failure, OSError) as error:
-                    log.warning("version %s of %s is not reachable: %s", number, name, error)
-                    continue
-                seen[view.manifest.release] = routes[name, str(number)] = route
-            if model.serving is not None and (name, str(model.serving)) in routes:
-                routes[name, None] = routes[name, str(model.serving)]
-        self._unreadable = {release: why for release, why in self._unreadable.items() if release in seen}
-        gone = [route.lane for release, route in self._by_release.items() if release not in seen]
-        self._snapshot, self.routes, self._by_release = snapshot, routes, seen
+    async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
+        """Open lanes of new versions of the `changed` models, place instances, close lanes of versions that are gone."""
+        names = self._unrouted | set(changed)
+        if not names:
+            return
+        routes, routes_of, by_release = dict(self.routes), dict(self._routes_of), dict(self._by_release)
+        unrouted: set[str] = set()
+        gone: list[Lane] = []
+        for count, name in enumerate(names):
+            if count % TURN_MODELS == 0:  # a first start with thousands of models must not hold up requests, nor probes
+                await asyncio.sleep(0)
+            before = routes_of.pop(name, {})
+            now, whole = await self._routes(snapshot.models[name]) if name in snapshot.models else ({}, True)
+            if not whole:
+                unrouted.add(name)
+            if now:
+                routes_of[name] = now
+            for path in before:
+                del routes[path]
+            routes |= now
+            left = {route.lane.release: route for route in now.values()}
+            gone += [by_release.pop(release).lane for release in _releases(before) - left.keys()]
+            by_release |= left
+        self._snapshot, self.routes, self._routes_of, self._by_release = snapshot, routes, routes_of, by_release
+        self._unrouted = unrouted
+        self.serving = [route.lane for (_, version), route in routes.items() if version is None]
         for lane in gone:
             log.debug("gone: %s", lane.release)
+            self._unreadable.pop(lane.release, None)
             lane.close()
             self._closed.append(lane)
+
+    async def _routes(self, model: ModelView) -> tuple[dict[Path, Route], bool]:
+        """The paths of a model's loaded versions, and whether these are all: others are tried again at the next call."""
+        routes: dict[Path, Route] = {}
+        whole = True
+        for number, view in model.versions.items():
+            if not view.loaded:
+                continue
+            try:
+                routes[model.name, str(number)] = await self._route(view)
+            except (Failure, OSError) as error:
+                log.warning("version %s of %s is not reachable: %s", number, model.name, error)
+                whole = False
+        if model.serving is not None and (model.name, str(model.serving)) in routes:
+            routes[model.name, None] = routes[model.name, str(model.serving)]
+        return routes, whole
 
     async def _route(self, view: VersionView) -> Route:
         manifest = view.manifest
@@ -170,6 +199,7 @@ class Lanes:
                 batch_bytes_max=self._settings.body_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
+                ticking=self._exchange.ticking,
             )
         return self._shared[pool]
 
@@ -196,3 +226,7 @@ class Lanes:
         if route is None:
             raise not_found(f"Request for unknown model: '{shown(model)}' is not found")
         return route
+
+
+def _releases(routes: Mapping[Path, Route]) -> set[str]:
+    return {route.lane.release for route in routes.values()}

@@ -15,6 +15,7 @@ from gateway.quarantine import Quarantine
 from gateway.traces import Traces
 
 if TYPE_CHECKING:
+    from gateway.lane import Lane
     from gateway.outstanding import Outstanding
 
 
@@ -24,8 +25,9 @@ class Shared:
     `later`: after so many seconds.
 
     `rows_waiting_max`: of each lane. `batch_bytes_max`: requests that bring more together share no batch; `reply_bytes_max`:
-    nor do rows whose outputs are known to be larger together. `spin_s_max`: how long at most the event loop turns for a reply. `rest_s`: how long
-    shared memory rests that a frozen worker might still write to.
+    nor do rows whose outputs are known to be larger together. `spin_s_max`: how long at most the event loop turns for a
+    reply. `rest_s`: how long shared memory rests that a frozen worker might still write to. `ticking`: lanes with something
+    that time changes; idle lanes cost nothing.
     """
 
     link: PoolLink
@@ -43,3 +45,4 @@ class Shared:
     traces: Traces = field(default_factory=Traces)
     batch_bytes_max: int = 64 << 20
     reply_bytes_max: int = 256 << 20
+    ticking: set[Lane] = field(default_factory=set)

@@ -5,7 +5,7 @@ Implementations are synchronous (callers in an event loop use a thread) and pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -127,6 +127,9 @@ class Repository(Protocol):
 
     def next_version(self, model: str) -> int:
         """One more than the highest version that was ever published, so that numbers are not used again by themselves."""
+
+    def stamp(self, model: str) -> Hashable:
+        """Differs from an earlier one if anything of the model changed in between; it may differ without a change."""
 
     def token(self) -> str:
         """Changes whenever anything in the repository changes; cheap to call once a second."""

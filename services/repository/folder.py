@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -45,6 +45,10 @@ _CHANGING = "changing"
 _SETTLED = "settled "
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
+
+
+#: A file that is younger than this may be changed again without another time.
+_SETTLED_NS = 2_000_000_000
 
 
 class _Numbers(BaseModel):
@@ -170,6 +174,23 @@ class FolderRepository:
         """One more than the highest version ever published; Failure(INVALID) when the numbers are used up."""
         return check_version(max(self._highest(check_name(model)), *self._versions(model), 0) + 1)
 
+    def stamp(self, model: str) -> Hashable:
+        """The identities and times of the model's documents: a few stats, no file is read."""
+        folder = self._models / check_name(model)
+        found: list[tuple[str, int, int, int]] = []
+        newest = 0
+        try:
+            for entry in _entries(folder):
+                about = entry.stat(follow_symlinks=False)
+                found.append((entry.path, about.st_ino, about.st_mtime_ns, about.st_size))
+                newest = max(newest, about.st_mtime_ns)
+        except OSError:  # it changes right now, or is unreadable: look again next time
+            return time.monotonic_ns()
+        # The clock of a file system ticks every few milliseconds: two changes within a tick look like one.
+        if newest > time.time_ns() - _SETTLED_NS:
+            found.append(("changed just now", time.monotonic_ns(), 0, 0))
+        return tuple(sorted(found))
+
     def token(self) -> str:
         """Different after every change. While a change goes on, or if one was cut short, different at each call."""
         try:
@@ -284,6 +305,16 @@ def _kept_if_used(folder: Path) -> Iterator[None]:
 
 def _next_generation(endpoint: Endpoint) -> Endpoint:
     return endpoint.model_copy(update={"generation": endpoint.generation + 1})
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What a model's folder holds, and its folders directly: documents, versions' manifests, verdicts, no source files."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            yield entry
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                with os.scandir(entry.path) as inner:
+                    yield from inner
 
 
 def _allowed(name: str) -> bool:

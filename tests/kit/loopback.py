@@ -113,4 +113,4 @@ class Loopback:
             holder = worker(instance(manifest))
             version = VersionView(manifest, State.READY, None, (Placed(holder, holder.instances[0]),))
             views[name] = ModelView(name, serving, serving, {1: version})
-        await self.lanes.apply(Snapshot(views, ()))
+        await self.lanes.apply(Snapshot(views, ()), views)

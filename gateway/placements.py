@@ -1,0 +1,63 @@
+"""placements: which workers hold which release, kept up to date by the differences between records. Pure.
+
+records of workers ─> Placements.update ─> names of the models whose instances changed
+The cost of an update is that of the records that changed; a heartbeat that says nothing new costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.views import Placed
+from services.records import InstanceRecord, WorkerRecord
+
+
+class Placements:
+    """Instances by release and, within it, by worker."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, WorkerRecord] = {}
+        self._heads: dict[str, WorkerRecord] = {}  # the same without instances: what a Placed keeps alive
+        self._instances: dict[str, Mapping[str, InstanceRecord]] = {}  # worker -> release -> instance
+        self._placed: dict[str, dict[str, Placed]] = {}  # release -> worker -> where
+
+    def of(self, release: str) -> tuple[Placed, ...]:
+        """The instances of a release, ordered by worker."""
+        placed = self._placed.get(release)
+        return tuple(placed[worker] for worker in sorted(placed)) if placed else ()
+
+    def update(self, workers: Sequence[WorkerRecord]) -> set[str]:
+        """Take over the records of all live workers. Returns the names of the models that they change anything for."""
+        changed: set[str] = set()
+        live = {worker.id for worker in workers}
+        for gone in self._workers.keys() - live:
+            for instance in self._instances.pop(gone).values():
+                self._remove(gone, instance)
+                changed.add(instance.model)
+            del self._workers[gone], self._heads[gone]
+        for worker in workers:
+            before = self._workers.get(worker.id)
+            self._workers[worker.id] = worker
+            if before is None or before.instances is not worker.instances:
+                self._replace(worker, changed)
+        return changed
+
+    def _replace(self, worker: WorkerRecord, changed: set[str]) -> None:
+        before = self._instances.get(worker.id, {})
+        head = self._heads.setdefault(worker.id, worker.model_copy(update={"instances": ()}))
+        now = {instance.release: instance for instance in worker.instances}
+        self._instances[worker.id] = now
+        for release in before.keys() - now.keys():
+            self._remove(worker.id, before[release])
+            changed.add(before[release].model)
+        for release, instance in now.items():
+            known = before.get(release)
+            if known is not instance and known != instance:
+                self._placed.setdefault(release, {})[worker.id] = Placed(head, instance)
+                changed.add(instance.model)
+
+    def _remove(self, worker: str, instance: InstanceRecord) -> None:
+        placed = self._placed[instance.release]
+        del placed[worker]
+        if not placed:
+            del self._placed[instance.release]
