@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
     from gateway.outstanding import Outstanding
 
 ELEMENTS_MAX = 16_384  # of a tensor in a trace; of larger ones the shape alone is told
-KEPT_MAX = 4096  # traces that wait to be written
+ELEMENTS_BYTES_MAX = 256 << 10  # of a BYTES tensor in a trace, likewise
+TRACE_BYTES_MAX = 8 << 20  # of the text of all tensors in a trace; of those beyond it, likewise
+KEPT_MAX = 4096  # traces that wait to be written; further ones are dropped and counted
+KEPT_BYTES_MAX = 32 << 20  # of their text, likewise
+_ELEMENT_BYTES_MAX = 25  # a number's text and a comma
+_ESCAPED_BYTES_MAX = 12  # a character in JSON: two escapes of six
+_TRACE_BYTES = 1 << 10  # an entry's text without its tensor and request id
 _PID_SHIFT = 28  # ids are unique among the gateways, and exact as a JSON number
 
 log = logging.getLogger("millrace.trace")
@@ -56,6 +63,36 @@ class Sampler:
         return wanted[: self.claim(len(wanted))] if wanted else []
 
 
+class Elements:
+    """A tensor's elements, copied. `str` makes their text, which is for a thread: of many it takes milliseconds."""
+
+    __slots__ = ("_elements", "text_bytes_max")
+
+    def __init__(self, elements: np.ndarray[Any, Any] | bytes | list[bytes]) -> None:
+        self._elements = elements
+        if isinstance(elements, np.ndarray):
+            self.text_bytes_max = elements.size * _ELEMENT_BYTES_MAX
+        else:
+            self.text_bytes_max = _ESCAPED_BYTES_MAX * (
+                len(elements) if isinstance(elements, bytes) else _raw_bytes(elements)
+            )
+
+    def __str__(self) -> str:
+        if isinstance(self._elements, np.ndarray):
+            return ",".join(map(str, self._elements.ravel().tolist()))
+        elements = decode_elements(self._elements) if isinstance(self._elements, bytes) else self._elements
+        return ",".join(element.decode(errors="replace") for element in elements)
+
+
+def text_bytes_max(trace: Trace) -> int:
+    """How long the text of a trace may become."""
+    size = _TRACE_BYTES * len(trace) + _ESCAPED_BYTES_MAX * len(trace[0]["request_id"])
+    for tensor in (entry["tensor"] for entry in trace if "tensor" in entry):
+        size += _ESCAPED_BYTES_MAX * len(tensor["name"])
+        size += tensor["data"].text_bytes_max if isinstance(tensor["data"], Elements) else 0
+    return size
+
+
 class Traces:
     """`on`: whether anything is traced. `sampler(model)`: None where that model is not."""
 
@@ -64,7 +101,13 @@ class Traces:
         self.sampler: Callable[[str], Sampler | None] = lambda _: None
         self.kept: list[tuple[str, Trace]] = []  # with the model's name
         self.lost = 0
+        self._kept_bytes = 0
         self._ids = itertools.count((os.getpid() << _PID_SHIFT) + 1)
+
+    def take(self) -> list[tuple[str, Trace]]:
+        """What is kept, to be written: it is kept here no longer."""
+        kept, self.kept, self._kept_bytes = self.kept, [], 0
+        return kept
 
     def batch(
         self,
@@ -99,7 +142,7 @@ class Traces:
         if sampler is None:
             return
         for place in sampler.due(requests):
-            if len(self.kept) >= KEPT_MAX:
+            if len(self.kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX:
                 self.lost += 1
                 continue
             request = requests[place]
@@ -115,7 +158,15 @@ class Traces:
             ]
             if sampler.tensors:
                 trace += _tensors(trace_id, manifest, request, replies[place])
-            self.kept.append((manifest.model, trace))
+            self._keep(manifest.model, trace)
+
+    def _keep(self, model: str, trace: Trace) -> None:
+        size = text_bytes_max(trace)
+        if self._kept_bytes + size > KEPT_BYTES_MAX:
+            self.lost += 1
+            return
+        self._kept_bytes += size
+        self.kept.append((model, trace))
 
 
 def _timestamps(arrival: float, put: float, header: ReplyHeader, end: float) -> list[Entry]:
@@ -138,26 +189,47 @@ def _timestamps(arrival: float, put: float, header: ReplyHeader, end: float) -> 
 def _tensors(
     trace_id: int, manifest: Manifest, request: Request, reply: Sequence[OutputTensor] | None
 ) -> Iterator[Entry]:
-    for spec, given in zip(manifest.signature.inputs, request.inputs, strict=False):
-        if given.shape != ABSENT.shape:
-            yield _activity(trace_id, "TENSOR_QUEUE_INPUT", spec, given.shape, _values(spec.datatype, given))
-    for spec, taken in zip(manifest.signature.outputs, reply or (), strict=False):
-        yield _activity(trace_id, "TENSOR_BACKEND_OUTPUT", spec, taken.shape, taken.array)
+    left = TRACE_BYTES_MAX
+    shown: list[tuple[str, TensorSpec, Sequence[int], Elements | None]] = [
+        ("TENSOR_QUEUE_INPUT", spec, given.shape, _of_input(spec.datatype, given))
+        for spec, given in zip(manifest.signature.inputs, request.inputs, strict=False)
+        if given.shape != ABSENT.shape
+    ]
+    shown += [
+        ("TENSOR_BACKEND_OUTPUT", spec, taken.shape, _of_output(taken.array))
+        for spec, taken in zip(manifest.signature.outputs, reply or (), strict=False)
+    ]
+    for activity, spec, shape, values in shown:
+        if values is not None:
+            left -= values.text_bytes_max
+        yield _activity(trace_id, activity, spec, shape, values if left >= 0 else None)
 
 
-def _values(datatype: str, tensor: InputTensor) -> Any:
+def _of_input(datatype: str, tensor: InputTensor) -> Elements | None:
+    bytes_max = ELEMENTS_BYTES_MAX if datatype == BYTES else ELEMENTS_MAX * NUMPY[datatype].itemsize
+    if math.prod(tensor.shape) > ELEMENTS_MAX or tensor.size_bytes > bytes_max:
+        return None
     data: Any = tensor.data
-    raw = memoryview(data.tobytes() if isinstance(data, np.ndarray) else data).cast("B")
-    return decode_elements(raw) if datatype == BYTES else np.frombuffer(raw, NUMPY[datatype])
+    copied = data.tobytes() if isinstance(data, np.ndarray) else bytes(data)
+    return Elements(copied if datatype == BYTES else np.frombuffer(copied, NUMPY[datatype]))
 
 
-def _activity(trace_id: int, activity: str, spec: TensorSpec, shape: Sequence[int], values: Any) -> Entry:
-    size = len(values) if isinstance(values, list) else values.size
-    elements = [] if size > ELEMENTS_MAX else values if isinstance(values, list) else values.ravel().tolist()
-    shown = (element.decode(errors="replace") if isinstance(element, bytes) else str(element) for element in elements)
+def _of_output(values: np.ndarray[Any, Any] | list[bytes]) -> Elements | None:
+    if isinstance(values, np.ndarray):
+        return Elements(values.copy()) if values.size <= ELEMENTS_MAX else None
+    few = len(values) <= ELEMENTS_MAX and _raw_bytes(values) <= ELEMENTS_BYTES_MAX
+    return Elements(list(values)) if few else None
+
+
+def _raw_bytes(elements: list[bytes]) -> int:
+    """Of a BYTES tensor: a length stands before each element."""
+    return sum(map(len, elements)) + 4 * len(elements)
+
+
+def _activity(trace_id: int, activity: str, spec: TensorSpec, shape: Sequence[int], values: Elements | None) -> Entry:
     tensor = {
         "name": spec.name,
-        "data": ",".join(shown),
+        "data": "" if values is None else values,
         "shape": ",".join(map(str, shape)),
         "dtype": spec.datatype,
     }

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gateway.shared_document import SharedDocument
-from gateway.traces import Sampler, Trace, Traces
+from gateway.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from gateway.triton.trace_file import TraceFile
 from gateway.views import shown
 from services.errors import Failure, invalid
@@ -154,7 +154,7 @@ class SharedTraceSettings:
         await asyncio.to_thread(self._write, self._take(), True)
 
     def _take(self) -> dict[int, list[Trace]]:
-        kept, self._traces.kept = self._traces.kept, []
+        kept = self._traces.take()
         if self._traces.lost:
             log.warning("%d traces were dropped: they came faster than they could be written", self._traces.lost)
             self._traces.lost = 0
@@ -169,6 +169,15 @@ class SharedTraceSettings:
             rest = self._out.write(traces, frequency, last=last)
             if rest:
                 self._waiting.setdefault(frequency, [])[:0] = rest
+        if _too_many(self._waiting):  # for a log frequency that is never reached, or reached by many models alone
+            for frequency, traces in self._waiting.items():
+                self._out.write(traces, frequency, last=True)
+            self._waiting.clear()
+
+
+def _too_many(waiting: Mapping[int, Sequence[Trace]]) -> bool:
+    traces = [trace for some in waiting.values() for trace in some]
+    return len(traces) > KEPT_MAX or sum(map(text_bytes_max, traces)) > KEPT_BYTES_MAX
 
 
 def _terms(content: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ class Child:
         self._killed = False
         self._task: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._alerts = Alerts()
 
     def start(self) -> None:
         """Start the program, and again whenever it ends, until `stop`."""
@@ -190,7 +191,7 @@ class Child:
         loop = asyncio.get_running_loop()
         pipe = os.fdopen(read_fd, "rb", 0)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        alerts = Alerts()
+        self._alerts.new_process()
         rest = b""
         try:
             while chunk := await reader.read(READ_BYTES):
@@ -199,22 +200,22 @@ class Child:
                     lines.append(rest)
                     rest = b""
                 for line in lines:
-                    self._hear(line, log, alerts)
+                    self._hear(line, log)
             if rest:
-                self._hear(rest, log, alerts)
+                self._hear(rest, log)
         finally:
             transport.close()
 
-    def _hear(self, line: bytes, log: LogFile, alerts: Alerts) -> None:
-        # A full disk must not stop those who only wanted to say something.
-        with contextlib.suppress(OSError):
-            log.write(line + b"\n")
+    def _hear(self, line: bytes, log: LogFile) -> None:
+        log.write(line + b"\n")
         text = line.decode(errors="replace").rstrip()
         if text:
             self.last_line = text
         # Redis calls advice about the machine a warning at every start: its log has it.
-        if self.program.name != "redis" and alerts.worth(text):
-            self._say(f"{self.program.name}: {text}")
+        if self.program.name == "redis":
+            return
+        if (shown := self._alerts.shown(text, asyncio.get_running_loop().time())) is not None:
+            self._say(f"{self.program.name}: {shown}")
 
 
 def cause(code: int) -> str:

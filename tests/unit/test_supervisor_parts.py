@@ -102,12 +102,14 @@ def test_a_log_keeps_a_bounded_past(tmp_path):
         log.write(f"line {number:02}\n".encode())
     log.close()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.log", "x.log.1", "x.log.2", "x.log.3"]
-    assert path.read_bytes() == b""
-    assert (tmp_path / "x.log.1").read_bytes() == b"line 28\nline 29\n"
+    assert path.read_bytes() == b"line 28\nline 29\n"
+    assert (tmp_path / "x.log.1").read_bytes() == b"line 26\nline 27\n"
     again = LogFile(path, bytes_max=10)
     again.write(b"more\n")
     again.close()
     assert path.read_bytes() == b"more\n"
+    assert (tmp_path / "x.log.1").read_bytes() == b"line 28\nline 29\n"
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_warnings_and_whole_tracebacks_reach_the_terminal():
@@ -123,7 +125,7 @@ def test_warnings_and_whole_tracebacks_reach_the_terminal():
         ("CRITICAL end", True),
     ]
     alerts = Alerts()
-    assert [alerts.worth(line) for line, _ in lines] == [worth for _, worth in lines]
+    assert [alerts.shown(line, 0.0) for line, _ in lines] == [line if worth else None for line, worth in lines]
 
 
 def test_the_machine_is_what_the_container_may_use(tmp_path):

@@ -7,20 +7,35 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import gateway.triton.trace
 from gateway.request import InputTensor, Request
 from gateway.shared_document import SharedDocument
-from gateway.traces import KEPT_MAX, Sampler, Traces
+from gateway.traces import (
+    ELEMENTS_BYTES_MAX,
+    ELEMENTS_MAX,
+    KEPT_BYTES_MAX,
+    KEPT_MAX,
+    Sampler,
+    Traces,
+    text_bytes_max,
+)
 from gateway.triton import trace_file
 from gateway.triton.log import SharedLogSettings
 from gateway.triton.trace import SharedTraceSettings
 from gateway.triton.trace_file import TraceFile
 from services.batch import ReplyHeader
+from services.bytes_tensor import encode_elements
 from services.errors import Code, Failure
+from services.manifest import Manifest
 from services.repository.folder import FolderRepository
+from services.tensor import TensorSpec
 from services.trace_values import at_start
+from tests.kit.disk import small_disk
 from tests.kit.lane_bench import ROW, LaneBench
 from tests.kit.responders import NOBODY
 from tests.kit.versions import publish
@@ -79,16 +94,56 @@ def test_files_with_an_index_hold_as_many_traces_as_asked_for(tmp_path: Path) ->
     assert counts == {"t.json.0": 4, "t.json.1": 4, "t.json.2": 2}
 
 
-def test_files_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trace_file, "BYTES_MAX", 100)
+def test_files_are_bounded_in_size_and_number_and_the_newest_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_file, "BYTES_MAX", 200)
     monkeypatch.setattr(trace_file, "FILES_MAX", 2)
+    gateways = TraceFile(tmp_path / "t.json"), TraceFile(tmp_path / "t.json")
+    for number in range(100):
+        for file in gateways:
+            file.write([trace(number)], 0, last=False)
+            file.write([trace(number)], 1, last=False)
+    kept = {path.name: [entry["id"] for entry in json.loads(path.read_text())] for path in tmp_path.iterdir()}
+    assert kept.pop("t.json.198") == kept.pop("t.json.199") == [99, 99]
+    assert sorted(kept) == ["t.json", "t.json.old.1", "t.json.old.2", "t.json.old.3"]
+    assert all((tmp_path / name).stat().st_size <= 202 for name in kept)
+    ids = [one for name in sorted(kept, reverse=True) for one in kept[name]]
+    assert ids[-1] == 99
+    assert ids == sorted(ids)
+    assert TraceFile(tmp_path / "t.json").write([trace(5)], 1, last=False) == []
+    assert (tmp_path / "t.json.200").exists()  # after a restart too
+
+
+def test_files_with_an_index_are_bounded_in_bytes_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = TraceFile(tmp_path / "t.json")
-    for number in range(10):
-        file.write([trace(number)], 0, last=False)
+    file.write([trace(0)], 1, last=False)
+    monkeypatch.setattr(trace_file, "FILES_BYTES_MAX", 3 * (tmp_path / "t.json.0").stat().st_size)
+    for number in range(1, 10):
         file.write([trace(number)], 1, last=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "t.json.0", "t.json.1"]
-    assert (tmp_path / "t.json").stat().st_size <= 102
-    assert len([record for record in caplog.records if "is full" in record.message]) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json.7", "t.json.8", "t.json.9"]
+
+
+@pytest.mark.needs("tmpfs")
+def test_a_full_disk_costs_the_traces_that_come_and_none_that_are_there(caplog: pytest.LogCaptureFixture) -> None:
+    with small_disk(1 << 20) as disk:
+        folder = disk.seen(disk.folder) / "traces"
+        file = TraceFile(folder / "t.json")
+        file.write([trace(1)], 0, last=False)
+        file.write([trace(1)], 1, last=False)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        disk.fill()
+        many = [trace(number) for number in range(1000)]  # a part of them would find room in the last page
+        assert file.write(many, 0, last=False) == ()
+        assert file.write(many, 1000, last=False) == ()
+        assert caplog.text.count("could not be written") == 2
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+        disk.empty()
+        file.write([trace(2)], 0, last=False)
+        assert [entry["id"] for entry in json.loads((folder / "t.json").read_text())] == [1, 1, 2, 2]
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
 
 
 def test_a_folder_that_cannot_be_written_costs_the_traces_and_no_more(
@@ -146,6 +201,108 @@ def test_traces_that_nobody_writes_have_a_limit(tmp_path: Path) -> None:
     for _ in range(KEPT_MAX + 5):
         traces.record(manifest, requests(1), [None], 0.0, header(1), 1.0)
     assert (len(traces.kept), traces.lost) == (KEPT_MAX, 5)
+
+
+class Named(Request):
+    name = ""
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+
+def traced(manifest: Manifest, inputs: list[InputTensor], request_id: str = "") -> Traces:
+    """Traces of as many requests as fit."""
+    traces = Traces()
+    traces.sampler = lambda _: Sampler(1, True, lambda wanted: wanted)
+    request = Named(inputs, 1, 0, 0.0, 1.0, NOBODY)
+    request.name = request_id
+    while not traces.lost:
+        traces.record(manifest, [request], [None], 0.0, header(1), 1.0)
+    return traces
+
+
+def with_inputs(manifest: Manifest, inputs: tuple[TensorSpec, ...]) -> Manifest:
+    signature = manifest.signature.model_copy(update={"inputs": inputs})
+    return manifest.model_copy(update={"signature": signature})
+
+
+async def written(settings: SharedTraceSettings) -> None:
+    settings.flush()
+    assert settings._writing is not None
+    await settings._writing
+
+
+LARGEST = {
+    "FP32": InputTensor((1, ELEMENTS_MAX), np.full(ELEMENTS_MAX, -1.2345678e-38, np.float32), 4 * ELEMENTS_MAX),
+    "UINT8": InputTensor((1, ELEMENTS_MAX), bytes(ELEMENTS_MAX), ELEMENTS_MAX),
+    "BOOL": InputTensor((1, ELEMENTS_MAX), np.zeros(ELEMENTS_MAX, bool), ELEMENTS_MAX),
+    "BYTES": InputTensor((1, 1), encode_elements([b"\x01" * (ELEMENTS_BYTES_MAX - 4)]), ELEMENTS_BYTES_MAX),
+}
+
+
+@pytest.mark.parametrize("datatype", LARGEST)
+def test_traces_that_wait_are_bounded_in_bytes(tmp_path: Path, datatype: str) -> None:
+    """Of the text that they become, whatever is in them."""
+    manifest = publish(FolderRepository(tmp_path / "repository"), "m", 1)
+    spec = manifest.signature.inputs[0].model_copy(update={"datatype": datatype})
+    traces = traced(with_inputs(manifest, (spec,)), [LARGEST[datatype]])
+    assert 1 < len(traces.kept) < KEPT_MAX
+    TraceFile(tmp_path / "t.json").write([entry for _, entry in traces.kept], 0, last=True)
+    assert (tmp_path / "t.json").stat().st_size <= KEPT_BYTES_MAX
+    assert all(len(entries[2]["tensor"]["data"]) for entries in _entries(tmp_path / "t.json"))
+    assert traces.take()
+    traces.record(manifest, requests(1), [None], 0.0, header(1), 1.0)
+    assert len(traces.kept) == 1  # there is room again
+
+
+def _entries(path: Path) -> list[list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for entry in json.loads(path.read_text()):
+        found.setdefault(entry["id"], []).append(entry)
+    return list(found.values())
+
+
+def test_of_larger_tensors_and_of_too_many_the_shape_alone_is_told(tmp_path: Path) -> None:
+    manifest = publish(FolderRepository(tmp_path), "m", 1)
+    [spec] = manifest.signature.inputs
+    large = InputTensor((1, ELEMENTS_MAX + 1), bytes(4 * ELEMENTS_MAX + 4), 4 * ELEMENTS_MAX + 4)
+    trace = traced(with_inputs(manifest, (spec,) * 101), [large, *[LARGEST["FP32"]] * 100]).kept[0][1]
+    data = [entry["tensor"]["data"] for entry in trace[2:]]
+    assert data[0] == ""
+    shown = [one for one in data if one != ""]
+    assert 10 < len(shown) < 100
+    assert text_bytes_max(trace) <= KEPT_BYTES_MAX
+
+
+def test_a_request_with_an_endless_id_is_not_traced(tmp_path: Path) -> None:
+    manifest = publish(FolderRepository(tmp_path), "m", 1)
+    assert traced(manifest, [InputTensor((1, 4), ROW, 16)], "x" * KEPT_BYTES_MAX).kept == []
+
+
+@pytest.mark.anyio
+async def test_traces_that_wait_for_others_are_written_before_they_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log frequency that is never reached keeps them in memory; those of many models add up."""
+    monkeypatch.setattr(gateway.triton.trace, "KEPT_MAX", 10)
+    traces, path = Traces(), tmp_path / "t.json"
+    models = [f"m{number}" for number in range(6)]
+    settings = SharedTraceSettings(SharedDocument(tmp_path / "s.json"), traces, path, lambda: models, {})
+    for number, model in enumerate(models):
+        terms = {"trace_level": "TIMESTAMPS", "trace_rate": 1, "log_frequency": 1000 + number}
+        settings.update(model, terms)
+        manifest = publish(FolderRepository(tmp_path / "repository"), model, 1)
+        traces.record(manifest, requests(2), [None, None], 0.0, header(1), 1.0)
+        await written(settings)
+        # written when the settings changed, or because they were too many
+        kept = [json.loads(file.read_text()) for file in tmp_path.glob("t.json.*")]
+        assert sum(map(len, kept)) // 2 + 10 >= 2 * (number + 1)
+    for _ in range(8):
+        traces.record(manifest, requests(2), [None, None], 0.0, header(1), 1.0)
+        await written(settings)
+    number = sum(len(json.loads(file.read_text())) for file in tmp_path.glob("t.json.*")) // 2
+    assert number >= 2 * 14 - 10
 
 
 def test_a_count_is_that_of_all_gateways_together(tmp_path: Path) -> None:

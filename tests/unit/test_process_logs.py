@@ -1,0 +1,87 @@
+"""What processes say: files of bounded size and number, which no full disk turns against who writes to them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.supervisor.child import Child
+from services.supervisor.log import ALERTS_MAX, ALERTS_S, Alerts, LogFile
+from services.supervisor.plan import Program
+from tests.kit.disk import small_disk
+
+CHATTY = """
+import signal
+for number in range(100_000):
+    print("WARNING", number)
+print("ERROR last", flush=True)
+signal.pause()
+"""
+
+
+def test_a_log_whose_folder_goes_away_loses_lines_and_says_how_many(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    log = LogFile(folder / "x.log", bytes_max=10)
+    log.write(b"lost\n")
+    folder.mkdir()
+    log.write(b"a line that fills it\n")
+    assert (folder / "x.log").read_bytes() == b"(1 lines before this one could not be written)\na line that fills it\n"
+    shutil.rmtree(folder)
+    for _ in range(3):  # the first of them would begin a new file
+        log.write(b"lost\n")
+    assert log.lost == 3
+    folder.mkdir()
+    log.write(b"again\n")
+    assert (folder / "x.log").read_bytes().splitlines()[1:] == [b"again"]
+    log.close()
+
+
+@pytest.mark.needs("tmpfs")
+def test_a_log_on_a_full_disk_goes_on_when_there_is_room() -> None:
+    with small_disk(1 << 20) as disk:
+        path = disk.seen(disk.folder) / "x.log"
+        log = LogFile(path, bytes_max=10_000)
+        line = b"x" * 99 + b"\n"
+        for _ in range(100):
+            log.write(line)
+        disk.fill()
+        for _ in range(200):
+            log.write(line)
+        lost = log.lost
+        assert lost > 0
+        disk.empty()
+        log.write(b"again\n")
+        assert log.lost == 0
+        said = b"".join(file.read_bytes() for file in path.parent.iterdir())
+        assert b"(%d lines before this one could not be written)\nagain\n" % lost in said
+        log.close()
+        for file in path.parent.iterdir():
+            file.unlink()
+
+
+@pytest.mark.anyio
+async def test_a_child_lives_and_is_heard_while_its_log_cannot_be_written(tmp_path: Path) -> None:
+    """It would die of its next line if nobody read it any more."""
+    heard: list[str] = []
+    child = Child(Program("x", (sys.executable, "-c", CHATTY)), tmp_path / "no folder", heard.append, lambda *_: None)
+    child.start()
+    async with asyncio.timeout(60):
+        while child.last_line != "ERROR last":
+            await asyncio.sleep(0.01)
+    await child.stop(10)
+    assert heard[0] == "x: WARNING 0"
+    assert [line for line in heard if "the next ones are in its log alone" in line]
+
+
+def test_the_terminal_is_not_flooded() -> None:
+    alerts = Alerts()
+    shown = [alerts.shown("WARNING", second / 1000) for second in range(1000)]
+    assert len([line for line in shown if line is not None]) == ALERTS_MAX
+    assert (
+        shown[ALERTS_MAX - 1] == f"more than {ALERTS_MAX - 1} warnings within 60 s: the next ones are in its log alone"
+    )
+    assert alerts.shown("ERROR", ALERTS_S) == "ERROR"
