@@ -98,6 +98,8 @@ class Settings(BaseSettings):
     )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
+    load_s_max: float = Field(600, gt=0, description="How long a worker may take to load a version.")
+    warm_up_s_max: float = Field(300, gt=0, description="How long a version's warm-up runs may take, all together.")
     allow_client_shm: bool = Field(
         False, description="Let clients on this machine pass tensors in shared memory that they made."
     )

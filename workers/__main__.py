@@ -8,12 +8,16 @@ import logging
 import os
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from services.errors import Failure
+from services.exit_status import LOAD_STUCK
 from services.garbage import settle_garbage
 from services.instance import instance_of
+from services.load_marks import PROBE, LoadMarks, blame, left_behind
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
@@ -33,6 +37,8 @@ from workers.heart import Heart
 from workers.held import Held
 from workers.keeper import Keeper
 from workers.lease import ReplyWriter
+from workers.loading import Placement
+from workers.loads import Limits
 from workers.tallies import WorkerTallies
 from workers.worker import Worker
 
@@ -69,6 +75,9 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     started = time.time()
     host = host_token(settings.segments_dir)
     held = Held()
+    repository = FolderRepository(settings.models_dir)
+    run_dir = settings.home / "run"
+    _attribute(repository, run_dir, f"{pool}-{index}-")
     tally = Tally(settings.metrics_dir, f"worker-{pool}-{index}")
     # Without its pid: a worker that is started again goes on with its series.
     tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
@@ -96,15 +105,22 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
 
     heart = Heart(connect, record, held.lanes, settings.lease_ms)
     held.on_change = heart.pulse
+    stuck = threading.Event()
+
+    def replace() -> None:
+        stuck.set()
+        drain.begin()
+
     keeper = Keeper(
-        FolderRepository(settings.models_dir),
+        repository,
         pool,
-        get_backend(backend_name, settings.home),
-        settings.device,
-        threads,
+        Placement(get_backend(backend_name, settings.home), backend_name, settings.device, threads),
         held,
         connect,
         tallies,
+        LoadMarks(run_dir, worker),
+        Limits(settings.load_s_max, settings.warm_up_s_max),
+        replace,
         # A worker that was started alone has a name, not a number: it holds all.
         int(index) if index.isdecimal() else 0,
     )
@@ -114,7 +130,11 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
 
-    drain = Drain(loop.stop, lambda: _leave(connect), settings.drain_s)
+    def give_back() -> None:
+        keeper.stop()
+        _leave(connect)
+
+    drain = Drain(loop.stop, give_back, settings.drain_s)
     drain.start()
     heart.start()
     keeper.start()
@@ -126,7 +146,18 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     heart.stop()
     _leave(connect)
     tally.close()
-    return 0
+    if keeper.loading:  # inside of the library, whose own end would wait for it, or crash
+        logging.shutdown()
+        os._exit(LOAD_STUCK if stuck.is_set() else 0)
+    return LOAD_STUCK if stuck.is_set() else 0
+
+
+def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
+    """What a worker of this name, or a probe, was loading when it died, and no supervisor saw it."""
+    for worker in (name, f"{PROBE}-"):
+        marks = left_behind(run_dir, worker)
+        with contextlib.suppress(Failure):
+            blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)
 
 
 def _leave(connect: Callable[[], Exchange]) -> None:

@@ -6,6 +6,7 @@ of the signal when the run is over, and nobody could limit it. What is written t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -39,6 +40,11 @@ class Drain:
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
         self._thread.start()
+
+    def begin(self) -> None:
+        """Leave, as after SIGTERM."""
+        with contextlib.suppress(BlockingIOError):  # it was told so often already
+            self._told.send(b"\0")
 
     def _run(self) -> None:
         self._hears.recv(1)

@@ -79,4 +79,4 @@ class Held:
 
     def lanes(self) -> list[str]:
         """Releases that can run now."""
-        return [release for release, holding in self._holdings.items() if holding.state is State.READY]
+        return [release for release, holding in self.all().items() if holding.state is State.READY]

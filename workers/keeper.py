@@ -1,12 +1,12 @@
 """keeper: a thread that keeps what this worker holds equal to what the repository has for its pool.
 
-new version: verify digests -> load -> warm up and measure -> ready; then the heart holds its lane
+new version: load, warm up and measure, in a thread of its own (loads) -> ready; then the heart holds its lane
 gone version: draining -> its stream runs dry -> release -> nothing leased any more -> close
+failed by its verdict: not loaded, also not after a restart, until the verdict is cleared
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
@@ -14,73 +14,87 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 from services.errors import Code, Failure
+from services.load_marks import DEATHS_CERTAIN, LoadMarks, judged
 from services.manifest import Manifest
 from services.records import State
 from services.repository.base import Repository
-from workers.backends.base import Backend
+from services.repository.verdicts import Verdict
+from workers.backends.base import Instance, Stop
 from workers.exchange import Exchange
 from workers.held import Held, Holding
-from workers.profile import measure
-from workers.reshaped import Reshaped
+from workers.loading import Loaded, Placement, load, probe
+from workers.loads import NOT_WANTED, Limits, Load, Loads, Wanted
 from workers.tallies import WorkerTallies
-from workers.warmup import warm_up
 
 log = logging.getLogger("millrace.keeper")
 
 LOOK_S = 0.2  # how often the repository's token is compared; one stat of a file
 DRAIN_S_MAX = 30.0
 NEWS_S = 0.3  # how long gateways may take to hear of a change, and to send what waits for a version that goes
-WARM_UP_S_MAX = 2.0
+PROBE_START_S = 30.0
 RETRY_S = 30.0  # a version that failed for want of a device or of Redis is tried again after this
 
 
 class Keeper:
-    """`connect` opens an exchange of the keeper's own. One version is loaded at a time; the main loop goes on serving.
+    """`connect` opens an exchange of the keeper's own. The main loop goes on serving meanwhile.
 
     `place`: of this worker among those of its pool, from 0; versions that few workers are to hold are held by the first.
+    `replace`: called when a load cannot be ended: this process has to give way to a fresh one.
     """
 
     def __init__(
         self,
         repository: Repository,
         pool: str,
-        backend: Backend,
-        device: str,
-        threads: int,
+        at: Placement,
         held: Held,
         connect: Callable[[], Exchange],
         tallies: WorkerTallies,
+        marks: LoadMarks,
+        limits: Limits,
+        replace: Callable[[], None],
         place: int = 0,
     ) -> None:
         self._place = place
         self._repository = repository
         self._pool = pool
-        self._backend = backend
-        self._device = device
-        self._threads = threads
+        self._at = at
         self._held = held
         self._connect = connect
         self._tallies = tallies
+        self._marks = marks
+        self._limits = limits
+        self._replace = replace
         self._stopping = threading.Event()
         self._retry_at: dict[str, float] = {}
+        self._by_verdict: set[str] = set()  # releases that are not loaded because of their verdict
+        self._settling = threading.Lock()  # whether a load that ends is still wanted
+        self._loads = Loads(self._load, self._on_stuck, limits)
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
 
     def start(self) -> None:
+        self._loads.start()
         self._thread.start()
 
     def stop(self) -> None:
-        """Take up nothing more. A load that is under way is left to end with the process."""
+        """Take up nothing more. A load that is under way, and cannot be ended, is left to end with the process."""
         self._stopping.set()
+        self._loads.stop()
+        self._marks.close()
+
+    @property
+    def loading(self) -> bool:
+        """Whether a load is under way."""
+        return self._loads.busy
 
     def _run(self) -> None:
         token = ""
         while not self._stopping.is_set():
             try:
                 seen = self._repository.token()
-                if seen != token or any(at <= time.monotonic() for at in self._retry_at.values()):
+                if seen != token or any(at <= time.monotonic() for at in list(self._retry_at.values())):
                     self.sync()
                     token = seen
             except Failure as failure:
@@ -92,8 +106,12 @@ class Keeper:
             self._stopping.wait(LOOK_S)
 
     def sync(self) -> None:
-        """Load what is missing and close what is gone, as the repository is now."""
+        """Have what is missing loaded and close what is gone, as the repository is now."""
         wanted = self._wanted()
+        missing = [one for manifest in wanted.values() if (one := self._missing(manifest)) is not None]
+        # First: a load that nobody wants any more ends now, and what is new need not wait for what drains.
+        with self._settling:
+            self._loads.want(missing)
         held = self._held.all()
         # What was on its way out when Redis went away, and is wanted again, begins anew.
         gone = [one for release, one in held.items() if release not in wanted or one.state is State.DRAINING]
@@ -102,13 +120,30 @@ class Keeper:
         for holding in gone:
             if not self._stopping.is_set():
                 self._unload(holding)
-        for release, manifest in wanted.items():
-            if self._stopping.is_set():
-                return
-            retry_at = self._retry_at.get(release)
-            if self._held.get(release) is None or (retry_at is not None and retry_at <= time.monotonic()):
-                self._retry_at.pop(release, None)
-                self._load(manifest)
+        if any(holding.state is State.DRAINING for holding in gone) and not self._stopping.is_set():
+            self.sync()
+
+    def _missing(self, manifest: Manifest) -> Wanted | None:
+        """What is to be loaded of a version that this worker is to hold; None: it is there, or has failed."""
+        release = manifest.release
+        holding = self._held.get(release)
+        verdict = self._repository.verdicts.of(manifest)
+        if verdict.failed:
+            if holding is None or holding.state in {State.LOADING, State.WARMING, State.FAILED}:
+                self._by_verdict.add(release)
+                self._held.set(Holding(manifest, State.FAILED, verdict.failed))
+            return None
+        retry_at = self._retry_at.get(release)
+        due = retry_at is not None and retry_at <= time.monotonic()
+        if holding is not None and holding.state is State.FAILED and not due and release not in self._by_verdict:
+            return None
+        if holding is not None and holding.state in {State.READY, State.DRAINING}:
+            return None
+        self._retry_at.pop(release, None)
+        self._by_verdict.discard(release)
+        if holding is None or holding.state is State.FAILED:
+            self._held.set(Holding(manifest, State.LOADING))
+        return Wanted(manifest, suspect=verdict.load_deaths > 0)
 
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
@@ -133,38 +168,93 @@ class Keeper:
             with _skipping_damage():
                 yield from self._repository.proposals.of(model)
 
-    def _load(self, manifest: Manifest) -> None:
+    def _load(self, under_way: Load) -> None:
+        """Load one version, in a thread of `loads`."""
+        manifest, stop = under_way.wanted.manifest, under_way.stop
         holding = Holding(manifest, State.LOADING)
-        self._held.set(holding)
+        self._set(under_way, holding)
+
+        def warming(instance: Instance) -> None:
+            self._loads.warming(under_way)
+            self._set(under_way, replace(holding, state=State.WARMING, instance=instance))
+
         try:
-            folder = self._repository.folder_of(manifest)
-            verify(folder, manifest)
-            instance = self._backend.load(folder / manifest.served, manifest.signature, self._device, self._threads)
-            if manifest.signature.reshaped:
-                instance = Reshaped(instance, manifest.signature)
-            holding = replace(holding, state=State.WARMING, instance=instance)
-            self._held.set(holding)
-            warm_up(instance, manifest, folder)
-            profile = measure(instance, manifest.signature, holding.rows_max, WARM_UP_S_MAX)
-            rows = profile.efficient_rows() if profile.seconds else holding.rows_max
-            self._held.set(replace(holding, state=State.READY, measured=dict(profile.seconds), rows_efficient=rows))
+            if under_way.wanted.suspect:
+                self._try_apart(manifest, stop)
+            with self._marks.loading(manifest):
+                loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
         except Failure as failure:
-            self._fail(holding, failure.message)
-            if failure.code is not Code.MODEL:
+            if stop.reason and stop.reason != NOT_WANTED:
+                self._give_up(manifest, stop.reason)
+            self._fail(under_way, stop.reason or failure.message)
+            if failure.code is not Code.MODEL and not stop.reason:
                 self._retry_at[manifest.release] = time.monotonic() + RETRY_S
         except Exception as error:
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
-            self._fail(holding, f"{type(error).__name__}: {error}")
+            self._fail(under_way, f"{type(error).__name__}: {error}")
         else:
-            self._tallies.bytes_of(holding, instance.size_bytes)
-            log.info("ready: %s version %s", manifest.model, manifest.version)
+            self._succeed(under_way, holding, loaded)
 
-    def _fail(self, holding: Holding, reason: str) -> None:
-        manifest = holding.manifest
-        log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason)
-        if holding.instance is not None:
-            holding.instance.close()
-        self._held.set(replace(holding, state=State.FAILED, reason=reason, instance=None))
+    def _try_apart(self, manifest: Manifest, stop: Stop) -> None:
+        """Load a suspect in a process of its own. Raises Failure(MODEL) when that process dies, too."""
+        seconds_max = PROBE_START_S + sum(self._limits)
+        died = probe(manifest, self._at, self._marks.run_dir, seconds_max, stop)
+        if died:
+            verdict = self._judge(manifest, lambda one: judged(one, DEATHS_CERTAIN, died, time.time()))
+            code = Code.MODEL if verdict.failed else Code.UNAVAILABLE  # cleared in between: tried again
+            raise Failure(code, verdict.failed or f"the process that loaded it {died}")
+
+    def _succeed(self, under_way: Load, holding: Holding, loaded: Loaded) -> None:
+        manifest, profile = holding.manifest, loaded.profile
+        rows = profile.efficient_rows() if profile.seconds else holding.rows_max
+        ready = replace(
+            holding,
+            state=State.READY,
+            instance=loaded.instance,
+            measured=dict(profile.seconds),
+            rows_efficient=rows,
+        )
+        if not self._set(under_way, ready):
+            loaded.instance.close()
+            return
+        self._tallies.bytes_of(ready, loaded.instance.size_bytes)
+        log.info("ready: %s version %s", manifest.model, manifest.version)
+        if under_way.wanted.suspect:
+            self._judge(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
+
+    def _fail(self, under_way: Load, reason: str) -> None:
+        manifest = under_way.wanted.manifest
+        if self._set(under_way, Holding(manifest, State.FAILED, reason)):
+            log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason)
+
+    def _set(self, under_way: Load, holding: Holding) -> bool:
+        """Show a load's progress, unless nobody wants it any more."""
+        with self._settling:
+            wanted = under_way.stop.reason != NOT_WANTED
+            if wanted:
+                self._held.set(holding)
+            return wanted
+
+    def _on_stuck(self, under_way: Load) -> None:
+        """A load that was asked to end does not."""
+        manifest, reason = under_way.wanted.manifest, under_way.stop.reason
+        log.error("version %s of %s: %s, and cannot be ended", manifest.version, manifest.model, reason)
+        if reason != NOT_WANTED:
+            self._give_up(manifest, reason)
+            self._fail(under_way, reason)
+        if not self._stopping.is_set():
+            self._replace()
+
+    def _give_up(self, manifest: Manifest, reason: str) -> None:
+        """No worker loads the version again until an operator asks for it."""
+        self._judge(manifest, lambda verdict: verdict.with_failure(reason, time.time()))
+
+    def _judge(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
+        try:
+            return self._repository.verdicts.change(manifest, change)
+        except Failure as failure:
+            log.warning("what is known about %s cannot be kept: %s", manifest.release, failure.message)
+            return change(self._repository.verdicts.of(manifest))
 
     def _unload(self, holding: Holding) -> None:
         release = holding.manifest.release
@@ -176,8 +266,9 @@ class Keeper:
                 exchange.close()
         self._held.remove(release)
         self._retry_at.pop(release, None)
+        self._by_verdict.discard(release)
         self._tallies.gone(holding)
-        if holding.instance is not None:
+        if holding.instance is not None and holding.state is not State.WARMING:  # that is its load's to close
             holding.instance.close()
         log.info("unloaded: %s version %s", holding.manifest.model, holding.manifest.version)
 
@@ -201,17 +292,3 @@ def _skipping_damage() -> Iterator[None]:
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             log.warning("%s", failure.message)
-
-
-def verify(folder: Path, manifest: Manifest) -> None:
-    """Raises Failure(MODEL) when a file of the version is not what was published."""
-    for file in manifest.files:
-        try:
-            with (folder / file.path).open("rb") as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
-        except OSError as error:
-            raise Failure(
-                Code.MODEL, f"damaged: {file.path} cannot be read: {error.strerror or type(error).__name__}"
-            ) from error
-        if digest != file.sha256:
-            raise Failure(Code.MODEL, f"damaged: {file.path} is not the file that was uploaded (sha256 differs)")

@@ -20,7 +20,7 @@ from services.warmup_inputs import (
     make_inputs,
     run_sizes,
 )
-from workers.backends.base import Array, Instance, OutOfMemory
+from workers.backends.base import Array, Instance, OutOfMemory, Terminated
 
 Clock = Callable[[], float]
 
@@ -42,6 +42,8 @@ def _runnable(instance: Instance, signature: Signature) -> tuple[int, int] | Non
         for fill in FILLS:
             try:
                 instance.run(make_inputs(signature, 1, size, fill))
+            except Terminated:
+                raise
             except OutOfMemory:
                 if not variable:
                     raise

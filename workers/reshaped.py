@@ -47,6 +47,9 @@ class Reshaped:
     def _seen(self, spec: TensorSpec) -> tuple[int, ...]:
         return spec.shape[1:] if self._batching else spec.shape
 
+    def terminate(self) -> None:
+        self._instance.terminate()
+
     def rebuild(self) -> None:
         self._instance.rebuild()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import orjson
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from gateway.refusals import too_large
 from gateway.routes.body import declared_bytes
@@ -66,9 +66,16 @@ async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
     responses=documented(400, 401, 403, 413, 503, 507),
     openapi_extra=_LOAD,
 )
-async def load(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
+async def load(
+    model: str,
+    request: Request,
+    deps: DepsOf,
+    retry: Annotated[
+        bool, Query(description="Try again what ended the processes that loaded it, or took too long.")
+    ] = True,
+) -> dict[str, Any]:
     given = await _given(request, deps.settings.upload_bytes_max)
-    await deps.control.load(model, given.config, given.files)
+    await deps.control.load(model, given.config, given.files, retry=retry)
     return {"name": model, "load": True}
 
 

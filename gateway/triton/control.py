@@ -79,13 +79,16 @@ class RepositoryControl:
         found = index.entries(self._catalog.snapshot, self._folders.names(), +self._loading)
         return [entry for entry in found if entry.state == index.READY] if ready else found
 
-    async def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
-        """Load, or load again; returns when it serves. Raises Failure; what served before goes on then."""
+    async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
+        """Load, or load again; returns when it serves. Raises Failure; what served before goes on then.
+
+        `retry`: an operator asks, so what workers do not load any more is tried again.
+        """
         try:
             folder = await asyncio.to_thread(self._known, model, files)
             async with self._claimed(model):
                 try:
-                    await self._load(model, folder, config, files)
+                    await self._load(model, folder, config, files, retry=retry)
                 except Failure as failure:
                     if folder is not None:
                         await self._note(model, folder, _load_failure(model, failure).message)
@@ -135,7 +138,9 @@ class RepositoryControl:
             taking.add_done_callback(_give_up)  # what nobody waits for any more must not be held for ever
             raise
 
-    async def _load(self, model: str, folder: Path | None, config: str | None, files: Mapping[str, bytes]) -> None:
+    async def _load(
+        self, model: str, folder: Path | None, config: str | None, files: Mapping[str, bytes], *, retry: bool
+    ) -> None:
         given = from_json(config) if config is not None else None
         if files:
             source = await self._from_files(model, given, files, folder)
@@ -146,6 +151,8 @@ class RepositoryControl:
         manifests = list(source.kept)
         try:
             manifests += [await self._manifest(candidate, source.given) for candidate in source.candidates]
+            if retry:
+                manifests = await _whole(self._cleared, manifests)
             await _whole(self._propose, model, manifests)
             await self._trial.passed(manifests, all_of_them=not source.kept)
             await _whole(self._adopt, model, manifests, source.folder)
@@ -250,6 +257,13 @@ class RepositoryControl:
             if failure.code is not Code.NOT_FOUND:
                 raise
             return None
+
+    def _cleared(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """The manifests without what was held against them; those as new releases, which no worker has tried."""
+        return [
+            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one
+            for one in manifests
+        ]
 
     def _propose(self, model: str, manifests: Sequence[Manifest]) -> None:
         endpoint, now = self._endpoint(model), self._manifests(model)

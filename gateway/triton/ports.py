@@ -76,7 +76,7 @@ class Control(Protocol):
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """What the repository holds; `ready`: only what answers requests."""
 
-    async def load(self, model: str, config: str | None, files: Mapping[str, bytes]) -> None:
+    async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
         """Load or load again, and return when it serves. `config`: a ModelConfig as JSON text.
 
         `files`: path below the model's folder ("1/model.onnx") -> content; they make up the whole folder.

@@ -73,9 +73,12 @@ class Api:
     async def remove(self, name: str, version: int | None) -> None:
         await self.send("DELETE", f"/admin/v1/models/{quote(name, safe='')}" + _version(version))
 
-    async def load(self, name: str, *, config: str | None = None, wait_s: float) -> None:
-        """Have a model served, one of a repository as it is there now; returns when it serves."""
-        path = f"/v2/repository/models/{quote(name, safe='')}/load"
+    async def load(self, name: str, *, config: str | None = None, wait_s: float, retry: bool = True) -> None:
+        """Have a model served, one of a repository as it is there now; returns when it serves.
+
+        `retry`: also what ended the processes that loaded it, or took too long.
+        """
+        path = f"/v2/repository/models/{quote(name, safe='')}/load" + ("" if retry else "?retry=false")
         body = {"parameters": {"config": config}} if config is not None else {}
         await self.send("POST", path, json=body, timeout=httpx.Timeout(TIMEOUT_S, read=wait_s))
 

@@ -17,7 +17,7 @@ from services.cli import preload, repositories
 from services.cli.about import number
 from services.cli.client import Api
 from services.cli.options import Endpoint
-from services.cli.preload import EXAMPLE, Placed
+from services.cli.preload import EXAMPLE, Missing, Placed
 from services.cli.repositories import Loaded, Wanted
 from services.cli.terminal import duration, escape, results
 from services.supervisor.plan import Running
@@ -43,12 +43,14 @@ class Terminal:
             async with Api(Endpoint(running.local_url, self._key)) as api:
                 await preload.live(api)
                 await repositories.place(api, self._wanted.repositories, self._show_loaded)
-                for model in self._wanted.models:
-                    placed = await preload.place(api, model, _pool(running))
-                    if placed is not None:
-                        self._placed.append(placed)
-                        self._show_model(placed)
-                await preload.ready(api)
+                async for one in preload.place_all(api, self._wanted.models, _pool(running)):
+                    if isinstance(one, Placed):
+                        self._placed.append(one)
+                        self._show_model(one)
+                    else:
+                        self._show_missing(one)
+                if not await preload.ready(api):
+                    self.say("no model answers yet: `millrace models` shows what becomes of them")
 
     def ready(self, running: Running) -> None:
         console = self._console
@@ -84,6 +86,11 @@ class Terminal:
         self._console.print(
             f"[dim]model[/]      {escape(placed.name)} version {placed.version}{how}, answers in "
             f"{duration(placed.seconds)}"
+        )
+
+    def _show_missing(self, missing: Missing) -> None:
+        self._console.print(
+            f"[dim]model[/]      {escape(missing.name)} [red]is not served[/]: {escape(missing.reason)}"
         )
 
     def _show_loaded(self, loaded: Loaded) -> None:
@@ -133,13 +140,13 @@ class Lines:
         async with Api(Endpoint(running.local_url, self._key)) as api:
             await preload.live(api)
             await repositories.place(api, self._wanted.repositories, self._show_loaded)
-            for model in self._wanted.models:
-                placed = await preload.place(api, model, _pool(running))
-                if placed is not None:
-                    self._print(
-                        {"event": "model", "name": placed.name, "version": placed.version, "pushed": placed.pushed}
-                    )
-            await preload.ready(api)
+            async for one in preload.place_all(api, self._wanted.models, _pool(running)):
+                if isinstance(one, Placed):
+                    self._print({"event": "model", "name": one.name, "version": one.version, "pushed": one.pushed})
+                else:
+                    self._print({"event": "model", "name": one.name, "error": one.reason})
+            if not await preload.ready(api):
+                self.say("no model answers yet")
 
     def _show_loaded(self, loaded: Loaded) -> None:
         versions = list(loaded.versions)

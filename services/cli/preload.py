@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from services.errors import Code, Failure, invalid
 from services.names import check_name
 
 START_S_MAX = 120.0
-MODEL_S_MAX = 300.0
+#: how long the start waits for models, all together, and then for the first of them to answer: what is not ready by then
+#: serves when it is, and stops neither the others nor the start
+MODELS_S_MAX = 60.0
+ANSWER_S_MAX = 30.0
 PAUSE_S = 0.05
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 
@@ -35,6 +38,14 @@ class Preload:
     name: str
     path: Path
     example: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A model that does not serve, and why."""
+
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +80,38 @@ async def live(api: Api) -> None:
     await _until(lambda: api.send("GET", "/v2/health/live"), START_S_MAX, "no gateway answers")
 
 
-async def ready(api: Api) -> None:
-    """Return when the endpoint calls itself ready."""
-    await _until(lambda: api.send("GET", "/v2/health/ready"), START_S_MAX, "the endpoint is not ready")
+async def ready(api: Api) -> bool:
+    """Return when the endpoint calls itself ready; False: it has workers, but no model of it answers for now."""
+    send = lambda: api.send("GET", "/v2/health/ready")  # noqa: E731
+    try:
+        await _until(send, ANSWER_S_MAX, "the endpoint is not ready")
+    except Failure as failure:
+        if failure.code not in _NOT_YET:
+            raise
+        if (await api.send("GET", "/admin/v1/workers")).json()["workers"]:
+            return False
+        await _until(send, START_S_MAX - ANSWER_S_MAX, "the endpoint is not ready")
+    return True
 
 
-async def place(api: Api, model: Preload, pool: str) -> Placed | None:
+async def place_all(api: Api, models: Sequence[Preload], pool: str) -> AsyncIterator[Placed | Missing]:
+    """Have models served, one after the other. One that cannot be, or takes long, stops neither the others nor the start."""
+    deadline = time.monotonic() + MODELS_S_MAX
+    for model in models:
+        try:
+            placed = await place(api, model, pool, deadline)
+        except Failure as failure:
+            yield Missing(model.name, failure.message)
+        else:
+            if placed is not None:
+                yield placed
+
+
+async def place(api: Api, model: Preload, pool: str, deadline: float) -> Placed | None:
     """Have a model served, and try it once; None for an example whose name is taken.
 
     A file that is there already, by its digest, is not pushed again. `pool`: which one serves it if it is pushed.
-    Raises Failure if it does not serve.
+    Raises Failure if it does not serve, or does not by `deadline` (monotonic).
     """
     known = await _known(api, model.name)
     digest = await asyncio.to_thread(digest_of, model.path)
@@ -89,10 +122,10 @@ async def place(api: Api, model: Preload, pool: str) -> Placed | None:
         document = same[-1]
     else:
         config = {"pool": pool} if pool != "cpu" else None
-        document = await api.push(model.name, model.path, config=config, wait_s=MODEL_S_MAX)
+        document = await api.push(model.name, model.path, config=config)
     version = document["version"]
-    await _ready(api, model.name, version)
-    return Placed(model.name, version, not same, await _canary(api, model.name, version))
+    await _ready(api, model.name, version, deadline)
+    return Placed(model.name, version, not same, await _canary(api, model.name, version, deadline))
 
 
 async def _known(api: Api, name: str) -> list[dict[str, Any]]:
@@ -106,24 +139,23 @@ async def _known(api: Api, name: str) -> list[dict[str, Any]]:
     return versions
 
 
-async def _ready(api: Api, name: str, version: int) -> None:
-    deadline = time.monotonic() + MODEL_S_MAX
+async def _ready(api: Api, name: str, version: int, deadline: float) -> None:
     while (document := await api.version(name, version))["state"] != "ready":
         if document["state"] == "failed":
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
         if time.monotonic() > deadline:
-            said = f"is still {document['state']} after {MODEL_S_MAX:g} s"
+            said = f"is still {document['state']} after {MODELS_S_MAX:g} s"
             raise Failure(Code.UNAVAILABLE, f"{name} version {version} {said}: has pool {document['pool']} a worker?")
         await asyncio.sleep(PAUSE_S)
 
 
-async def _canary(api: Api, name: str, version: int) -> float:
+async def _canary(api: Api, name: str, version: int, deadline: float) -> float:
     call = made_up_call(await api.metadata(name, version), 1, np.random.default_rng(0))
 
     async def send() -> None:
         await api.infer(name, version, call.body, call.header_bytes)
 
-    await _until(send, START_S_MAX, f"{name} version {version} does not answer")
+    await _until(send, max(5.0, deadline - time.monotonic()), f"{name} version {version} does not answer")
     started = time.perf_counter()
     await send()
     return time.perf_counter() - started

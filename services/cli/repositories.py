@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.cancel import cancel_all
 from services.cli.client import Api
 from services.cli.preload import Preload
 from services.errors import Failure, invalid
 
 LOAD_S_MAX = 900.0
 AT_ONCE_MAX = 4
+SET_ASIDE_S = 5.0  # after which a load lets the next begin beside it
+PATIENCE_S = 60.0  # after which nobody waits for what is still loading
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,14 @@ async def place(api: Api, folders: Sequence[Path], show: Callable[[Loaded], None
 
     async def one(folder: Path, name: str) -> None:
         async with turns:
-            show(await _load(api, folder, name, known.get(name)))
+            loading = asyncio.ensure_future(_load(api, folder, name, known.get(name)))
+            await asyncio.wait({loading}, timeout=SET_ASIDE_S)
+        done, _ = await asyncio.wait({loading}, timeout=PATIENCE_S)
+        if done:
+            show(loading.result())
+        else:  # the endpoint goes on with it
+            await cancel_all([loading])
+            show(Loaded(name, folder, failure=f"it is still loading after {PATIENCE_S + SET_ASIDE_S:g} s"))
 
     await asyncio.gather(*(one(folder, name) for folder, name in there))
 
@@ -66,7 +76,7 @@ async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None)
     if known is not None and known["unloaded"]:
         return Loaded(name, folder, unloaded=True)
     try:
-        await api.load(name, wait_s=LOAD_S_MAX)
+        await api.load(name, wait_s=LOAD_S_MAX, retry=False)
         model = await api.model(name)
     except Failure as failure:
         return Loaded(name, folder, failure=failure.message)

@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from services.backoff import Backoff
+from services.exit_status import cause
 from services.settings import child_environment
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
 from services.supervisor.parent import tied_to_this_process
@@ -24,11 +25,13 @@ READ_BYTES = 64 << 10
 LAST_WORDS_S_MAX = 1.0
 
 Say = Callable[[str], None]
-Died = Callable[["Child", int], None]
+#: whether somebody else is to blame, so that there is no reason to wait before it is started again
+Died = Callable[["Child", int], Awaitable[bool]]
 
 
 class Child:
-    """Keeps one program running. `say`: a line for the terminal. `died`: called with the pid, once for each death.
+    """Keeps one program running. `say`: a line for the terminal. `died`: called with the pid, once for each death, before
+    it is started again.
 
     `on_trial`: until `keep` its end is the end, and no reason to start it again.
     """
@@ -54,6 +57,16 @@ class Child:
     def start(self) -> None:
         """Start the program, and again whenever it ends, until `stop`."""
         self._task = asyncio.create_task(self._keep_running(), name=f"child {self.program.name}")
+
+    @property
+    def code(self) -> int:
+        """How it ended last: an exit code, or minus a signal's number; 0 before its first end."""
+        return (self.process.returncode or 0) if self.process is not None else 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop, or killed."""
+        return self._stopping.is_set()
 
     @property
     def pid(self) -> int:
@@ -104,8 +117,8 @@ class Child:
                 planned = self._stopping.is_set()
                 if planned and not self._killed:
                     return
-                delay_s = self.backoff.after_death(loop.time() - started)
-                self._died(self, pid)
+                blamed = await self._died(self, pid)
+                delay_s = 0.0 if blamed else self.backoff.after_death(loop.time() - started)
                 if planned or self._on_trial:
                     return
                 await self._mourn(delay_s)
@@ -125,7 +138,8 @@ class Child:
         return process.pid, cause(code)
 
     async def _mourn(self, delay_s: float) -> None:
-        self._say(f"{self.program.name} {self.how}: starting it again in {delay_s:g} s (log: {self.log_path})")
+        when = f"in {delay_s:g} s" if delay_s else "at once"
+        self._say(f"{self.program.name} {self.how}: starting it again {when} (log: {self.log_path})")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
 
@@ -216,16 +230,6 @@ class Child:
             return
         if (shown := self._alerts.shown(text, asyncio.get_running_loop().time())) is not None:
             self._say(f"{self.program.name}: {shown}")
-
-
-def cause(code: int) -> str:
-    """How a process ended, for people: an exit code, or the signal that ended it."""
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
 
 
 def _kill_group(pid: int) -> None:

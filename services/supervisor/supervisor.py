@@ -34,6 +34,7 @@ from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
 from services.supervisor.control import Control, Event, Tell
 from services.supervisor.cores import Cores, keep_apart
+from services.supervisor.culprits import Culprits
 from services.supervisor.lock import HomeLock
 from services.supervisor.plan import Entry, Program, Running
 from services.supervisor.readiness import until_ready
@@ -75,6 +76,7 @@ class Supervisor:
         self._entry = entry or Entry()
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
+        self._culprits = Culprits(self._run_dir, self._settings.models_dir)
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._reserved: socket.socket | None = None  # the port for gRPC
@@ -244,19 +246,24 @@ class Supervisor:
             self._front.say(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
         tell(event)
 
-    def _on_death(self, child: Child, pid: int) -> None:
+    async def _on_death(self, child: Child, pid: int) -> bool:
+        """Tell the others that a worker is gone, and find out whether a model is to blame."""
+        blamed = False
         if child.program.worker and pid and self._address is not None:
+            worker = worker_id(child.program.name, child.start_id)
+            # Before it is started again: the next one is to know what not to load.
+            blamed = await asyncio.to_thread(self._culprits.found, worker, child.code, planned=child.stopped)
             # Its leases are taken over now, not when they run out.
-            task = asyncio.create_task(
-                publish_death(self._address, self._keys(), worker_id(child.program.name, child.start_id))
-            )
+            task = asyncio.create_task(publish_death(self._address, self._keys(), worker))
             self._told.add(task)
             task.add_done_callback(self._told.discard)
-        if not self._ready and child.backoff.deaths >= DEATHS_MAX_AT_START and not self._end.done():
+        give_up = not blamed and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
+        if not self._ready and give_up and not self._end.done():
             said = f": {child.last_line}" if child.last_line else ""
             self._end.set_exception(
                 Failure(Code.UNAVAILABLE, f"{child.program.name} does not start (log: {child.log_path}){said}")
             )
+        return blamed
 
     async def _shut_down(self) -> None:
         """Stop everything in order and in time; the reason for each step stands beside it."""

@@ -171,6 +171,88 @@ def crashes_on_zeros() -> onnx.ModelProto:
 
 
 @_builder
+def crashing(on: int = 0) -> onnx.ModelProto:
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1]; an element equal to `on` ends the process (SIGFPE), as in `fragile`."""
+    nodes = [
+        helper.make_node("Equal", ["x", "on"], ["is"]),
+        helper.make_node("Where", ["is", "minus", "two"], ["by"]),
+        helper.make_node("Div", ["least", "by"], ["y"]),
+    ]
+    weights = [_integer("on", on), _integer("minus", -1), _integer("two", 2), _integer("least", -(2**63))]
+    return _model(nodes, [_value("x", "INT64", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
+
+
+@_builder
+def endless(on: int = 0) -> onnx.ModelProto:
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` lets a Loop run for years, others run once."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["sum", "one"], ["sum_out"])],
+        "body",
+        [_value("i", "INT64", []), _value("go", "BOOL", []), _value("sum", "INT64", [])],
+        [_value("go_on", "BOOL", []), _value("sum_out", "INT64", [])],
+        [_integer("one", 1)],
+    )
+    nodes = [
+        helper.make_node("Equal", ["x", "on"], ["is"]),
+        helper.make_node("Where", ["is", "ever", "once"], ["each"]),
+        helper.make_node("ReduceMax", ["each"], ["times"], keepdims=0),
+        helper.make_node("Loop", ["times", "true", "zero"], ["ran"], body=body),
+        helper.make_node("Mul", ["ran", "zero"], ["nothing"]),
+        helper.make_node("Add", ["x", "nothing"], ["y"]),
+    ]
+    weights = [
+        _integer("on", on),
+        _integer("ever", 1 << 60),
+        _integer("once", 1),
+        _integer("zero", 0),
+        numpy_helper.from_array(np.array(True), "true"),
+    ]
+    return _model(nodes, [_value("x", "INT64", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
+
+
+@_builder
+def unstoppable(on: int = 0, boxes: int = 3_000_000) -> onnx.ModelProto:
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` means one operator that runs for hours.
+
+    ONNX Runtime looks between two operators whether it should end a run. Here non-maximum suppression compares `boxes`
+    boxes, none of which overlap, each with each.
+    """
+    nodes = [
+        helper.make_node("Equal", ["x", "on"], ["is"]),
+        helper.make_node("Where", ["is", "many", "one"], ["each"]),
+        helper.make_node("ReduceMax", ["each"], ["count"], keepdims=0),
+        helper.make_node("Range", ["zero", "count", "one0"], ["numbers"]),
+        helper.make_node("Cast", ["numbers"], ["at"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["at", "column"], ["left"]),
+        helper.make_node("Add", ["left", "half"], ["right"]),
+        helper.make_node("Mul", ["left", "none"], ["top"]),
+        helper.make_node("Add", ["top", "half"], ["bottom"]),
+        helper.make_node("Concat", ["top", "left", "bottom", "right"], ["boxes2"], axis=1),
+        helper.make_node("Reshape", ["boxes2", "boxes_shape"], ["boxes"]),
+        helper.make_node("Reshape", ["right", "scores_shape"], ["scores"]),
+        helper.make_node("NonMaxSuppression", ["boxes", "scores", "all", "overlap"], ["kept"]),
+        helper.make_node("ReduceMin", ["kept"], ["least"], keepdims=0),
+        helper.make_node("Mul", ["least", "zero"], ["nothing"]),
+        helper.make_node("Add", ["x", "nothing"], ["y"]),
+    ]
+    weights = [
+        _integer("on", on),
+        _integer("many", boxes),
+        _integer("one", 1),
+        _integer("one0", 1),
+        _integer("zero", 0),
+        _float("half", np.array(0.5)),
+        _float("none", np.array(0.0)),
+        _integer("column", [-1, 1]),
+        _integer("boxes_shape", [1, -1, 4]),
+        _integer("scores_shape", [1, 1, -1]),
+        _integer("all", [boxes]),
+        _float("overlap", np.array([0.5])),
+    ]
+    return _model(nodes, [_value("x", "INT64", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
+
+
+@_builder
 def add_sub() -> onnx.ModelProto:
     """Two inputs, two outputs: "a", "b" FP32 [N, 4] -> "sum", "difference" FP32 [N, 4]."""
     nodes = [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])]

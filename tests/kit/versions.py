@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 from services.manifest import Manifest, ModelConfig, SourceFile
 from services.repository.base import Repository
@@ -36,4 +37,33 @@ def publish(repository: Repository, model: str, version: int, config: ModelConfi
         (staging.path / "source").mkdir()
         (staging.path / "source" / "model.onnx").write_bytes(content)
         repository.publish(staging, manifest)
+    return manifest
+
+
+def publish_model(
+    repository: Repository, model: str, path: Path, version: int = 1, config: ModelConfig | None = None
+) -> Manifest:
+    """The ONNX file at `path` as the active version, unchecked; it takes "x" and gives "y", INT64 [N, 1], and batches."""
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = Manifest(
+        model=model,
+        version=version,
+        created=1_700_000_000.0 + version,
+        digest=digest,
+        served="source/model.onnx",
+        files=(SourceFile(path="source/model.onnx", size_bytes=len(content), sha256=digest),),
+        signature=Signature(
+            inputs=(TensorSpec(name="x", datatype="INT64", shape=(-1, 1)),),
+            outputs=(TensorSpec(name="y", datatype="INT64", shape=(-1, 1)),),
+            batching=True,
+        ),
+        config=config or ModelConfig(),
+        opset=17,
+        ir_version=8,
+    )
+    with repository.stage() as staging:
+        (staging.path / "source").mkdir()
+        (staging.path / "source" / "model.onnx").write_bytes(content)
+        repository.publish(staging, manifest, activate=True)
     return manifest

@@ -36,6 +36,8 @@ class Machine:
         self.now += self._cost(array.shape[0] if array.ndim else 1)
         return [array]
 
+    def terminate(self) -> None: ...
+
     def rebuild(self) -> None:
         return
 

@@ -51,8 +51,9 @@ class Nursery:
         child.start()
         return child
 
-    def _on_death(self, child: Child, pid: int) -> None:
+    async def _on_death(self, child: Child, pid: int) -> bool:
         self.died.append((child.program.name, pid))
+        return False
 
     async def running(self, *names: str) -> list[Child]:
         """Children that are ready and kept."""

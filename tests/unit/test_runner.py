@@ -44,6 +44,9 @@ class Counted:
         self.runs.append(next(iter(inputs.values())).shape[0])
         return self._instance.run(inputs)
 
+    def terminate(self) -> None:
+        self._instance.terminate()
+
     def rebuild(self) -> None:
         self._instance.rebuild()
 
@@ -276,6 +279,9 @@ def test_a_model_that_mixes_rows_is_found_out():
 
         def run(self, inputs: Any) -> Sequence[Array]:
             return [next(iter(inputs.values())).sum(axis=0, keepdims=True)]
+
+        def terminate(self) -> None:
+            return
 
         def rebuild(self) -> None:
             return

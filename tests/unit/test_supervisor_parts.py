@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from services.errors import Failure
+from services.exit_status import cause
 from services.settings import Settings
 from services.supervisor import plan
-from services.supervisor.child import cause
 from services.supervisor.cores import Cores, keep_apart
 from services.supervisor.listener import is_loopback, local_url_of, reserve, url_of
 from services.supervisor.log import Alerts, LogFile

@@ -5,7 +5,8 @@ load(path, signature, device, threads) -> Instance ── run({name: array}) ─
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,37 @@ class OutOfMemory(Failure):
         super().__init__(Code.MODEL, message)
 
 
+class Terminated(Failure):
+    """A run was ended by `Instance.terminate`."""
+
+    def __init__(self) -> None:
+        super().__init__(Code.MODEL, "the run was ended before it was over")
+
+
+class Stop:
+    """A request to end a load or a warm-up early, from another thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._end: Callable[[], None] = lambda: None
+        self.reason = ""  # why; empty: nobody asked for it
+
+    def by(self, end: Callable[[], None]) -> None:
+        """`end` ends what the load does from here on. Called at once if it was asked for already."""
+        with self._lock:
+            self._end = end
+            asked = bool(self.reason)
+        if asked:
+            end()
+
+    def ask(self, reason: str) -> None:
+        """End the load, for `reason`. The first reason counts."""
+        with self._lock:
+            self.reason = self.reason or reason
+            end = self._end
+        end()
+
+
 class Instance(Protocol):
     """A loaded variant on a device. Not shared between threads."""
 
@@ -32,6 +64,12 @@ class Instance(Protocol):
 
         Returns all outputs in the signature's order, same conventions. Raises Failure(MODEL) with the library's
         own message when the model fails on these inputs, OutOfMemory when there is no memory for them.
+        """
+
+    def terminate(self) -> None:
+        """End the run that is under way in another thread, as soon as the library can; it raises Terminated.
+
+        One that ended by itself meanwhile leaves it to the next run, which may raise Terminated at once.
         """
 
     def rebuild(self) -> None:
@@ -50,8 +88,8 @@ class Backend(Protocol):
 
     name: str
 
-    def load(self, path: Path, signature: Signature, device: str, threads: int) -> Instance:
-        """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0").
+    def load(self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None) -> Instance:
+        """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0"). `stop` may end it early.
 
         Raises Failure(MODEL) if it cannot be loaded, Failure(UNAVAILABLE) if the device cannot be used: a backend
         never falls back to another device by itself.

@@ -1,6 +1,7 @@
 """A backend without a library, for tests: output i is input i; a JSON file says how it misbehaves.
 
 {"sleep_s": 0.01, "fail_if": 13, "crash_if": 99} -> each run sleeps, fails when any element is 13, kills the process at 99
+{"endless_if": 7, "hang_if": 8} -> runs without end: until it is terminated, or whatever anybody does
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from services.datatypes import BYTES
 from services.errors import Code, Failure
 from services.tensor import Signature
-from workers.backends.base import Array
+from workers.backends.base import Array, Stop, Terminated
 
 
 class Behaviour(BaseModel):
@@ -29,6 +31,8 @@ class Behaviour(BaseModel):
     sleep_s: float = Field(0, ge=0, description="How long each run takes.")
     fail_if: float | str | None = Field(None, description="A run with an element equal to this fails.")
     crash_if: float | str | None = Field(None, description="A run with an element equal to this kills the process.")
+    endless_if: float | str | None = Field(None, description="A run with an element equal to this must be terminated.")
+    hang_if: float | str | None = Field(None, description="A run with an element equal to this cannot be terminated.")
 
 
 def _holds(arrays: Mapping[str, Array], value: float | str | None) -> bool:
@@ -45,19 +49,27 @@ class EchoInstance:
     def __init__(self, behaviour: Behaviour, names: Sequence[str]) -> None:
         self._behaviour = behaviour
         self._names = names
+        self._terminated = threading.Event()
         self.size_bytes = 0
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         if _holds(inputs, self._behaviour.crash_if):
             os.kill(os.getpid(), signal.SIGKILL)
-        if self._behaviour.sleep_s:
-            time.sleep(self._behaviour.sleep_s)
+        while _holds(inputs, self._behaviour.hang_if):
+            time.sleep(1)
+        endless = _holds(inputs, self._behaviour.endless_if)
+        if self._terminated.wait(None if endless else self._behaviour.sleep_s):
+            self._terminated.clear()
+            raise Terminated
         if _holds(inputs, self._behaviour.fail_if):
             raise Failure(Code.MODEL, f"echo: an element equals {self._behaviour.fail_if}")
         missing = [name for name in self._names if name not in inputs]
         if missing:
             raise Failure(Code.MODEL, f"echo: required inputs {missing} are missing")
         return [inputs[name].copy() for name in self._names]
+
+    def terminate(self) -> None:
+        self._terminated.set()
 
     def rebuild(self) -> None:
         """There is nothing that could be in its way."""
@@ -71,7 +83,9 @@ class Echo:
 
     name = "echo"
 
-    def load(self, path: Path, signature: Signature, device: str, threads: int) -> EchoInstance:
+    def load(
+        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+    ) -> EchoInstance:
         """Read the behaviour at `path`. Raises Failure(MODEL) for a bad file or outputs that differ from inputs."""
         try:
             behaviour = Behaviour.model_validate(json.loads(path.read_bytes()))

@@ -18,7 +18,7 @@ from services.allocator import resident_bytes, trim
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature
-from workers.backends.base import Array, OutOfMemory
+from workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
 MESSAGE_CHARACTERS_MAX = 1000
 
@@ -140,6 +140,8 @@ class OnnxRuntimeInstance:
 
     def __init__(self, runtime: Any, open_session: Callable[[], Any], signature: Signature) -> None:
         self._value = runtime.OrtValue
+        self._options = runtime.RunOptions()
+        self._options.log_severity_level = 4  # as for the session
         self._open = open_session
         self._session = open_session()
         self.size_bytes = 0
@@ -155,7 +157,7 @@ class OnnxRuntimeInstance:
             raise Failure(Code.UNAVAILABLE, "the model was unloaded")
         try:
             if self._plain:
-                outputs: Sequence[Array] = session.run(self._outputs, inputs)
+                outputs: Sequence[Array] = session.run(self._outputs, inputs, self._options)
                 return outputs
             return self._run_converted(session, inputs)
         except Failure:
@@ -163,6 +165,9 @@ class OnnxRuntimeInstance:
         except MemoryError as error:
             raise OutOfMemory("ONNX Runtime: out of memory") from error
         except Exception as error:
+            if self._options.terminate:
+                self._options.terminate = False  # it holds until it is taken back
+                raise Terminated from error
             reason = _reason(error)
             if _NO_MEMORY.search(reason):
                 raise OutOfMemory(f"ONNX Runtime: out of memory: {reason}") from error
@@ -171,14 +176,14 @@ class OnnxRuntimeInstance:
     def _run_converted(self, session: Any, inputs: Mapping[str, Array]) -> Sequence[Array]:
         feed = {name: self._fed(name, array) for name, array in inputs.items()}
         if "BF16" not in self._output_datatypes:
-            outputs = session.run(self._outputs, feed)
+            outputs = session.run(self._outputs, feed, self._options)
             pairs = zip(self._output_datatypes, outputs, strict=True)
             return [_encoded(array) if datatype == BYTES else array for datatype, array in pairs]
         values = {
             name: self._value.ortvalue_from_numpy(fed) if isinstance(fed, np.ndarray) else fed
             for name, fed in feed.items()
         }
-        results = session.run_with_ort_values(self._outputs, values)
+        results = session.run_with_ort_values(self._outputs, values, self._options)
         pairs = zip(self._output_datatypes, results, strict=True)
         return [_bits(value) if datatype == "BF16" else value.numpy() for datatype, value in pairs]
 
@@ -191,6 +196,9 @@ class OnnxRuntimeInstance:
         if datatype == "BF16":
             return self._value.ortvalue_from_numpy_with_onnx_type(ordered, _BFLOAT16)
         return ordered
+
+    def terminate(self) -> None:
+        self._options.terminate = True
 
     def rebuild(self) -> None:
         self.close()
@@ -212,7 +220,9 @@ class OnnxRuntime:
     def __init__(self, home: Path | None = None) -> None:
         self._home = home.absolute() if home is not None else None
 
-    def load(self, path: Path, signature: Signature, device: str, threads: int) -> OnnxRuntimeInstance:
+    def load(
+        self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
+    ) -> OnnxRuntimeInstance:
         """A session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
         try:
             import onnxruntime
@@ -231,6 +241,8 @@ class OnnxRuntime:
             engines.mkdir(parents=True, exist_ok=True)
         resident = resident_bytes()
         options = _options(onnxruntime, signature, threads)
+        if stop is not None:
+            stop.by(lambda: options.set_load_cancellation_flag(True))
         instance = OnnxRuntimeInstance(
             onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
         )

@@ -1,0 +1,140 @@
+"""Models that crash, or never end, while they are loaded: everything else loads and serves, also after a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.repository.folder import FolderRepository
+from tests.kit import models, v2
+from tests.kit.load import constant_load
+from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import publish_model
+from tests.kit.wait import wait_until
+
+ROW = np.ones((1, 2), np.float32)
+STEADY = "/v2/models/steady/infer"
+
+
+def repository(tmp_path: Path) -> FolderRepository:
+    return FolderRepository(tmp_path / "home" / "repository")
+
+
+def version(stack: Stack, model: str) -> dict[str, Any]:
+    document: dict[str, Any] = stack.http.get(f"/admin/v1/models/{model}/versions/1").json()
+    return document
+
+
+def failed(stack: Stack, model: str) -> str:
+    """Wait until a model is failed, for every gateway and readiness probe; the reason."""
+    wait_until(lambda: version(stack, model)["state"] == "failed", what=f"{model} is failed")
+    reason: str = version(stack, model)["reason"]
+    probe = stack.http.get(f"/v2/models/{model}/ready")
+    assert probe.status_code == 503
+    assert reason in probe.json()["error"]
+    return reason
+
+
+def ended(stack: Stack) -> list[str]:
+    """What was said about workers that ended by themselves."""
+    return [line for line in stack.lines if line.startswith("cpu-") and "starting it again" in line]
+
+
+def answers(stack: Stack, model: str = "steady") -> None:
+    body, headers = v2.request({"x": ROW})
+    reply = stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+
+
+def test_a_model_that_crashes_workers_while_it_is_loaded(tmp_path: Path) -> None:
+    publish_model(repository(tmp_path), "deadly", models.crashing(tmp_path / "deadly.onnx"))
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, pools="cpu=2", models=steady) as stack:
+        assert "processes died while they loaded it" in failed(stack, "deadly")
+        assert 1 <= len(ended(stack)) <= 3
+        assert all("was ended by SIGFPE: starting it again at once" in line for line in ended(stack))
+        stack.settled("steady", 1)
+        answers(stack)
+        refused = stack.http.post("/v2/models/deadly/infer", json={"inputs": []})
+        assert refused.status_code in {400, 503}
+
+    # It is known, so no process dies of it again.
+    with running_stack(tmp_path, pools="cpu=2", models=steady) as stack:
+        stack.settled("steady", 1)
+        assert "processes died" in failed(stack, "deadly")
+        assert ended(stack) == []
+        stack.push("another", models.scale(tmp_path / "another.onnx", 3.0))
+
+        # An operator wants it tried again, and it comes to the same.
+        before = stack.http.get("/v2/models/deadly/ready").json()["error"]
+        assert stack.http.post("/admin/v1/models/deadly/versions/1/activate").status_code == 200
+        wait_until(lambda: stack.http.get("/v2/models/deadly/ready").json()["error"] != before)
+        assert "processes died" in failed(stack, "deadly")
+
+        # The same number with other files is another version.
+        assert stack.http.delete("/admin/v1/models/deadly/versions/1?force=true").status_code == 204
+        stack.push("deadly", steady["steady"], version=1)
+        answers(stack, "deadly")
+        stack.settled("another", 1)
+
+
+def test_a_suspect_is_tried_in_a_process_of_its_own(tmp_path: Path) -> None:
+    publish_model(repository(tmp_path), "deadly", models.crashing(tmp_path / "deadly.onnx"))
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, models=steady) as stack:
+        assert "2 processes died while they loaded it, the last was ended by SIGFPE" in failed(stack, "deadly")
+        assert len(ended(stack)) == 1, "the second death was that of a process that nobody else needs"
+        stack.settled("steady", 1)
+        answers(stack)
+
+
+def test_warm_ups_that_never_end_stop_no_other_load(tmp_path: Path) -> None:
+    known = repository(tmp_path)
+    publish_model(known, "a-endless", models.endless(tmp_path / "endless.onnx"))
+    publish_model(known, "b-unstoppable", models.unstoppable(tmp_path / "unstoppable.onnx"))
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, models=steady) as stack:
+        stack.settled("steady", 1)
+        for model in ("a-endless", "b-unstoppable"):
+            wait_until(lambda model=model: version(stack, model)["state"] == "warming")
+        assert ended(stack) == []
+        with constant_load(stack.port, STEADY, [v2.request({"x": ROW})], callers=1) as load:
+            pid = stack.pids()["cpu-0"]
+            assert stack.http.delete("/admin/v1/models/a-endless").status_code == 204
+            stack.push("next", models.scale(tmp_path / "next.onnx", 3.0))
+            load.more(5)
+            assert stack.pids()["cpu-0"] == pid
+            # This one cannot be ended but with its process.
+            assert stack.http.delete("/admin/v1/models/b-unstoppable").status_code == 204
+            stack.heard("cpu-0 ended with exit code 5: starting it again at once")
+            stack.settled("next", 1)
+            load.more(5)
+        assert {reply.status for reply in load.answers} == {200}
+
+
+def test_warm_ups_that_take_too_long_fail_their_version_for_good(tmp_path: Path) -> None:
+    known = repository(tmp_path)
+    publish_model(known, "a-endless", models.endless(tmp_path / "endless.onnx"))
+    publish_model(known, "b-unstoppable", models.unstoppable(tmp_path / "unstoppable.onnx"))
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, models=steady, settings={"warm_up_s_max": 2}) as stack:
+        for model in ("a-endless", "b-unstoppable"):
+            assert failed(stack, model) == "warming up took longer than 2 s"
+        stack.heard("cpu-0 ended with exit code 5: starting it again at once")
+        stack.settled("steady", 1)
+        answers(stack)
+    with running_stack(tmp_path, models=steady) as stack:
+        for model in ("a-endless", "b-unstoppable"):
+            assert failed(stack, model) == "warming up took longer than 2 s"
+        stack.settled("steady", 1)
+        assert ended(stack) == []
+
+
+def test_a_start_does_not_fail_for_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"not a model")
+    with running_stack(tmp_path, models={"broken": broken, "steady": models.scale(tmp_path / "steady.onnx")}) as stack:
+        assert "broken is not served" in stack.heard("broken")
+        answers(stack)

@@ -1,0 +1,144 @@
+"""Loads in threads: which begins when, what is ended, what is found to be stuck. The loads are events of the test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contract.repositories import manifest
+from tests.kit.wait import wait_until
+from workers.loads import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loads, Wanted
+
+
+class Bench:
+    """Loads whose time is set by the test, and whose models end when the test says so, or when they are asked to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.began: list[str] = []
+        self.stuck: list[str] = []
+        self.reasons: dict[str, str] = {}
+        self.deaf: set[str] = set()
+        self._end: dict[str, threading.Event] = {}
+        self.loads = Loads(self._run, lambda load: self.stuck.append(name_of(load)), Limits(100, 200), lambda: self.now)
+        self.loads.start()
+
+    def _run(self, load: Load) -> None:
+        name = name_of(load)
+        end = self._end[name] = threading.Event()
+        if name not in self.deaf:
+            load.stop.by(end.set)
+        self.began.append(name)
+        end.wait()
+        self.reasons[name] = load.stop.reason
+
+    def want(self, *names: str, suspects: tuple[str, ...] = ()) -> None:
+        self.loads.want([Wanted(manifest(name), suspect=name in suspects) for name in names])
+
+    def end(self, name: str) -> None:
+        self._end[name].set()
+        wait_until(lambda: name in self.reasons)
+
+    def until_begun(self, *names: str) -> None:
+        wait_until(lambda: self.began == list(names), what=f"{self.began} is {names}")
+
+    def close(self) -> None:
+        for end in self._end.values():
+            end.set()
+        self.loads.stop()
+
+
+def name_of(load: Load) -> str:
+    return load.wanted.manifest.model
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def test_one_after_the_other_and_suspects_last(bench: Bench) -> None:
+    bench.want("a", "b", "c", suspects=("a",))
+    bench.until_begun("b")
+    bench.end("b")
+    bench.until_begun("b", "c")
+    bench.end("c")
+    bench.until_begun("b", "c", "a")
+    bench.end("a")
+    assert set(bench.reasons.values()) == {""}
+
+
+def test_one_that_takes_long_is_set_aside(bench: Bench) -> None:
+    bench.want("a", "b")
+    bench.until_begun("a")
+    bench.now = SET_ASIDE_S + 0.1
+    bench.until_begun("a", "b")
+    bench.end("a")
+
+
+def test_their_number_is_bounded(bench: Bench) -> None:
+    names = [f"m{number}" for number in range(LOADS_MAX + 1)]
+    bench.want(*names)
+    for number in range(LOADS_MAX):
+        bench.until_begun(*names[: number + 1])
+        bench.now += SET_ASIDE_S
+        bench.want(*names)
+    bench.now += SET_ASIDE_S
+    assert bench.began == names[:LOADS_MAX]
+    bench.end("m0")
+    bench.until_begun(*names)
+
+
+def test_each_part_has_its_time(bench: Bench) -> None:
+    bench.want("a")
+    bench.until_begun("a")
+    bench.now = 100.5
+    wait_until(lambda: bench.reasons == {"a": "loading took longer than 100 s"})
+    assert bench.stuck == []
+
+
+def test_what_cannot_be_ended_is_stuck_once(bench: Bench) -> None:
+    bench.deaf = {"a"}
+    bench.want("a", "b")
+    bench.until_begun("a")
+    bench.now = 100.5
+    bench.until_begun("a", "b")
+    assert bench.stuck == []
+    bench.now += GRACE_S + 0.1
+    wait_until(lambda: bench.stuck == ["a"])
+    bench.end("b")
+    bench.now += 100
+    bench.end("a")
+    assert bench.stuck == ["a"]
+
+
+def test_what_is_not_wanted_any_more_ends_at_once_and_makes_room(bench: Bench) -> None:
+    bench.want("a", "b")
+    bench.until_begun("a")
+    bench.want("b")
+    wait_until(lambda: bench.reasons == {"a": NOT_WANTED})
+    bench.until_begun("a", "b")
+
+
+def test_wanted_again_it_begins_anew_when_the_old_load_has_ended(bench: Bench) -> None:
+    bench.deaf = {"a"}
+    bench.want("a")
+    bench.until_begun("a")
+    bench.want()
+    bench.want("a")
+    bench.end("a")
+    bench.until_begun("a", "a")
+
+
+def test_the_same_wish_again_changes_nothing(bench: Bench) -> None:
+    bench.want("a", "b")
+    bench.until_begun("a")
+    bench.want("a", "b")
+    bench.end("a")
+    bench.until_begun("a", "b")
+    bench.end("b")
+    assert bench.began == ["a", "b"]

@@ -1,0 +1,51 @@
+"""python -m workers.probe: load one version as a worker would, and end. Its exit code says whether it survived.
+
+stdin: a Manifest as JSON
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from services.errors import Failure
+from services.load_marks import PROBE, LoadMarks
+from services.manifest import Manifest
+from services.repository.folder import FolderRepository
+from services.settings import read_settings
+from services.supervisor.parent import die_with_parent
+from services.worker_id import worker_id
+from workers.backends import get_backend
+from workers.backends.base import Stop
+from workers.loading import REFUSED, Placement, load
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m workers.probe", description="Load one version and end.")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the worker that asks")
+    parser.add_argument("--start-id", required=True, help="what tells this process from all others")
+    parser.add_argument("--backend", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    manifest = Manifest.model_validate_json(sys.stdin.read())
+    settings = read_settings()
+    folder = FolderRepository(settings.models_dir).folder_of(manifest)
+    backend = get_backend(arguments.backend, settings.home)
+    at = Placement(backend, arguments.backend, arguments.device, arguments.threads)
+    marks = LoadMarks(settings.home / "run", worker_id(PROBE, arguments.start_id))
+    try:
+        with marks.loading(manifest, alone=True):
+            load(manifest, folder, at, Stop())
+    except Failure:
+        return REFUSED  # the worker comes to the same and says it
+    return 0
+
+
+if __name__ == "__main__":
+    # Without running destructors: what they might still do says nothing about the load.
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)
