@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ def failed(stack: Stack, model: str) -> str:
     assert probe.status_code == 503
     assert reason in probe.json()["error"]
     return reason
+
+
+def warming(stack: Stack, model: str) -> bool:
+    return bool(version(stack, model)["state"] == "warming")
 
 
 def ended(stack: Stack) -> list[str]:
@@ -98,7 +103,7 @@ def test_warm_ups_that_never_end_stop_no_other_load(tmp_path: Path) -> None:
     with running_stack(tmp_path, models=steady) as stack:
         stack.settled("steady", 1)
         for model in ("a-endless", "b-unstoppable"):
-            wait_until(lambda model=model: version(stack, model)["state"] == "warming")
+            wait_until(partial(warming, stack, model), what=f"{model} warms up")
         assert ended(stack) == []
         with constant_load(stack.port, STEADY, [v2.request({"x": ROW})], callers=1) as load:
             pid = stack.pids()["cpu-0"]
