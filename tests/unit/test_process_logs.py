@@ -63,11 +63,15 @@ def test_a_log_on_a_full_disk_goes_on_when_there_is_room() -> None:
             file.unlink()
 
 
+async def _nobody(_child: Child, _pid: int) -> bool:
+    return False
+
+
 @pytest.mark.anyio
 async def test_a_child_lives_and_is_heard_while_its_log_cannot_be_written(tmp_path: Path) -> None:
     """It would die of its next line if nobody read it any more."""
     heard: list[str] = []
-    child = Child(Program("x", (sys.executable, "-c", CHATTY)), tmp_path / "no folder", heard.append, lambda *_: None)
+    child = Child(Program("x", (sys.executable, "-c", CHATTY)), tmp_path / "no folder", heard.append, _nobody)
     child.start()
     async with asyncio.timeout(60):
         while child.last_line != "ERROR last":
