@@ -21,12 +21,14 @@ class Bench:
         self.stuck: list[str] = []
         self.reasons: dict[str, str] = {}
         self.deaf: set[str] = set()
+        self.under_way: dict[str, Load] = {}
         self._end: dict[str, threading.Event] = {}
         self.loads = Loads(self._run, lambda load: self.stuck.append(name_of(load)), Limits(100, 200), lambda: self.now)
         self.loads.start()
 
     def _run(self, load: Load) -> None:
         name = name_of(load)
+        self.under_way[name] = load
         end = self._end[name] = threading.Event()
         if name not in self.deaf:
             load.stop.by(end.set)
@@ -107,6 +109,7 @@ def test_what_cannot_be_ended_is_stuck_once(bench: Bench) -> None:
     bench.until_begun("a")
     bench.now = 100.5
     bench.until_begun("a", "b")
+    wait_until(lambda: bench.under_way["a"].stop.reason)
     assert bench.stuck == []
     bench.now += GRACE_S + 0.1
     wait_until(lambda: bench.stuck == ["a"])
