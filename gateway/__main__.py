@@ -44,7 +44,7 @@ from services.garbage import settle_garbage
 from services.instance import instance_of, shm_prefix
 from services.manifest import Manifest
 from services.metrics import catalogue
-from services.metrics.exposition import render
+from services.metrics.page import MetricsPage, Sample
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
 from services.queue.board import Board
@@ -58,6 +58,7 @@ from services.trace_values import at_start
 from services.version import VERSION
 from services.worker_id import pool_of
 
+DEPTHS_AT_ONCE = 100
 DEPTHS_S_MAX = 1.0  # for the streams' depths on the metrics page: all else is shown without Redis
 
 
@@ -115,6 +116,7 @@ class Gateway:
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
         self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
+        self.metrics_page = MetricsPage(self.tally)
         self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
         self.control = RepositoryControl(self.repository, self.catalog, settings)
         run = settings.home / "run"
@@ -131,7 +133,6 @@ class Gateway:
         self._loops: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
-        self._depths: list[tuple[str, str, str]] = []
         self.version = VERSION
         self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
 
@@ -192,27 +193,24 @@ class Gateway:
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """The metrics page; the depths of the streams are read for it."""
         async with self._scrape:
-            try:
-                with contextlib.suppress(Failure, TimeoutError):
-                    async with asyncio.timeout(DEPTHS_S_MAX):
-                        await self._stream_depths()
-                return await asyncio.to_thread(render, self.tally, accept, self.page.lines)
-            finally:
-                # Of the moment of this page: what stayed would be the largest of all gateways for ever.
-                for labels in self._depths:
-                    self.tally.remove(catalogue.STREAM_ENTRIES, *labels)
-                self._depths.clear()
+            depths: list[Sample] = []
+            with contextlib.suppress(Failure, TimeoutError):
+                async with asyncio.timeout(DEPTHS_S_MAX):
+                    await self._stream_depths(depths)
+            return await asyncio.to_thread(self.metrics_page.render, accept, self.page.lines, depths)
 
-    async def _stream_depths(self) -> None:
+    async def _stream_depths(self, depths: list[Sample]) -> None:
         by_pool: dict[str, list[Lane]] = {}
         for lane in self.lanes.all():
             by_pool.setdefault(lane.manifest.config.pool, []).append(lane)
-        for pool, lanes in by_pool.items():
-            entries = await self.board.stream_entries(pool, [lane.release for lane in lanes])
-            for lane, count in zip(lanes, entries, strict=True):
-                labels = (lane.manifest.model, str(lane.manifest.version), pool)
-                self._depths.append(labels)
-                self.tally.gauge(catalogue.STREAM_ENTRIES, *labels).set(count)
+        for pool, of_pool in by_pool.items():
+            # A few at a time: the event loop has other things to do.
+            for start in range(0, len(of_pool), DEPTHS_AT_ONCE):
+                lanes = of_pool[start : start + DEPTHS_AT_ONCE]
+                entries = await self.board.stream_entries(pool, [lane.release for lane in lanes])
+                for lane, count in zip(lanes, entries, strict=True):
+                    labels = (lane.manifest.model, str(lane.manifest.version), pool)
+                    depths.append(Sample(catalogue.STREAM_ENTRIES, labels, count))
 
     def deps(self) -> Deps:
         return Deps(

@@ -1,15 +1,14 @@
-"""The metrics as Prometheus reads them: totals -> prometheus_client families -> text 0.0.4 or OpenMetrics."""
+"""The metrics as prometheus_client has them: totals -> families. `services.metrics.page` makes text of them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -18,8 +17,8 @@ from services.metrics.catalogue import CATALOGUE, Kind, Metric
 from services.metrics.tally import Tally
 from services.metrics.totals import Totals
 
-_EOF = b"# EOF\n"
-_Rows = list[tuple[tuple[str, ...], list[float]]]
+Rows = list[tuple[tuple[str, ...], list[float]]]
+Shape = tuple[str, str, int, int]
 
 
 class TallyCollector(Collector):
@@ -28,7 +27,6 @@ class TallyCollector(Collector):
     def __init__(self, tally: Tally, catalogue: Sequence[Metric] = CATALOGUE) -> None:
         self._tally = tally
         self._catalogue = catalogue
-        self.totals = Totals()  # as they were read last
 
     def describe(self) -> Iterable[Family]:
         """Nothing, so that registering reads no files."""
@@ -36,14 +34,11 @@ class TallyCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Read the files and yield every family that has a series."""
-        rows: dict[tuple[str, str, int, int], _Rows] = {}
-        self.totals = self._tally.totals()
-        for key, values in self.totals.items():
-            rows.setdefault((key.kind, key.name, len(key.labels), key.slots), []).append((key.labels, values))
+        rows = rows_of(self._tally.totals())
         for metric in self._catalogue:
-            mine = rows.get((metric.kind, metric.name, len(metric.labels), metric.slots))
+            mine = rows.get(shape_of(metric))
             if mine:
-                yield _family(metric, sorted(mine))
+                yield family(metric, sorted(mine))
 
 
 def registry(tally: Tally) -> CollectorRegistry:
@@ -51,30 +46,11 @@ def registry(tally: Tally) -> CollectorRegistry:
 
     Of several processes prometheus_client could only show whichever answers, so they are left out then.
     """
-    return _registry(tally, TallyCollector(tally))
-
-
-def _registry(tally: Tally, collector: TallyCollector) -> CollectorRegistry:
     collectors = CollectorRegistry()
-    collectors.register(collector)
+    collectors.register(TallyCollector(tally))
     if tally.directory is None:
         ProcessCollector(registry=collectors)
     return collectors
-
-
-def render(
-    tally: Tally, accept: str | None, beside: Callable[[Totals, bool], str] = lambda *_: ""
-) -> tuple[bytes, str]:
-    """The body and content type of a scrape with this Accept header. Reads files: call it off the event loop.
-
-    `beside`: lines of other names, from the same totals; whether they are to be OpenMetrics.
-    """
-    encode, content_type = choose_encoder(accept or "")
-    collector = TallyCollector(tally)
-    body = encode(_registry(tally, collector))
-    openmetrics = content_type.startswith("application/openmetrics-text")
-    lines = beside(collector.totals, openmetrics).encode()
-    return (body.removesuffix(_EOF) + lines + _EOF if openmetrics else body + lines), content_type
 
 
 def serve(port: int, tally: Tally, host: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:  # noqa: S104
@@ -82,7 +58,21 @@ def serve(port: int, tally: Tally, host: str = "0.0.0.0") -> tuple[WSGIServer, t
     return start_http_server(port, addr=host, registry=registry(tally))
 
 
-def _family(metric: Metric, rows: _Rows) -> Family:
+def shape_of(metric: Metric) -> Shape:
+    """What series of a metric have in common; a release before may have counted something else under its name."""
+    return metric.kind, metric.name, len(metric.labels), metric.slots
+
+
+def rows_of(totals: Totals) -> dict[Shape, Rows]:
+    """Label values and values of all series, by what they are series of."""
+    rows: dict[Shape, Rows] = {}
+    for key, values in totals.items():
+        rows.setdefault((key.kind, key.name, len(key.labels), key.slots), []).append((key.labels, values))
+    return rows
+
+
+def family(metric: Metric, rows: Rows) -> Family:
+    """The series of a metric as prometheus_client has them."""
     if metric.kind is Kind.COUNTER:
         counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, values in rows:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.metrics.catalogue import Kind
+from services.metrics.readings import Readings
 from services.metrics.record import Key, records
 from services.metrics.totals import Totals
 
@@ -59,15 +60,19 @@ def claim(directory: Path, role: str) -> tuple[int, Path]:
             new.unlink(missing_ok=True)
 
 
-def read(directory: Path) -> Totals:
-    """Everything that the processes of this folder counted, dead ones included. Raises OSError."""
+def read(directory: Path, readings: Readings) -> Totals:
+    """Everything that the processes of this folder counted, dead ones included. Raises OSError.
+
+    `readings`: of the caller; what did not change since its last call is not parsed again.
+    """
     totals = Totals()
     for _ in range(_READ_ATTEMPTS):
         retired = _load(directory)
         totals = retired.totals
-        for path in _files(directory, VALUES_SUFFIX):
-            if path.name not in retired.absorbed:
-                _merge_file(totals, path)
+        files = [path for path in _files(directory, VALUES_SUFFIX) if path.name not in retired.absorbed]
+        for path in files:
+            _merge_file(totals, path, readings)
+        readings.keep({path.name for path in files})
         if _token(directory) == retired.token:
             break
     return totals
@@ -138,7 +143,7 @@ def _alive(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _merge_file(totals: Totals, path: Path) -> None:
+def _merge_file(totals: Totals, path: Path, readings: Readings) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -148,7 +153,7 @@ def _merge_file(totals: Totals, path: Path) -> None:
         content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
         os.close(descriptor)
-    totals.merge(records(memoryview(content)), alive=alive)
+    totals.merge(readings.series(path.name, content), alive=alive)
 
 
 def _token(directory: Path) -> str:

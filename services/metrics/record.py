@@ -70,14 +70,20 @@ def free_record(chunk: memoryview, record: int) -> int:
 
 def records(content: memoryview) -> Iterator[tuple[Key, list[float]]]:
     """Yield the live series of a file. Torn or foreign bytes are stepped over, never raised on."""
-    if bytes(content[: len(MAGIC)]) != MAGIC:
-        return
-    for start in range(0, len(content), CHUNK_BYTES):
-        chunk = content[start : start + CHUNK_BYTES]
-        yield from _chunk_records(chunk, HEADER_BYTES if start == 0 else 0)
+    if has_series(content):
+        keys: dict[bytes, Key] = {}
+        for start in range(0, len(content), CHUNK_BYTES):
+            yield from parsed_chunk(content[start : start + CHUNK_BYTES], start == 0, keys)
 
 
-def _chunk_records(chunk: memoryview, at: int) -> Iterator[tuple[Key, list[float]]]:
+def has_series(content: memoryview | bytes) -> bool:
+    """Whether a file is a metric file of this format."""
+    return bytes(content[: len(MAGIC)]) == MAGIC
+
+
+def parsed_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Iterator[tuple[Key, list[float]]]:
+    """Yield the live series of one piece of a file. `first`: it begins with the header. `keys`: known ones by bytes."""
+    at = HEADER_BYTES if first else 0
     while at + _HEAD.size <= len(chunk):
         size, crc, key_bytes, slots, state = _HEAD.unpack_from(chunk, at)
         if size < _ALIGN or size % _ALIGN or at + size > len(chunk):
@@ -85,9 +91,10 @@ def _chunk_records(chunk: memoryview, at: int) -> Iterator[tuple[Key, list[float
         begin = values_offset(at)
         key = bytes(chunk[begin + 8 * slots : begin + 8 * slots + key_bytes])
         if state == _LIVE and record_bytes(key, slots) == size and zlib.crc32(key) == crc:
-            kind, name, labels = json.loads(key)
-            yield (
-                Key(Kind(kind), name, tuple(labels), slots),
-                list(struct.unpack_from(f"<{slots}d", chunk, begin)),
-            )
+            # The same key with other slots is another series: a release may have changed a histogram's buckets.
+            known = keys.get(key)
+            if known is None or known.slots != slots:
+                kind, name, labels = json.loads(key)
+                known = keys[key] = Key(Kind(kind), name, tuple(labels), slots)
+            yield known, list(struct.unpack_from(f"<{slots}d", chunk, begin))
         at += size

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from services.metrics import ledger
 from services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
+from services.metrics.readings import Readings
 from services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -136,6 +137,8 @@ class Tally:
         if not self._chunks:
             self._grow()
         self._chunks[0][: len(MAGIC)] = MAGIC
+        self._readings = Readings()
+        self._reading = threading.Lock()
         self._refused = self.counter(SERIES_REFUSED)
 
     @property
@@ -195,7 +198,8 @@ class Tally:
         if self._directory is not None:
             with suppress(OSError):  # what the dead counted stays in their files until there is room
                 ledger.retire(self._directory)
-            totals = ledger.read(self._directory)
+            with self._reading:
+                totals = ledger.read(self._directory, self._readings)
         if not self._shared:
             with self._lock:
                 content = b"".join(chunk[:] for chunk in self._chunks)

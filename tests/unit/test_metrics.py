@@ -15,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from services.metrics import catalogue, ledger
 from services.metrics.catalogue import CATALOGUE, Kind
-from services.metrics.exposition import render, serve
+from services.metrics.exposition import serve
+from services.metrics.page import MetricsPage
+from services.metrics.readings import Readings
 from services.metrics.record import CHUNK_BYTES, HEADER_BYTES, MAGIC, Key, records, values_offset, write_record
 from services.metrics.tally import Tally
 from tests.kit import tools
@@ -99,7 +101,7 @@ def kill(child):
 
 def values(tally):
     """Text exposition -> {sample name with sorted labels: value}."""
-    body, _ = render(tally, None)
+    body, _ = MetricsPage(tally).render(None)
     return {
         sample.name + "".join(f",{name}={value}" for name, value in sorted(sample.labels.items())): sample.value
         for family in parse_text(body.decode())
@@ -322,7 +324,7 @@ def test_killed_between_taking_in_and_removing(tmp_path):
     ledger.retire(tmp_path)
     assert not ended.path.exists()
     ended.path.write_bytes(kept)
-    assert ledger.read(tmp_path) == mine.totals()
+    assert ledger.read(tmp_path, Readings()) == mine.totals()
     assert values(mine)["millrace_reclaimed_total,pool=cpu"] == 4
     assert value_files(tmp_path) == [mine.path.name]
     ended.close()
@@ -345,7 +347,7 @@ def test_retired_while_it_is_read(tmp_path, monkeypatch):
         return loaded
 
     monkeypatch.setattr(ledger, "_load", load_then_retire)
-    totals = ledger.read(tmp_path)
+    totals = ledger.read(tmp_path, Readings())
     assert [values for key, values in totals.items() if key.name == "millrace_reclaimed_total"] == [[4]]
     assert len(looks) == 2
 
@@ -431,7 +433,7 @@ def test_catalogue_is_sound():
 @pytest.mark.needs("promtool")
 @pytest.mark.parametrize("alone", [True, False])
 def test_promtool_is_content(tmp_path, alone):
-    body, content_type = render(exercised(None if alone else tmp_path), "text/plain")
+    body, content_type = MetricsPage(exercised(None if alone else tmp_path)).render("text/plain")
     assert content_type.startswith("text/plain; version=0.0.4")
     done = subprocess.run([tools.program("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
@@ -441,7 +443,7 @@ def test_promtool_is_content(tmp_path, alone):
 
 def test_openmetrics_by_accept_header():
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
-    body, content_type = render(exercised(), accept)
+    body, content_type = MetricsPage(exercised()).render(accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert body.endswith(b"# EOF\n")
     families = {family.name: family for family in parse_openmetrics(body.decode())}
