@@ -252,7 +252,7 @@ def _pool(name: str, versions: int, members: Sequence[WorkerRecord]) -> Pool:
 
 
 def workers(snapshot: Snapshot, now: float) -> Workers:
-    """`now`: seconds since the epoch. Clocks of hosts differ a little, so an age is at least 0."""
+    """`now`: seconds since the epoch. A clock may be set meanwhile: an age is at least 0."""
     return Workers(
         workers=[
             Worker(

@@ -7,7 +7,6 @@ Credits are slots in the workers: ready instances x DEPTH. While all are taken, 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Hashable, Sequence
 
 from gateway.batch_bytes import parts_within
@@ -285,12 +284,12 @@ class Lane:
         run_s = self._profile.predict(rows)
         self._rows_ahead = min(rows, self._batch_rows) if run_s < SHORT_RUN_S else 0
         name = link.new_name()
-        wall_ms = time.time() * 1000
-        packed = self._packer.pack(name, link.replies_key, batch, now, wall_ms)
+        redis_ms = now * 1000 + link.clock.offset_ms
+        packed = self._packer.pack(name, link.replies_key, batch, now, redis_ms)
         outstanding = Outstanding(name, self, batch, packed.places, attempt, now, run_s, losses)
         self._pending[name] = outstanding
         self._outstanding += 1
-        deadline_ms = wall_ms + (outstanding.earliest - now) * 1000
+        deadline_ms = redis_ms + (outstanding.earliest - now) * 1000
         self._forecast.put(run_s, now)
         if batch[0].counted:
             self._neighbours.put(self, now)

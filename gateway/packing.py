@@ -55,15 +55,15 @@ class Packer:
         """The most rows, at least one, whose outputs are not known to be larger than `bytes_max` together."""
         return max(1, bytes_max // max(1, self._row_bytes_known))
 
-    def pack(self, name: str, replies: bytes, requests: Sequence[Request], now: float, wall_ms: float) -> Packed:
-        """`now`: monotonic seconds; `wall_ms`: the wall clock at the same instant, for the worker."""
+    def pack(self, name: str, replies: bytes, requests: Sequence[Request], now: float, redis_ms: float) -> Packed:
+        """`now`: monotonic seconds; `redis_ms`: Redis' clock at the same instant, which the worker knows, too."""
         rows = [request.rows for request in requests]
         places: list[Place] = []
         inputs: list[BatchInput] = []
         tensors: list[Any] = []
         inline_bytes = 0
         first = requests[0].inputs
-        skew = wall_ms - now * 1000
+        skew = redis_ms - now * 1000
         for i, spec in enumerate(self._signature.inputs):
             if spec.optional and first[i].shape == ABSENT.shape:
                 inputs.append(_ABSENT_INPUT)  # for all: they would not share a batch otherwise
@@ -86,7 +86,7 @@ class Packer:
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
         deadlines = [skew + request.deadline * 1000 for request in requests]
-        header = BatchHeader(name, replies, wall_ms, rows, deadlines, inputs, room, blob_name, not requests[0].counted)
+        header = BatchHeader(name, replies, redis_ms, rows, deadlines, inputs, room, blob_name, not requests[0].counted)
         return Packed(encode_batch(header, tensors), blob, places, shared)
 
     def _allocate(self, size_bytes: int) -> Place | None:

@@ -20,6 +20,7 @@ import hiredis
 
 from services.errors import Code, Failure
 from services.queue.blob import is_last, read_command, write_commands
+from services.queue.clock import RedisClock
 from services.queue.keys import PoolKeys
 from services.queue.pipeline import Pipeline, connect
 from services.queue.scripts import script
@@ -55,6 +56,7 @@ class PoolLink:
         on_put: Callable[[str, Any], None],
     ) -> None:
         self.keys = keys
+        self.clock = RedisClock()
         self.replies_key = self.keys.replies(gateway)  # of this connection
         self.sent_bytes = 0
         self.received_bytes = 0
@@ -175,6 +177,7 @@ class PoolLink:
         self._lost.clear()
         self._out, self._replies = out, replies
         await self.load_scripts()
+        await self._measure_clock()
         lost = await self._forgotten()
         self._ask_anew()
         self._listen()
@@ -189,9 +192,15 @@ class PoolLink:
             await self.call("DEL", *(key for key, _ in self._old))
             while self._old and self._old[0][1] <= time.monotonic():
                 self._old.popleft()
+        await self._measure_clock()
         if await self._forgotten():
             log.warning("Redis at %s lost its data", self._address)
             self._on_restored(True)
+
+    async def _measure_clock(self) -> None:
+        asked = time.monotonic()
+        redis_time = await self.call("TIME")
+        self.clock.measured(asked, time.monotonic(), redis_time)
 
     async def _forgotten(self) -> bool:
         """Whether Redis has nothing of what was put before."""

@@ -55,7 +55,7 @@ class BatchInput(NamedTuple):
 
 
 class BatchHeader(NamedTuple):
-    """What a worker needs to know of a batch. Times are milliseconds of the wall clock.
+    """What a worker needs to know of a batch. Times are milliseconds on Redis' clock.
 
     `rows`: per request. `deadlines_ms`: per request. `inputs`: in the signature's order. `room`: a place for each
     output, in the signature's order, where the worker may leave it; None: inline. `replies`: reply list of the gateway.

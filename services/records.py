@@ -41,7 +41,10 @@ class InstanceRecord(BaseModel):
 
 
 class WorkerRecord(BaseModel):
-    """A worker process. `host`: equal for processes that can share memory segments."""
+    """A worker process. `host`: equal for processes that can share memory segments.
+
+    `heartbeat`: of the last one, by the clock of whoever reads it: the board fills it in.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,5 +55,5 @@ class WorkerRecord(BaseModel):
     pid: int
     host: str
     started: float
-    heartbeat: float
+    heartbeat: float = 0.0
     instances: tuple[InstanceRecord, ...] = ()

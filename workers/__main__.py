@@ -21,6 +21,7 @@ from services.load_marks import PROBE, LoadMarks, blame, left_behind
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
+from services.queue.clock import RedisClock
 from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
@@ -72,7 +73,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
     keys = InstanceKeys(instance_of(settings)).pool(pool)
     threads = settings.threads or os.cpu_count() or 1
-    started = time.time()
+    started = time.time()  # noqa: TID251 - for people
     host = host_token(settings.segments_dir)
     held = Held()
     repository = FolderRepository(settings.models_dir)
@@ -82,13 +83,14 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     # Without its pid: a worker that is started again goes on with its series.
     tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
 
+    clock = RedisClock()
     spin = Spin(settings.spin_us_max / 1e6)
 
     def connect() -> Exchange:
-        return Exchange(address, keys, worker)
+        return Exchange(address, keys, worker, clock)
 
     def connect_loop() -> Exchange:
-        return Exchange(address, keys, worker, spin, tallies.reply_not_taken)
+        return Exchange(address, keys, worker, clock, spin, tallies.reply_not_taken)
 
     def record() -> WorkerRecord:
         return WorkerRecord(
@@ -99,7 +101,6 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
             pid=os.getpid(),
             host=host,
             started=started,
-            heartbeat=time.time(),
             instances=tuple(holding.record() for holding in held.all().values()),
         )
 
@@ -126,7 +127,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     )
     segments = Segments(settings.segments_dir)
     replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heart.lease_valid)
-    loop = Worker(connect_loop, held, segments, replies, tallies)
+    loop = Worker(connect_loop, held, segments, replies, tallies, clock)
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
 
@@ -157,7 +158,7 @@ def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
     for worker in (name, f"{PROBE}-"):
         marks = left_behind(run_dir, worker)
         with contextlib.suppress(Failure):
-            blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)
+            blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
 
 
 def _leave(connect: Callable[[], Exchange]) -> None:

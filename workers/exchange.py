@@ -11,6 +11,7 @@ import msgpack
 
 from services.errors import Code, Failure
 from services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
+from services.queue.clock import RedisClock
 from services.queue.keys import PoolKeys
 from services.queue.link import Link, Refused
 from services.queue.scripts import script
@@ -43,16 +44,19 @@ class Exchange:
         address: RedisAddress,
         keys: PoolKeys,
         worker: str,
+        clock: RedisClock,
         spin: Spin | None = None,
         on_refused: Callable[[], object] = lambda: None,
     ) -> None:
-        """`spin`: how `receive_wait` waits; None: asleep. `on_refused`: Redis did not take the outputs of a batch.
+        """`clock`: is measured with every connection and beat. `spin`: how `receive_wait` waits; None: asleep.
+        `on_refused`: Redis did not take the outputs of a batch.
 
         Raises Failure(UNAVAILABLE) when Redis cannot be reached.
         """
         self._on_refused = on_refused
         self._keys = keys
         self._worker = worker
+        self._clock = clock
         self._spin = spin or Spin(0)
         self._link = Link(address)
         self._asked = 0.0  # when what comes next was asked for: it was leased after that
@@ -60,6 +64,9 @@ class Exchange:
             for name in ("next", "hold", "release", "recover", "beat", "reclaim"):
                 self._link.call("SCRIPT", "LOAD", script(name).text)
             self._link.call("CLIENT", "SETNAME", worker)
+            asked = time.monotonic()
+            redis_time = self._link.call("TIME")
+            clock.measured(asked, time.monotonic(), redis_time)
             self.client_id = int(self._link.call("CLIENT", "ID"))
         except Failure:
             self._link.close()
@@ -230,13 +237,15 @@ class Exchange:
         """Extend leases and publish the record. False: as far as Redis knows this worker holds nothing: hold again."""
         keys = self._keys
         of_worker = (keys.workers, keys.record(self._worker), keys.held(self._worker))
-        known = bool(self._script("beat", of_worker, (self._worker, record, life_ms), prefix=False))
+        asked = time.monotonic()
+        known, *redis_time = self._script("beat", of_worker, (self._worker, record, life_ms), prefix=False)
+        self._clock.measured(asked, time.monotonic(), redis_time)
         # Not in the script: these keys are the installation's, and may be on another shard than the pool's.
         pools = keys.of_instance.pools
         self._link.send_both(("SADD", pools, keys.pool), ("EXPIRE", pools, POOLS_LIFE_S))
         self._link.receive()
         self._link.receive()
-        return known
+        return bool(known)
 
     def announce(self) -> None:
         """Tell the gateways that this worker's record changed."""

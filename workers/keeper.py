@@ -200,7 +200,7 @@ class Keeper:
         seconds_max = PROBE_START_S + sum(self._limits)
         died = probe(manifest, self._at, self._marks.run_dir, seconds_max, stop)
         if died:
-            verdict = self._judge(manifest, lambda one: judged(one, DEATHS_CERTAIN, died, time.time()))
+            verdict = self._judge(manifest, lambda one: judged(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
             code = Code.MODEL if verdict.failed else Code.UNAVAILABLE  # cleared in between: tried again
             raise Failure(code, verdict.failed or f"the process that loaded it {died}")
 
@@ -247,7 +247,7 @@ class Keeper:
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
         """No worker loads the version again until an operator asks for it."""
-        self._judge(manifest, lambda verdict: verdict.with_failure(reason, time.time()))
+        self._judge(manifest, lambda verdict: verdict.with_failure(reason, time.time()))  # noqa: TID251 - for people
 
     def _judge(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
         try:

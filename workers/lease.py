@@ -96,7 +96,7 @@ def _array(datatype: str, tensor: BatchInput, raw: memoryview, rows: int | None)
 
 
 class RunCost(NamedTuple):
-    """What a run took of time. `began_ms`: when, by the wall clock. `rows`: of all its leases.
+    """What a run took of time. `began_ms`: when, on Redis' clock. `rows`: of all its leases.
 
     `input_s`, `infer_s`, `split_s`: merging, running, sharing out. `runs`: as in ReplyHeader.
     """

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.errors import Code, Failure
+from services.queue.clock import RedisClock
 from services.segments.segment import Segments
 from workers.backends.base import Array, OutOfMemory
 from workers.held import Holding
@@ -51,14 +52,18 @@ def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
 
 
 def run(
-    group: Sequence[Lease], holding: Holding, segments: Segments, on_no_memory: Callable[[int], None] = lambda _: None
+    group: Sequence[Lease],
+    holding: Holding,
+    segments: Segments,
+    clock: RedisClock,
+    on_no_memory: Callable[[int], None] = lambda _: None,
 ) -> list[Run]:
     """Run leases of one lane together; never raises for what a model or a caller did.
 
     `on_no_memory`: called with the rows of a run that found no memory, before its halves are tried.
     """
     began = time.perf_counter()
-    now_ms = time.time() * 1000
+    now_ms = clock.now_ms()
     live: list[Lease] = []
     arrays: list[Inputs] = []
     signature = holding.manifest.signature

@@ -65,11 +65,11 @@ class Watchdog:
     def start(self) -> None:
         self._thread.start()
 
-    def arm(self, group: Sequence[Lease], holding: Holding) -> Guarded | None:
-        """Guard the run of `group` that begins now, until `disarm`."""
+    def arm(self, group: Sequence[Lease], holding: Holding, now_ms: float) -> Guarded | None:
+        """Guard the run of `group` that begins now, until `disarm`. `now_ms`: on Redis' clock, as deadlines are."""
         if holding.instance is None:
             return None
-        left_s = max([max(lease.header.deadlines_ms) for lease in group]) / 1000 - time.time()
+        left_s = (max([max(lease.header.deadlines_ms) for lease in group]) - now_ms) / 1000
         measured_s = holding.run_s(sum([lease.rows for lease in group]))
         if group[0].header.canary:  # nobody waits for its answer, and it may run on a slow model
             left_s = self._run_s_max

@@ -15,6 +15,7 @@ from functools import partial
 
 from services.backoff import Backoff
 from services.errors import Code, Failure
+from services.queue.clock import RedisClock
 from services.segments.segment import Segments
 from services.tensor import Signature
 from workers.exchange import Exchange, Finished
@@ -47,12 +48,14 @@ class Worker:
         segments: Segments,
         replies: ReplyWriter,
         tallies: WorkerTallies,
+        clock: RedisClock,
     ) -> None:
         self._connect = connect
         self._held = held
         self._segments = segments
         self._replies = replies
         self._tallies = tallies
+        self._clock = clock
         self._stopping = threading.Event()
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
@@ -170,7 +173,7 @@ class Worker:
         holding = self._held.get(group[0].lane)
         if holding is None:
             return [self._refuse(lease) for lease in group]
-        runs = run(group, holding, self._segments, partial(self._out_of_memory, group[0].lane))
+        runs = run(group, holding, self._segments, self._clock, partial(self._out_of_memory, group[0].lane))
         if runs[0].execution_s:
             self._ran.append((holding, runs[0].execution_s, runs[0].cost.rows))
         signature = holding.manifest.signature
@@ -201,7 +204,7 @@ class Worker:
     def _refuse(self, lease: Lease) -> Finished:
         for position in list(lease.alive):
             lease.fail(position, Code.UNAVAILABLE, "the version is not loaded in this worker any more")
-        cost = RunCost(time.time() * 1000, 0.0, 0.0, 0.0, 0, [])
+        cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return self._finish(Run(lease, None, 0.0, cost), _NO_SIGNATURE)
 
     def _drain(self, exchange: Exchange) -> None:

@@ -261,7 +261,7 @@ class RepositoryControl:
     def _cleared(self, manifests: Sequence[Manifest]) -> list[Manifest]:
         """The manifests without what was held against them; those as new releases, which no worker has tried."""
         return [
-            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one
+            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - for people
             for one in manifests
         ]
 

@@ -82,7 +82,7 @@ def ago(instant_s: float | None) -> str:
     """How long ago an instant (seconds since the epoch) was."""
     if instant_s is None:
         return "-"
-    seconds = max(0.0, time.time() - instant_s)
+    seconds = max(0.0, time.time() - instant_s)  # noqa: TID251 - for people
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

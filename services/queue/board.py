@@ -6,7 +6,7 @@ Through redis-py: none of this is on the hot path. Everything on it expires or i
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,17 +24,14 @@ GATEWAY_LIFE_S = 3.0
 
 
 class Board:
-    """Every method raises Failure(UNAVAILABLE) while Redis is away. `clock`: seconds since the epoch.
+    """Every method raises Failure(UNAVAILABLE) while Redis is away. Until when something counts is on Redis' clock.
 
     `quiet_s`: without news for so long, Redis is asked whether it is still there, and has so long to say it.
     """
 
-    def __init__(
-        self, address: RedisAddress, keys: InstanceKeys, clock: Callable[[], float] = time.time, quiet_s: float = 5
-    ) -> None:
+    def __init__(self, address: RedisAddress, keys: InstanceKeys, quiet_s: float = 5) -> None:
         self._address = address
         self._keys = keys
-        self._clock = clock
         self._quiet_s = quiet_s
         self._redis: Any = async_client(address)
 
@@ -44,11 +41,18 @@ class Board:
         try:
             for pool in sorted(await self._redis.smembers(self._keys.pools)):
                 keys = self._keys.pool(_text(pool))
-                ids = sorted(_text(worker) for worker in await self._redis.zrange(keys.workers, 0, -1))
-                if not ids:
+                beats = {
+                    _text(id_): ms / 1000 for id_, ms in await self._redis.zrange(keys.workers, 0, -1, withscores=True)
+                }
+                if not beats:
                     continue
+                ids = sorted(beats)
                 found = await self._redis.mget([keys.record(worker) for worker in ids])
-                records += [WorkerRecord.model_validate_json(data) for data in found if data is not None]
+                behind_s = time.time() - await self._now()  # noqa: TID251
+                for worker, data in zip(ids, found, strict=True):
+                    if data is not None:
+                        record = WorkerRecord.model_validate_json(data)
+                        records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
         except (RedisError, OSError) as error:
             raise _away(error) from error
         except ValidationError as error:
@@ -70,13 +74,14 @@ class Board:
         """Uploads in progress: (model, version) -> state; version None: its number is given when it is published."""
         try:
             stored = await self._redis.hgetall(self._keys.uploads)
+            now = await self._now()
         except (RedisError, OSError) as error:
             raise _away(error) from error
         uploads: dict[tuple[str, int | None], State] = {}
         for field, value in stored.items():
             model, _, version = _text(field).partition("/")
             state, _, until = _text(value).partition(" ")
-            if float(until or 0) > self._clock():
+            if float(until or 0) > now:
                 uploads[model, int(version) if version else None] = State(state)
             else:
                 await self._forget(_text(field))  # its gateway died: nobody else takes the line back
@@ -89,7 +94,7 @@ class Board:
             await self._forget(field)
             return
         try:
-            await self._redis.hset(self._keys.uploads, field, f"{state.value} {self._clock() + UPLOAD_LIFE_S:.3f}")
+            await self._redis.hset(self._keys.uploads, field, f"{state.value} {await self._now() + UPLOAD_LIFE_S:.3f}")
         except (RedisError, OSError) as error:
             raise _away(error) from error
 
@@ -103,10 +108,11 @@ class Board:
         """Live gateways and the token of the repository that each routes by."""
         try:
             stored = await self._redis.hgetall(self._keys.gateways)
+            now = await self._now()
             found: dict[str, str] = {}
             for name, value in stored.items():
                 until, _, token = _text(value).partition(" ")
-                if float(until) > self._clock():
+                if float(until) > now:
                     found[_text(name)] = token
                 else:
                     await self._redis.hdel(self._keys.gateways, name)
@@ -120,9 +126,14 @@ class Board:
             if token is None:
                 await self._redis.hdel(self._keys.gateways, name)
             else:
-                await self._redis.hset(self._keys.gateways, name, f"{self._clock() + GATEWAY_LIFE_S:.3f} {token}")
+                await self._redis.hset(self._keys.gateways, name, f"{await self._now() + GATEWAY_LIFE_S:.3f} {token}")
         except (RedisError, OSError) as error:
             raise _away(error) from error
+
+    async def _now(self) -> float:
+        """Seconds since the epoch on Redis' clock: those of machines differ."""
+        seconds, microseconds = await self._redis.time()
+        return int(seconds) + int(microseconds) / 1e6
 
     async def publish(self, message: str) -> None:
         try:

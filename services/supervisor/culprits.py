@@ -40,7 +40,7 @@ class Culprits:
             return False
         with suppress(Failure):
             self._repository = self._repository or FolderRepository(self._models_dir)
-            blame(self._repository, marks, cause(code), time.time(), certain=True)
+            blame(self._repository, marks, cause(code), time.time(), certain=True)  # noqa: TID251 - for people
             return True
         return False
 

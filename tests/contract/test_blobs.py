@@ -180,7 +180,7 @@ def test_outputs_at_which_a_connection_breaks_each_time_become_an_error(pool, tm
     while not pool.redis.llen(pool.keys.replies("g0")):
         sent += 1
         assert sent <= LOSSES_MAX + 1, "it is not sent for ever"
-        worker = Exchange(RedisAddress.unix(str(tmp_path / "proxy")), pool.keys, "w")
+        worker = Exchange(RedisAddress.unix(str(tmp_path / "proxy")), pool.keys, "w", pool.clock)
         try:
             worker.send_next([Finished(lease, b"one", bytes(MIB))], 0, 0)
             worker.receive_next()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +34,16 @@ def address(server: RedisAddress) -> RedisAddress:
     with client(server) as redis:
         redis.flushall()
     return server
+
+
+def age(address: RedisAddress, key: bytes, seconds: float) -> None:
+    """As if all that the hash holds had been written so long ago."""
+    with client(address) as redis:
+        for field, value in redis.hgetall(key).items():
+            words = [
+                f"{float(word) - seconds:.3f}" if word[:1].isdigit() else word for word in value.decode().split(" ")
+            ]
+            redis.hset(key, field, " ".join(words))
 
 
 def test_workers_are_those_whose_records_live(address):
@@ -78,14 +89,12 @@ def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(addres
 
 def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
     async def upload() -> None:
-        now = 1000.0
-        board = Board(address, KEYS, lambda: now)
+        board = Board(address, KEYS)
         await board.set_upload("m", 3, State.CHECKING)
         await board.set_upload("m", None, State.UPLOADED)
         assert await board.uploads() == {("m", 3): State.CHECKING, ("m", None): State.UPLOADED}
-        now += UPLOAD_LIFE_S / 2
+        age(address, KEYS.uploads, UPLOAD_LIFE_S)
         await board.set_upload("m", 3, State.CHECKING)
-        now += UPLOAD_LIFE_S / 2
         assert await board.uploads() == {("m", 3): State.CHECKING}  # the other one's gateway died
         with client(address) as redis:
             assert redis.hlen(KEYS.uploads) == 1
@@ -99,19 +108,41 @@ def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
 
 def test_gateways_are_those_that_said_so_of_late(address):
     async def look() -> None:
-        now = 1000.0
-        board = Board(address, KEYS, lambda: now)
-        await board.set_gateway("a", "settled 1")
-        now += GATEWAY_LIFE_S / 2
-        await board.set_gateway("b", "settled 2")
-        assert await board.gateways() == {"a": "settled 1", "b": "settled 2"}
-        now += GATEWAY_LIFE_S / 2
-        assert await board.gateways() == {"b": "settled 2"}
+        board = Board(address, KEYS)
+        await board.set_gateway("a", "token-a")
+        await board.set_gateway("b", "token-b")
+        assert await board.gateways() == {"a": "token-a", "b": "token-b"}
+        age(address, KEYS.gateways, GATEWAY_LIFE_S)
+        await board.set_gateway("b", "token-b")
+        assert await board.gateways() == {"b": "token-b"}
         with client(address) as redis:
             assert redis.hlen(KEYS.gateways) == 1
         await board.set_gateway("b", None)
         assert await board.gateways() == {}
         await board.close()
+
+    asyncio.run(look())
+
+
+def test_clocks_of_machines_do_not_matter(address, monkeypatch):
+    """What one machine wrote until when counts as long in the eyes of every other, and in no other's eyes it is old."""
+
+    async def look() -> None:
+        board = Board(address, KEYS)
+        pool = Pool(address, "cpu")
+        for ahead_s in (0.0, 86_400.0, -86_400.0):
+            right = time.time
+            with monkeypatch.context() as patch:
+                patch.setattr(time, "time", lambda ahead_s=ahead_s, right=right: right() + ahead_s)
+                await board.set_gateway(f"g{ahead_s:g}", "token")
+                await board.set_upload("m", round(abs(ahead_s)) + 1, State.CHECKING)
+                pool.worker("w").beat(worker(name="w").model_dump_json().encode(), 60_000)
+                [record] = await board.workers()
+                assert abs(time.time() - record.heartbeat) < GATEWAY_LIFE_S
+        assert sorted(await board.gateways()) == ["g-86400", "g0", "g86400"]
+        assert len(await board.uploads()) == 2
+        await board.close()
+        pool.close()
 
     asyncio.run(look())
 

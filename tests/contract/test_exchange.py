@@ -63,7 +63,7 @@ def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
     old = pool.join("w", "m")
     old.send_wait([], 4, 30)
     wait_until(lambda: blocked(pool))
-    new = Exchange(pool.address, pool.keys, "w")
+    new = Exchange(pool.address, pool.keys, "w", pool.clock)
     new.end(pool.redis.client_id())  # of somebody else: left alone
     new.end(old.client_id)
     wait_until(lambda: not blocked(pool))
@@ -406,6 +406,6 @@ def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
     pool.redis.config_set("requirepass", "x")
     try:
         with pytest.raises(Failure, match="NOAUTH"):
-            Exchange(pool.address, pool.keys, "w")
+            Exchange(pool.address, pool.keys, "w", pool.clock)
     finally:
         pool.redis.config_set("requirepass", "")

@@ -14,7 +14,9 @@ NAME = "beating"
 def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
     """It may lead to a replica that became the master before it was told of the lane: the record is there, though."""
     held = pool.keys.held(NAME)
-    heart = Heart(lambda: Exchange(pool.address, pool.keys, NAME), lambda: worker(name=NAME), lambda: ["m"], 20_000)
+    heart = Heart(
+        lambda: Exchange(pool.address, pool.keys, NAME, pool.clock), lambda: worker(name=NAME), lambda: ["m"], 20_000
+    )
     heart.start()
     wait_until(lambda: pool.redis.smembers(held) == {b"m"}, what="held")
     pool.redis.sadd(held, "an earlier one")

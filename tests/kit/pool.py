@@ -14,6 +14,7 @@ import msgpack
 
 from services.batch import BatchHeader, encode_batch
 from services.queue.blob import write_commands
+from services.queue.clock import RedisClock
 from services.queue.keys import InstanceKeys
 from services.queue.link import Link
 from services.queue.scripts import script
@@ -106,6 +107,7 @@ class Pool:
         self.address = address
         self.name = name
         self.keys = InstanceKeys(instance).pool(name)
+        self.clock = RedisClock()
         self.redis: Any = client(address)
         self._link = Link(address)
         self._exchanges: dict[str, Exchange] = {}
@@ -184,7 +186,7 @@ class Pool:
 
     def worker(self, name: str) -> Exchange:
         if name not in self._exchanges:
-            self._exchanges[name] = Exchange(self.address, self.keys, name)
+            self._exchanges[name] = Exchange(self.address, self.keys, name, self.clock)
         return self._exchanges[name]
 
     def lose_connection(self, name: str) -> None:

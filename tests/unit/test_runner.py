@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from services.batch import BatchHeader, BatchInput, Place, encode_batch
 from services.errors import Code
 from services.manifest import Manifest, ModelConfig
+from services.queue.clock import RedisClock
 from services.records import State
 from services.segments.segment import Segments
 from services.tensor import Signature, TensorSpec
@@ -28,6 +28,7 @@ from workers.lease import Lease
 from workers.runner import Run, merge, run
 
 SEGMENTS = Segments(Path("/dev/shm"))
+CLOCK = RedisClock()
 FAR_MS = 1e15
 BAD = 13
 
@@ -137,7 +138,7 @@ def test_leases_of_other_lanes_or_shapes_do_not_merge():
 
 def test_merged_leases_run_once_and_get_their_own_rows(echo):
     held = echo()
-    results = run([lease([1], [2, 3]), lease([4]), lease([], [5])], held, SEGMENTS)
+    results = run([lease([1], [2, 3]), lease([4]), lease([], [5])], held, SEGMENTS, CLOCK)
     assert [values(result) for result in results] == [[1, 2, 3], [4], [5]]
     assert runs(held) == [5]
     assert {result.cost.rows for result in results} == {5}
@@ -145,15 +146,15 @@ def test_merged_leases_run_once_and_get_their_own_rows(echo):
 
 
 def test_rows_of_nothing_run_too(echo):
-    [result] = run([lease([], [])], echo(), SEGMENTS)
+    [result] = run([lease([], [])], echo(), SEGMENTS, CLOCK)
     assert values(result) == []
 
 
 def test_what_expired_does_not_run(echo):
     held = echo()
     half = lease([1], [2, 2], [3], deadlines=[FAR_MS, 1, FAR_MS])
-    gone = lease([4], deadlines=[time.time() * 1000 - 1])
-    results = run([half, gone], held, SEGMENTS)
+    gone = lease([4], deadlines=[CLOCK.now_ms() - 1])
+    results = run([half, gone], held, SEGMENTS, CLOCK)
     assert [values(result) for result in results] == [[1, 3], None]
     assert runs(held) == [2]
     assert [list(one.failures) for one in (half, gone)] == [[1], [0]]
@@ -163,7 +164,7 @@ def test_what_expired_does_not_run(echo):
 def test_only_the_culprit_is_told(echo):
     held = echo()
     innocent, guilty = lease([1], [2]), lease([3], [4, BAD, 5], [6])
-    results = run([innocent, guilty], held, SEGMENTS)
+    results = run([innocent, guilty], held, SEGMENTS, CLOCK)
     assert [values(result) for result in results] == [[1, 2], [3, 6]]
     assert innocent.failures == {}
     assert guilty.failures == {1: [Code.MODEL, "echo: an element equals 13.0"]}
@@ -174,7 +175,7 @@ def test_only_the_culprit_is_told(echo):
 
 def test_a_request_that_is_alone_is_not_run_again(echo):
     held = echo()
-    [result] = run([lease([BAD])], held, SEGMENTS)
+    [result] = run([lease([BAD])], held, SEGMENTS, CLOCK)
     assert (values(result), runs(held)) == (None, [1])
     assert list(result.lease.failures) == [0]
 
@@ -201,7 +202,7 @@ def test_whatever_fails_the_others_are_answered(echo, batches, late):
             "expired" if out else "model" if BAD in rows else "" for rows, out in zip(requests, expired, strict=True)
         ]
         wanted.append(([v for rows, fate in zip(requests, fates, strict=True) if not fate for v in rows], fates))
-    for result, (alive, fates) in zip(run(leases, held, SEGMENTS), wanted, strict=True):
+    for result, (alive, fates) in zip(run(leases, held, SEGMENTS, CLOCK), wanted, strict=True):
         assert (values(result) or []) == alive
         assert {i: failure[0] for i, failure in result.lease.failures.items()} == {
             i: f for i, f in enumerate(fates) if f
@@ -221,7 +222,7 @@ def test_several_outputs_are_split_alike(echo):
         return Lease("m", b"1-0", encode_batch(header, [one.tobytes(), two.tobytes()]), 1)
 
     for bad in (False, True):
-        results = run([pair(1), pair(2), *([pair(BAD)] if bad else [])], held, SEGMENTS)
+        results = run([pair(1), pair(2), *([pair(BAD)] if bad else [])], held, SEGMENTS, CLOCK)
         outputs = [[array.tolist() for array in result.outputs or ()] for result in results]
         assert outputs == [[[[1]], [[10]]], [[[2]], [[20]]], *([[]] if bad else [])]
 
@@ -249,7 +250,7 @@ def test_a_real_model_that_fails_on_some_values(tmp_path):
             "",
         )
         leases.append(Lease("m", b"1-0", encode_batch(header, [data.tobytes()]), 1))
-    first, second, third = run(leases, held, SEGMENTS)
+    first, second, third = run(leases, held, SEGMENTS, CLOCK)
     assert (values(first), values(second), values(third)) == ([10, 20], None, [30, 40])
     assert (list(second.lease.failures), list(third.lease.failures)) == ([0], [1])
     assert "ONNX Runtime" in third.lease.failures[1][1]
@@ -265,11 +266,11 @@ def test_a_version_that_does_not_batch_runs_as_it_is(tmp_path):
     assert held.rows_max == 1
     data = np.arange(12, dtype=np.float32).reshape(3, 4)
     header = BatchHeader("b", b"r", 0.0, [1], [FAR_MS], [BatchInput((3, 4), data.nbytes, None, None)], [], "")
-    [result] = run([Lease("m", b"1-0", encode_batch(header, [data.tobytes()]), 1)], held, SEGMENTS)
+    [result] = run([Lease("m", b"1-0", encode_batch(header, [data.tobytes()]), 1)], held, SEGMENTS, CLOCK)
     assert result.outputs is not None
     assert result.outputs[0].tolist() == data.T.tolist()
     wrong = header._replace(inputs=[BatchInput((2, 6), data.nbytes, None, None)])
-    [result] = run([Lease("m", b"1-0", encode_batch(wrong, [data.tobytes()]), 1)], held, SEGMENTS)
+    [result] = run([Lease("m", b"1-0", encode_batch(wrong, [data.tobytes()]), 1)], held, SEGMENTS, CLOCK)
     assert (result.outputs, result.lease.failures[0][0]) == (None, Code.MODEL)
 
 
@@ -290,7 +291,7 @@ def test_a_model_that_mixes_rows_is_found_out():
             return
 
     held = holding(Summing(), signature())
-    one, two = run([lease([1], [2, 3])], held, SEGMENTS), run([lease([4])], held, SEGMENTS)
+    one, two = run([lease([1], [2, 3])], held, SEGMENTS, CLOCK), run([lease([4])], held, SEGMENTS, CLOCK)
     assert values(one[0]) == [1]
     assert list(one[0].lease.failures) == [1]
     assert '"batching": false' in one[0].lease.failures[1][1]
@@ -303,14 +304,14 @@ def test_leases_whose_tensors_are_gone_do_not_harm_the_others(echo):
     lost.header.inputs[0] = lost.header.inputs[0]._replace(place=Place("no-such-segment", 0, 8))
     empty = lease([3])
     empty.inline = memoryview(b"")  # its blob has expired
-    results = run([lost, lease([4]), empty], held, SEGMENTS)
+    results = run([lost, lease([4]), empty], held, SEGMENTS, CLOCK)
     assert [values(result) for result in results] == [None, [4], None]
     assert [code for code, _ in (lost.failures[0], lost.failures[1], empty.failures[0])] == [Code.UNAVAILABLE] * 3
-    assert [values(result) for result in run([lost], held, SEGMENTS)] == [None]
+    assert [values(result) for result in run([lost], held, SEGMENTS, CLOCK)] == [None]
 
 
 def test_a_version_that_is_not_loaded_is_unavailable():
-    [result] = run([lease([1], [2])], holding(None, signature()), SEGMENTS)
+    [result] = run([lease([1], [2])], holding(None, signature()), SEGMENTS, CLOCK)
     assert result.outputs is None
     assert [code for code, _ in result.lease.failures.values()] == [Code.UNAVAILABLE] * 2
 
@@ -344,7 +345,7 @@ def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
     held = echo()
     held = replace(held, instance=Narrow(held.instance, 3))
     without: list[int] = []
-    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, without.append)
+    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, CLOCK, without.append)
     assert (values(one), values(two)) == ([1, 2, 3, 4, 5, 6], [7, 8])
     assert runs(held) == [8, 4, 2, 2, 4, 2, 2]
     assert without == [8, 4, 4]
@@ -357,7 +358,7 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkey
     held = echo()
     without: list[int] = []
     monkeypatch.setattr("workers.runner.np.concatenate", full)
-    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, without.append)
+    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, without.append)
     assert (values(one), values(two)) == ([1, 2], [3])
     assert (runs(held), without) == ([2, 1], [3])
 
@@ -365,6 +366,6 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkey
 def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
     held = echo()
     held = replace(held, instance=Narrow(held.instance, 0))
-    [result] = run([lease([1], [2])], held, SEGMENTS)
+    [result] = run([lease([1], [2])], held, SEGMENTS, CLOCK)
     assert result.outputs is None
     assert result.lease.failures == {0: [Code.MODEL, "no memory"], 1: [Code.MODEL, "no memory"]}

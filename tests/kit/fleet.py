@@ -1,0 +1,128 @@
+"""Gateways and workers that are started one by one over one Redis, as containers are, each on a machine of its own.
+
+with fleet(tmp_path, address) as machines: url = machines.gateway(); machines.worker(ahead_s=31)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.queue.url import RedisAddress
+from tests.kit.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+SKEWED = ROOT / "tests" / "integration" / "programs" / "skewed.py"
+WAIT_S = 60.0
+
+
+class Fleet:
+    """Processes that share a home, so its repository, and a Redis. `tree`: the source that they run."""
+
+    def __init__(self, folder: Path, address: RedisAddress, tree: Path, settings: dict[str, object]) -> None:
+        self.folder = folder
+        self._tree = tree
+        environment = {"HOME": folder / "home", "REDIS_URL": address.url, "GRPC_PORT": -1} | settings
+        self._environment = {f"MILLRACE_{name}": str(value) for name, value in environment.items()}
+        self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._clients: list[httpx.Client] = []
+
+    def gateway(self, ahead_s: float = 0.0) -> httpx.Client:
+        """Start a gateway whose clock is `ahead_s` seconds ahead; a client of it, once it answers."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        port, fd = listener.getsockname()[1], listener.fileno()
+        self._start("gateway", ahead_s, "--fd", str(fd), "--index", str(len(self._started)), fd=fd)
+        listener.close()
+        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+        self._clients.append(http)
+        assert http.get("/v2/health/live").status_code == 200
+        return http
+
+    def worker(self, ahead_s: float = 0.0, *arguments: str, index: str = "host") -> subprocess.Popen[bytes]:
+        """Start a worker of the pool cpu."""
+        return self._start("workers", ahead_s, "--pool", "cpu", "--index", index, *arguments)
+
+    def _start(self, module: str, ahead_s: float, *arguments: str, fd: int | None = None) -> subprocess.Popen[bytes]:
+        self.folder.mkdir(exist_ok=True)
+        log = self.folder / f"{module}-{len(self._started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(SKEWED), str(ahead_s), module, *arguments],
+                env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLRACE_THREADS": "1"},
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=() if fd is None else (fd,),
+            )
+        self._started.append((process, log))
+        return process
+
+    def push(self, http: httpx.Client, name: str, path: Path) -> None:
+        """Upload a model and return when it is ready in the eyes of this gateway."""
+        reply = http.post(f"/admin/v1/models/{name}/versions", params={"wait": WAIT_S}, content=path.read_bytes())
+        assert (reply.status_code, reply.json().get("state")) == (201, "ready"), reply.text
+
+    def workers(self, http: httpx.Client) -> list[dict[str, Any]]:
+        """What a gateway knows of workers."""
+        found: list[dict[str, Any]] = http.get("/admin/v1/workers").json()["workers"]
+        return found
+
+    def until_workers(self, http: httpx.Client, number: int) -> list[dict[str, Any]]:
+        """Wait until a gateway knows so many workers, each with everything loaded."""
+
+        def all_ready() -> list[dict[str, Any]] | None:
+            found = self.workers(http)
+            ready = all(one["instances"] and _ready(one) for one in found)
+            return found if len(found) == number and ready else None
+
+        return wait_until(all_ready, WAIT_S, f"{number} workers")
+
+    def logs(self) -> str:
+        return "\n".join(f"== {log.name}\n{log.read_text()}" for _, log in self._started)
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGTERM)
+        # uvicorn ends in order, and then by the signal that it was sent.
+        assert process.wait(WAIT_S) in {0, -signal.SIGTERM}
+
+    def end(self) -> None:
+        """Stop all, gateways first; each ends by itself and in order."""
+        for process, _ in self._started:
+            if process.poll() is None:
+                self.stop(process)
+
+    def kill(self) -> None:
+        for http in self._clients:
+            http.close()
+        for process, _ in self._started:
+            process.kill()
+            process.wait(WAIT_S)
+
+
+def _ready(worker: dict[str, Any]) -> bool:
+    return all(instance["state"] == "ready" for instance in worker["instances"])
+
+
+@contextmanager
+def fleet(folder: Path, address: RedisAddress, tree: Path = ROOT, **settings: object) -> Iterator[Fleet]:
+    """A fleet without processes yet; at its end all are stopped. `settings`: MILLRACE_… of all, in capitals."""
+    running = Fleet(folder, address, tree, settings)
+    try:
+        yield running
+        running.end()
+        assert "Traceback" not in running.logs()
+    except BaseException:
+        print(running.logs())  # pytest shows it with the failure
+        raise
+    finally:
+        running.kill()
