@@ -96,6 +96,11 @@ class Settings(BaseSettings):
         le=10_000,
         description="Microseconds that a process looks for work or a reply before it sleeps; 0: none.",
     )
+    worker_memory_bytes_max: int | None = Field(
+        None,
+        ge=0,
+        description="Memory of one worker; 0: no limit; unset: an equal share of 80 % of what the machine or container has.",
+    )
     check_memory_bytes_max: int = Field(8192 * MIB, ge=64 * MIB, description="Memory of a model check.")
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
     load_s_max: float = Field(600, gt=0, description="How long a worker may take to load a version.")

@@ -18,6 +18,7 @@ from services.exit_status import LOAD_STUCK
 from services.garbage import settle_garbage
 from services.instance import instance_of
 from services.load_marks import PROBE, LoadMarks, blame, left_behind
+from services.memory import total_bytes, worker_share
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
@@ -30,6 +31,7 @@ from services.repository.folder import FolderRepository
 from services.segments.segment import Segments, host_token
 from services.settings import Settings, read_settings
 from services.spin import Spin
+from services.supervisor.plan import parse_pools
 from services.worker_id import new_start, worker_id
 from workers.backends import get_backend
 from workers.drain import Drain
@@ -40,6 +42,7 @@ from workers.keeper import Keeper
 from workers.lease import ReplyWriter
 from workers.loading import Placement
 from workers.loads import Limits
+from workers.memory_limit import go_first, limit_memory
 from workers.tallies import WorkerTallies
 from workers.worker import Worker
 
@@ -73,6 +76,9 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
     keys = InstanceKeys(instance_of(settings)).pool(pool)
     threads = settings.threads or os.cpu_count() or 1
+    memory_bytes_max = _memory_bytes_max(settings)
+    limit_memory(memory_bytes_max)
+    go_first()
     started = time.time()  # noqa: TID251 - for people
     host = host_token(settings.segments_dir)
     held = Held()
@@ -83,6 +89,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     # Without its pid: a worker that is started again goes on with its series.
     tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
 
+    tallies.memory_limit(memory_bytes_max)
     clock = RedisClock()
     spin = Spin(settings.spin_us_max / 1e6)
 
@@ -159,6 +166,13 @@ def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
         marks = left_behind(run_dir, worker)
         with contextlib.suppress(Failure):
             blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
+
+
+def _memory_bytes_max(settings: Settings) -> int:
+    """What this worker may take; 0: as much as there is."""
+    if settings.worker_memory_bytes_max is not None:
+        return settings.worker_memory_bytes_max
+    return worker_share(total_bytes(), sum(parse_pools(settings.pools).values()))
 
 
 def _leave(connect: Callable[[], Exchange]) -> None:

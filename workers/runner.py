@@ -57,10 +57,12 @@ def run(
     segments: Segments,
     clock: RedisClock,
     on_no_memory: Callable[[int], None] = lambda _: None,
+    on_halves: Callable[[int], None] = lambda _: None,
 ) -> list[Run]:
     """Run leases of one lane together; never raises for what a model or a caller did.
 
-    `on_no_memory`: called with the rows of a run that found no memory, before its halves are tried.
+    `on_no_memory`: called with the rows of a run that found no memory, before its halves are tried if it has any.
+    `on_halves`: called with the same number when they ran.
     """
     began = time.perf_counter()
     now_ms = clock.now_ms()
@@ -80,7 +82,7 @@ def run(
             live.append(lease)
     results: dict[int, list[Array] | None] = {}
     rows = sum(lease.rows for lease in live)
-    runner = _Runner(holding, on_no_memory)
+    runner = _Runner(holding, on_no_memory, on_halves)
     if live:
         try:
             merged = arrays[0]
@@ -89,6 +91,8 @@ def run(
         except MemoryError:
             on_no_memory(rows)
             results = {i: _outputs([lease], runner, arrays[i])[0] for i, lease in enumerate(live)}
+            if None not in results.values():
+                on_halves(rows)
         else:
             results = _outputs(live, runner, merged)
     execution_s = time.perf_counter() - began if live else 0.0
@@ -109,9 +113,10 @@ class _Runner:
     `began`: when the first run began; `seconds`: what all runs took; `runs`: the rows of those that succeeded.
     """
 
-    def __init__(self, holding: Holding, on_no_memory: Callable[[int], None]) -> None:
+    def __init__(self, holding: Holding, on_no_memory: Callable[[int], None], on_halves: Callable[[int], None]) -> None:
         self._holding = holding
         self._on_no_memory = on_no_memory
+        self._on_halves = on_halves
         self.began = 0.0
         self.seconds = 0.0
         self.runs: list[int] = []
@@ -122,10 +127,11 @@ class _Runner:
             return self._run_once(inputs)
         except OutOfMemory:
             rows = _rows(inputs) if self._holding.manifest.signature.batching else 1
+            self._on_no_memory(rows)
             if rows < 2:
                 raise
-        self._on_no_memory(rows)
         halves = [self.run(_part(inputs, part)) for part in (slice(rows // 2), slice(rows // 2, None))]
+        self._on_halves(rows)
         try:
             return [np.concatenate(column) for column in zip(*halves, strict=True)]
         except MemoryError as error:

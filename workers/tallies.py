@@ -51,6 +51,10 @@ class WorkerTallies:
             self._too_large.add(replies.too_large)
         replies.redis_bytes = replies.segment_bytes = replies.too_large = 0
 
+    def memory_limit(self, bytes_max: int) -> None:
+        """What this worker may take; 0: no limit."""
+        self._tally.gauge(catalogue.WORKER_MEMORY_LIMIT_BYTES, self._pool, self._worker).set(bytes_max)
+
     def reply_not_taken(self) -> None:
         """Redis refused the outputs of a batch."""
         self._not_taken.add()

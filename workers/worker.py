@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 from services.backoff import Backoff
@@ -21,6 +20,7 @@ from services.tensor import Signature
 from workers.exchange import Exchange, Finished
 from workers.held import Held, Holding
 from workers.lease import Lease, ReplyWriter, RunCost
+from workers.out_of_memory import OutOfMemoryPolicy
 from workers.runner import Run, merge, run
 from workers.tallies import WorkerTallies
 
@@ -56,6 +56,7 @@ class Worker:
         self._replies = replies
         self._tallies = tallies
         self._clock = clock
+        self._memory = OutOfMemoryPolicy(held, tallies)
         self._stopping = threading.Event()
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
@@ -173,29 +174,14 @@ class Worker:
         holding = self._held.get(group[0].lane)
         if holding is None:
             return [self._refuse(lease) for lease in group]
-        runs = run(group, holding, self._segments, self._clock, partial(self._out_of_memory, group[0].lane))
+        lane, memory = group[0].lane, self._memory
+        runs = run(
+            group, holding, self._segments, self._clock, partial(memory.failed, lane), partial(memory.halves_ran, lane)
+        )
         if runs[0].execution_s:
             self._ran.append((holding, runs[0].execution_s, runs[0].cost.rows))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
-
-    def _out_of_memory(self, lane: str, rows: int) -> None:
-        """From now on this instance runs fewer rows, without what earlier runs left in its memory.
-
-        Raises RuntimeError if it cannot be built again: then this process has to be.
-        """
-        holding = self._held.get(lane)
-        if holding is None or holding.instance is None:
-            return
-        log.warning("no memory for %d rows of %s: at most %d from now on", rows, lane, rows // 2)
-        self._held.set(replace(holding, rows_efficient=min(holding.rows_efficient, rows // 2)))
-        self._tallies.out_of_memory(holding)
-        if holding.rows_efficient <= rows // 2:
-            return  # built again already, for a larger run
-        try:
-            holding.instance.rebuild()
-        except Failure as failure:
-            raise RuntimeError(f"{lane} cannot be built again: {failure.message}") from failure
 
     def _finish(self, result: Run, signature: Signature) -> Finished:
         reply, blob = self._replies.write(result.lease, signature, result.outputs, result.cost)

@@ -150,9 +150,12 @@ WORKERS = (
     ),
     Chart(
         "Memory of instances",
-        "By worker.",
+        "By worker, and what a worker may take.",
         "bytes",
-        ((f"sum by (pool, worker) ({INSTANCE_BYTES})", "{{pool}} {{worker}}"),),
+        (
+            (f"sum by (pool, worker) ({INSTANCE_BYTES})", "{{pool}} {{worker}}"),
+            ("max by (pool, worker) (millrace_worker_memory_limit_bytes) > 0", "limit of {{pool}} {{worker}}"),
+        ),
     ),
     Chart(
         "Instances ready by model",

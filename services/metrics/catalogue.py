@@ -92,6 +92,12 @@ SEGMENT_BYTES_IN_USE = Metric("millrace_segment_bytes_in_use", Kind.GAUGE_SUM, "
 WORKER_INFO = Metric(
     "millrace_worker_info", Kind.GAUGE_MAX, "A worker that is running, and its device.", ("worker", "pool", "device")
 )
+WORKER_MEMORY_LIMIT_BYTES = Metric(
+    "millrace_worker_memory_limit_bytes",
+    Kind.GAUGE_MAX,
+    "Memory that a worker may take; 0: no limit.",
+    ("pool", "worker"),
+)
 WORKER_BUSY_SECONDS = Metric(
     "millrace_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
 )
@@ -112,7 +118,7 @@ RECLAIMED = Metric(
     "millrace_reclaimed_total", Kind.COUNTER, "Batches taken back from workers that died or fell silent.", ("pool",)
 )
 OUT_OF_MEMORY = Metric(
-    "millrace_out_of_memory_total", Kind.COUNTER, "Runs that found no memory and were halved.", _LANE
+    "millrace_out_of_memory_total", Kind.COUNTER, "Runs that found no memory; those of several rows were halved.", _LANE
 )
 QUARANTINED = Metric("millrace_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
 REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
@@ -141,6 +147,7 @@ CATALOGUE: tuple[Metric, ...] = (
     INSTANCE_BYTES,
     SEGMENT_BYTES_IN_USE,
     WORKER_INFO,
+    WORKER_MEMORY_LIMIT_BYTES,
     WORKER_BUSY_SECONDS,
     REDIS_BYTES,
     SEGMENT_BYTES,

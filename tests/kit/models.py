@@ -151,6 +151,21 @@ def blank() -> onnx.ModelProto:
 
 
 @_builder
+def weighty(size_bytes: int) -> onnx.ModelProto:
+    """ "x" FP32 [N, 1] -> "y" FP32 [N, 1] = x, beside weights of so many bytes, which are not all alike."""
+    weights = np.zeros((size_bytes // 4 // 1024, 1024))
+    weights[0, 0] = 1
+    nodes = [
+        helper.make_node("Mul", ["x", "one"], ["scaled"]),
+        helper.make_node("ReduceSum", ["weights", "axes"], ["one"], keepdims=1),
+    ]
+    nodes.reverse()
+    initializers = [_float("weights", weights), _integer("axes", [0, 1])]
+    nodes.append(helper.make_node("Identity", ["scaled"], ["y"]))
+    return _model(nodes, [_value("x", "FP32", ["N", 1])], [_value("y", "FP32", ["N", 1])], initializers)
+
+
+@_builder
 def fragile() -> onnx.ModelProto:
     """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the process."""
     node = helper.make_node("Div", ["least", "x"], ["y"])

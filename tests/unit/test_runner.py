@@ -31,6 +31,7 @@ SEGMENTS = Segments(Path("/dev/shm"))
 CLOCK = RedisClock()
 FAR_MS = 1e15
 BAD = 13
+HUGE = 99
 
 
 class Counted:
@@ -345,10 +346,12 @@ def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
     held = echo()
     held = replace(held, instance=Narrow(held.instance, 3))
     without: list[int] = []
-    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, CLOCK, without.append)
+    fit: list[int] = []
+    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, CLOCK, without.append, fit.append)
     assert (values(one), values(two)) == ([1, 2, 3, 4, 5, 6], [7, 8])
     assert runs(held) == [8, 4, 2, 2, 4, 2, 2]
     assert without == [8, 4, 4]
+    assert fit == [4, 4, 8]
 
 
 def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkeypatch):
@@ -358,9 +361,10 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkey
     held = echo()
     without: list[int] = []
     monkeypatch.setattr("workers.runner.np.concatenate", full)
-    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, without.append)
+    fit: list[int] = []
+    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, without.append, fit.append)
     assert (values(one), values(two)) == ([1, 2], [3])
-    assert (runs(held), without) == ([2, 1], [3])
+    assert (runs(held), without, fit) == ([2, 1], [3], [3])
 
 
 def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
@@ -369,3 +373,25 @@ def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
     [result] = run([lease([1], [2])], held, SEGMENTS, CLOCK)
     assert result.outputs is None
     assert result.lease.failures == {0: [Code.MODEL, "no memory"], 1: [Code.MODEL, "no memory"]}
+
+
+class Greedy(Counted):
+    """Has no memory for the number HUGE, however few rows there are."""
+
+    def run(self, inputs: Any) -> Sequence[Array]:
+        outputs = super().run(inputs)
+        if (inputs["x0"] == HUGE).any():
+            raise OutOfMemory("no memory")
+        return outputs
+
+
+def test_a_request_that_asks_for_too_much_alone_changes_no_size_of_the_others(echo):
+    held = echo()
+    held = replace(held, instance=Greedy(held.instance))
+    without: list[int] = []
+    fit: list[int] = []
+    one, two = run([lease([1], [2], [HUGE]), lease([3], [4])], held, SEGMENTS, CLOCK, without.append, fit.append)
+    assert (values(one), values(two)) == ([1, 2], [3, 4])
+    assert one.lease.failures == {2: [Code.MODEL, "no memory"]}
+    assert fit == []
+    assert 1 in without

@@ -78,6 +78,14 @@ def _options(runtime: Any, signature: Signature, threads: int) -> Any:
     return options
 
 
+def _too_large(error: Exception, path: Path) -> OutOfMemory:
+    trim()
+    return OutOfMemory(
+        f"the model does not fit into this worker's memory ({_reason(error, path)}): unload others, or raise "
+        "MILLRACE_WORKER_MEMORY_BYTES_MAX"
+    )
+
+
 def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
     """A session on `device`, or a Failure; ONNX Runtime by itself would go on with the CPU and say nothing.
 
@@ -95,11 +103,17 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
     state = runtime.capi.onnxruntime_pybind11_state
     try:
         session = runtime.InferenceSession(path, options, providers=providers, enable_fallback=0)
+    except MemoryError as error:
+        raise _too_large(error, path) from error
     except (state.EPFail, state.EngineError, state.RuntimeException, RuntimeError) as error:
+        if _NO_MEMORY.search(str(error)):
+            raise _too_large(error, path) from error
         if device == "cpu":
             raise Failure(Code.MODEL, f"the model cannot be loaded: {_reason(error, path)}") from error
         raise Failure(Code.UNAVAILABLE, f"device {device!r} cannot be used: {_reason(error, path)}") from error
     except Exception as error:
+        if _NO_MEMORY.search(str(error)):
+            raise _too_large(error, path) from error
         raise Failure(Code.MODEL, f"the model cannot be loaded: {_reason(error, path)}") from error
     missing = [name for name in wanted if name not in session.get_providers()]
     if missing:

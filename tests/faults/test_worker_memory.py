@@ -1,0 +1,65 @@
+"""A worker's memory has a limit: what asks for more is one request or one load that fails, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from tests.kit import models, v2
+from tests.kit.stack import Stack, running_stack
+from tests.kit.wait import wait_until
+
+MIB = 1 << 20
+LIMIT_BYTES = 768 * MIB
+ALONE = json.dumps({"batching": False})
+
+
+def ask(stack: Stack, model: str, **inputs: v2.Array) -> httpx.Response:
+    body, headers = v2.request(inputs)
+    return stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
+
+
+def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> None:
+    blank, steady = models.blank(tmp_path / "blank.onnx"), models.scale(tmp_path / "steady.onnx")
+    heavy = models.weighty(tmp_path / "heavy.onnx", 400 * MIB)
+    settings = {"worker_memory_bytes_max": LIMIT_BYTES}
+    row = np.ones((1, 2), np.float32)
+    with running_stack(tmp_path, settings=settings, models={"steady": steady}) as stack:
+        stack.push("blank", blank, config=ALONE)
+        worker = stack.pids()["cpu-0"]
+        page = stack.metrics()
+        assert page.value("millrace_worker_memory_limit_bytes") == LIMIT_BYTES
+        for count in (LIMIT_BYTES // 4, 100 * LIMIT_BYTES, 1 << 61):
+            reply = ask(stack, "blank", count=np.array([count], np.int64))
+            assert reply.status_code == 500, reply.text
+            assert ask(stack, "steady", x=row).status_code == 200
+        reply = ask(stack, "blank", count=np.array([LIMIT_BYTES // 4], np.int64))
+        assert "out of memory" in reply.json()["error"]
+        assert ask(stack, "blank", count=np.array([MIB], np.int64)).status_code == 200
+        assert stack.metrics().value("millrace_out_of_memory_total", model="blank") >= 3
+
+        reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
+        document = wait_until(lambda: failed(stack), what="the load has failed")
+        assert "does not fit into this worker's memory" in document["reason"]
+        assert "MILLRACE_WORKER_MEMORY_BYTES_MAX" in document["reason"]
+        assert ask(stack, "steady", x=row).status_code == 200
+        assert stack.pids()["cpu-0"] == worker
+
+
+def failed(stack: Stack) -> dict[str, str] | None:
+    reply = stack.http.get("/admin/v1/models/heavy/versions/1")
+    document: dict[str, str] = reply.json()
+    return document if reply.status_code == 200 and document["state"] == "failed" else None
+
+
+def test_workers_go_before_the_others_when_the_machine_runs_out_of_memory(tmp_path: Path) -> None:
+    with running_stack(tmp_path, pools="cpu=2") as stack:
+        scores = {name: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for name, pid in stack.pids().items()}
+        own = int(Path(f"/proc/{stack.process.pid}/oom_score_adj").read_text())
+        assert (scores["gateway-0"], scores["redis"]) == (own, own)
+        assert min(scores["cpu-0"], scores["cpu-1"]) > own
+        limits = [one for one in stack.metrics().samples if one.name == "millrace_worker_memory_limit_bytes"]
+        assert len(limits) == 2

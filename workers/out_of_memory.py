@@ -1,0 +1,57 @@
+"""What a worker does when runs find no memory: it lets go of what it can, and learns which sizes do not fit.
+
+A size is learnt only when its halves ran: then it was the size. A request that finds no memory alone is itself at fault;
+the sizes of everybody else stay as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from services.errors import Failure
+from workers.held import Held
+from workers.tallies import WorkerTallies
+
+log = logging.getLogger("millrace.memory")
+
+#: an instance is built again at most so often: whoever asks for too much again and again shall not cost the others a load
+REBUILD_S_MIN = 10.0
+
+
+class OutOfMemoryPolicy:
+    """For the main loop alone."""
+
+    def __init__(self, held: Held, tallies: WorkerTallies, clock: Callable[[], float] = time.monotonic) -> None:
+        self._held = held
+        self._tallies = tallies
+        self._clock = clock
+        self._rebuilt: dict[str, float] = {}
+
+    def failed(self, lane: str, rows: int) -> None:
+        """A run of `rows` found no memory. If it can be halved the instance begins without what earlier runs left.
+
+        Raises RuntimeError if the instance cannot be built again: then this process has to be.
+        """
+        holding = self._held.get(lane)
+        if holding is None or holding.instance is None:
+            return
+        self._tallies.out_of_memory(holding)
+        log.warning("no memory for a run of %d rows of %s", rows, lane)
+        now = self._clock()
+        if rows < 2 or now - self._rebuilt.get(lane, float("-inf")) < REBUILD_S_MIN:
+            return
+        self._rebuilt = {known: at for known, at in self._rebuilt.items() if now - at < REBUILD_S_MIN} | {lane: now}
+        try:
+            holding.instance.rebuild()
+        except Failure as failure:
+            raise RuntimeError(f"{lane} cannot be built again: {failure.message}") from failure
+
+    def halves_ran(self, lane: str, rows: int) -> None:
+        """What had found no memory with `rows` ran in halves: from now on this instance runs no more than that."""
+        holding = self._held.get(lane)
+        if holding is not None and holding.rows_efficient > rows // 2:
+            log.warning("%s runs at most %d rows from now on", lane, rows // 2)
+            self._held.set(replace(holding, rows_efficient=rows // 2))
