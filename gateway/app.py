@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
+from gateway.json_text import JsonLimits
 from gateway.openai.embeddings import Embeddings
 from gateway.openai.tokenizers import Tokenizers
 from gateway.routes import (
@@ -101,7 +102,11 @@ def build_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     app.state.uploads = Uploads(deps.catalog)
-    app.state.embeddings = Embeddings(deps.caller, Tokenizers(deps.repository))
+    app.state.embeddings = Embeddings(
+        deps.caller,
+        Tokenizers(deps.repository),
+        JsonLimits(deps.settings.json_bytes_max, deps.settings.json_values_max),
+    )
     for module in _ROUTES:
         app.include_router(module.router)
     app.include_router(models_api.managed)

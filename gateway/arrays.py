@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from gateway.number_list import NumberList
 from gateway.outputs import OutputTensor, Reply
 from gateway.request import InputTensor
 from gateway.v2.elements import DEPTH_MAX, raw_from_strings
@@ -77,23 +78,72 @@ def from_lists(plan: InputPlan, value: object) -> Found:
     Numbers must be of the input's kind: integers for integers and in range, true and false for BOOL alone. BYTES are
     strings (in UTF-8) or `{"b64": "…"}`.
     """
+    long = _long(plan, value)
+    if long is not None:
+        return _of(plan.fit(plan.datatype, long[0]), long[1])
     shape, flat = _flat(plan, value)
     extent = plan.fit(plan.datatype, _completed(plan, shape))
-    raw = _raw(plan, extent, flat, shape)
-    return Found(extent, InputTensor(extent.shape, raw, len(raw)))
+    return _of(extent, _raw(plan, flat, shape))
 
 
 def row_of_lists(plan: InputPlan, value: object) -> Found:
     """The same, of a value that may lack the rows, or be a single element: it is one row then."""
+    long = _long(plan, value)
+    if long is not None:
+        return _of(plan.fit(plan.datatype, _with_rows(plan, long[0])), long[1])
     shape, flat = _flat(plan, value)
+    shape = _with_rows(plan, shape)
+    extent = plan.fit(plan.datatype, _completed(plan, shape))
+    return _of(extent, _raw(plan, flat, shape))
+
+
+def _with_rows(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
     wanted = plan.shape
     if not shape and prod(max(dim, 1) for dim in wanted if dim != -1) == 1:
-        shape = (1,) * len(wanted)
-    elif len(shape) == len(wanted) - 1 and wanted[0] in {-1, 1}:
-        shape = (1, *shape)
-    extent = plan.fit(plan.datatype, _completed(plan, shape))
-    raw = _raw(plan, extent, flat, shape)
+        return (1,) * len(wanted)
+    if len(shape) == len(wanted) - 1 and wanted[0] in {-1, 1}:
+        return (1, *shape)
+    return shape
+
+
+def _of(extent: Extent, raw: bytes) -> Found:
     return Found(extent, InputTensor(extent.shape, raw, len(raw)))
+
+
+def _long(plan: InputPlan, value: object) -> tuple[tuple[int, ...], bytes] | None:
+    """Shape and raw form of a long list, or of a list some of whose elements are long ones; None: it is neither."""
+    if type(value) is NumberList:
+        return _in_pieces(plan, value)
+    if type(value) is not list or NumberList not in map(type, value):
+        return None
+    shapes: set[tuple[int, ...]] = set()
+    raw: list[bytes] = []
+    for at, element in enumerate(value):
+        if type(element) is NumberList:
+            shape, part = _in_pieces(plan, element)
+        else:
+            shape, flat = _flat(plan, element)
+            part = _raw(plan, flat, shape)
+        shapes.add(shape)
+        raw.append(part)
+        if len(shapes) > 1:
+            raise invalid(f"input '{plan.name}' at [{at}]: the shape is {list(shape)}, that of its neighbours another")
+    return (len(value), *shapes.pop()), b"".join(raw)
+
+
+def _in_pieces(plan: InputPlan, numbers: NumberList) -> tuple[tuple[int, ...], bytes]:
+    """Shape and raw form of a long list, some elements of it at a time."""
+    raw: list[bytes] = []
+    inner: tuple[int, ...] | None = None
+    count = 0
+    for elements in numbers.rows():
+        (size, *rest), flat = _flat(plan, elements, count)
+        if inner is not None and tuple(rest) != inner:
+            raise invalid(f"input '{plan.name}' at [{count}]: lists of {rest} where its neighbours have {list(inner)}")
+        inner = tuple(rest)
+        raw.append(_raw(plan, flat, (size, *inner), count))
+        count += size
+    return ((1,) * numbers.leading_ones + (count, *(inner or ()))), b"".join(raw)
 
 
 def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> Found:
@@ -103,8 +153,7 @@ def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> Found:
     """
     extent = plan.fit(plan.datatype, array.shape)
     if plan.datatype == BYTES:
-        raw = _raw_of_strings(plan, array)
-        return Found(extent, InputTensor(extent.shape, raw, len(raw)))
+        return _of(extent, _raw_of_strings(plan, array))
     kind = array.dtype.kind
     wanted = NUMPY[plan.datatype]
     fits = kind == "b" if plan.datatype == "BOOL" else kind in ("iuf" if plan.datatype in _FLOATS else "iu")
@@ -136,8 +185,11 @@ def _raw_of_strings(plan: InputPlan, array: np.ndarray[Any, Any]) -> bytes:
         raise invalid(f"input '{plan.name}': a string is not valid Unicode") from None
 
 
-def _flat(plan: InputPlan, value: object) -> tuple[tuple[int, ...], list[Any]]:
-    """Shape and elements. Level by level, so that no nesting can exhaust the stack. Raises on ragged lists."""
+def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ...], list[Any]]:
+    """Shape and elements. Level by level, so that no nesting can exhaust the stack. Raises on ragged lists.
+
+    `first`: how many elements of the same list came before these.
+    """
     shape: list[int] = []
     level: list[Any] = [value]
     while level:
@@ -149,12 +201,12 @@ def _flat(plan: InputPlan, value: object) -> tuple[tuple[int, ...], list[Any]]:
         if kinds != {list}:
             at = next(index for index, one in enumerate(level) if (type(one) is list) != (type(level[0]) is list))
             wanted = "a list" if type(level[0]) is list else "no list"
-            raise invalid(f"input '{plan.name}'{_place(at, shape)}: {wanted} is expected, as in its neighbours")
+            raise invalid(f"input '{plan.name}'{_place(at, shape, first)}: {wanted} is expected, as in its neighbours")
         size = len(level[0])
         if len(set(map(len, level))) != 1:
             at = next(index for index, one in enumerate(level) if len(one) != size)
             raise invalid(
-                f"input '{plan.name}'{_place(at, shape)}: a list of {len(level[at])} where its neighbours have {size}"
+                f"input '{plan.name}'{_place(at, shape, first)}: a list of {len(level[at])} where its neighbours have {size}"
             )
         shape.append(size)
         level = list(chain.from_iterable(level))
@@ -168,29 +220,32 @@ def _completed(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def _place(index: int, shape: Sequence[int]) -> str:
-    """Where the element of this flat index stands, as ` at [1][0]`."""
+def _place(index: int, shape: Sequence[int], first: int = 0) -> str:
+    """Where the element of this flat index stands, as ` at [1][0]`. `first`: what the first index is counted from."""
     places: list[int] = []
     for size in reversed(shape):
         index, place = divmod(index, size)
         places.append(place)
-    return " at " + "".join(f"[{place}]" for place in reversed(places)) if places else ""
+    if not places:
+        return ""
+    places[-1] += first
+    return " at " + "".join(f"[{place}]" for place in reversed(places))
 
 
-def _raw(plan: InputPlan, extent: Extent, flat: list[Any], shape: Sequence[int]) -> bytes:
+def _raw(plan: InputPlan, flat: list[Any], shape: Sequence[int], first: int = 0) -> bytes:
     datatype = plan.datatype
     if datatype == BYTES:
-        return raw_from_strings([_bytes_of(plan, one, index, shape) for index, one in enumerate(flat)])
+        return raw_from_strings([_bytes_of(plan, one, index, shape, first) for index, one in enumerate(flat)])
     allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in _FLOATS else {int}
     if not set(map(type, flat)) <= allowed:
         at = next(index for index, one in enumerate(flat) if type(one) not in allowed)
         noun = _NOUNS.get(type(flat[at]), "null")
-        raise invalid(f"input '{plan.name}'{_place(at, shape)}: {noun} where {datatype} is expected")
+        raise invalid(f"input '{plan.name}'{_place(at, shape, first)}: {noun} where {datatype} is expected")
     if datatype == "BOOL":
         return bytes(flat)
     try:
         if plan.code is not None:
-            return extent.packer(plan.code)(*flat)
+            return struct.pack(f"{len(flat)}{plan.code}", *flat)
         with np.errstate(over="ignore"):
             floats = np.array(flat, np.float64)
             return (_bf16(floats) if datatype == "BF16" else floats.astype(np.float16)).tobytes()
@@ -198,7 +253,7 @@ def _raw(plan: InputPlan, extent: Extent, flat: list[Any], shape: Sequence[int])
         raise invalid(f"input '{plan.name}': a number is out of the range of {datatype}") from None
 
 
-def _bytes_of(plan: InputPlan, value: object, index: int, shape: Sequence[int]) -> bytes:
+def _bytes_of(plan: InputPlan, value: object, index: int, shape: Sequence[int], first: int) -> bytes:
     try:
         if type(value) is str:
             return value.encode()
@@ -207,11 +262,13 @@ def _bytes_of(plan: InputPlan, value: object, index: int, shape: Sequence[int]) 
             if type(encoded) is str:
                 return base64.b64decode(encoded, validate=True)
     except UnicodeEncodeError:
-        raise invalid(f"input '{plan.name}'{_place(index, shape)}: the string is not valid Unicode") from None
+        raise invalid(f"input '{plan.name}'{_place(index, shape, first)}: the string is not valid Unicode") from None
     except (binascii.Error, ValueError):
-        raise invalid(f"input '{plan.name}'{_place(index, shape)}: the string is not base64") from None
+        raise invalid(f"input '{plan.name}'{_place(index, shape, first)}: the string is not base64") from None
     noun = _NOUNS.get(type(value), "null")
-    raise invalid(f'input \'{plan.name}\'{_place(index, shape)}: {noun} where a string or {{"b64": "..."}} is expected')
+    raise invalid(
+        f'input \'{plan.name}\'{_place(index, shape, first)}: {noun} where a string or {{"b64": "..."}} is expected'
+    )
 
 
 def _bf16(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

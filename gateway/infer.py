@@ -11,20 +11,25 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from gateway.asking import apart
 from gateway.inbound import Inbound
 from gateway.infer_types import Cancel, InferHeaders
-from gateway.lanes import Lanes
+from gateway.lanes import Lanes, Route
 from gateway.refusals import error_reply, unexpected
 from gateway.rest_responder import Done, RestRequest
 from gateway.v2.compression import decompress
-from gateway.v2.decode import parse_header_length
-from services.errors import Failure
+from gateway.v2.decode import InferCall, parse_header_length
+from services.errors import Code, Failure
 
 log = logging.getLogger("millrace.infer")
 
+#: a JSON document of more bytes is read in a thread: it would keep the event loop's other requests waiting
+JSON_INLINE_BYTES_MAX = 256 * 1024
+_DECODINGS_MAX = 3  # of one request: a version may be replaced while its request is read
+
 
 class _Deferred:
-    """A request whose body is being decompressed in a thread."""
+    """A request whose body is being decompressed or read in a thread."""
 
     __slots__ = ("cancelled", "ticket")
 
@@ -67,8 +72,11 @@ class Infer:
         try:
             if route is None:
                 route = self._lanes.find(model, version)
+            header_bytes = None if length is None else parse_header_length(length)
+            if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
+                return self._submit_large(model, version, header_bytes, accept_encoding, body, done)
             lane = route.lane
-            inputs, options = route.decoder.decode(body, None if length is None else parse_header_length(length))
+            inputs, options = route.decoder.decode(body, header_bytes)
             rows, _, _, _, timeout_s, priority, _, held_bytes = options
             timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
             now = time.monotonic()
@@ -87,6 +95,69 @@ class Infer:
             done(error_reply(unexpected(f"an infer request for {model!r}", error)))
             return _NOTHING
         return request
+
+    def _submit_large(
+        self,
+        model: str,
+        version: str | None,
+        header_bytes: int | None,
+        accept_encoding: bytes | None,
+        body: bytes,
+        done: Done,
+    ) -> Cancel:
+        """A request with a large JSON document."""
+        arrival = time.monotonic()
+        deferred = _Deferred()
+
+        async def read() -> None:
+            try:
+                with self._inbound.holding() as held:
+                    held.grow(len(body))
+                    route, call = await self._decoded(model, version, body, header_bytes)
+                if not deferred.cancelled:
+                    deferred.ticket = self._add(route, call, len(body), arrival, accept_encoding, done)
+            except Failure as failure:
+                self._refused(deferred, model, version, failure, done)
+            except Exception as error:
+                self._refused(deferred, model, version, unexpected(f"an infer request for {model!r}", error), done)
+
+        self._spawn(read())
+        return deferred
+
+    async def _decoded(
+        self, model: str, version: str | None, body: bytes, header_bytes: int | None
+    ) -> tuple[Route, InferCall]:
+        """The request in `body` as the version that serves now reads it. Raises Failure."""
+        for _ in range(_DECODINGS_MAX):
+            route = self._lanes.find(model, version)
+            call = await apart(len(body), route.decoder.decode, body, header_bytes)
+            if self._lanes.find(model, version) is route:
+                return route, call
+        raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
+
+    def _add(
+        self, route: Route, call: InferCall, body_bytes: int, arrival: float, accept_encoding: bytes | None, done: Done
+    ) -> Cancel:
+        """Give a request that was read in a thread to its lane. Raises Failure."""
+        inputs, options = call
+        timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
+        request = RestRequest(inputs, options.rows, options.priority, arrival, arrival + timeout_s, route.responder)
+        request.options = options
+        request.accept_encoding = accept_encoding
+        request.done_with = done
+        request.lane = route.lane
+        # numbers may be larger in their raw form than in their text
+        size_bytes = max(body_bytes, sum(tensor.size_bytes for tensor in inputs))
+        route.lane.add(request, size_bytes + options.held_bytes)
+        return request
+
+    def _refused(self, deferred: _Deferred, model: str, version: str | None, failure: Failure, done: Done) -> None:
+        if deferred.cancelled:
+            return
+        route = self._lanes.routes.get((model, version))
+        if route is not None:
+            route.lane.turned_away(failure.code)
+        done(error_reply(failure))
 
     def _submit_packed(
         self, encoding: bytes, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done
@@ -115,14 +186,9 @@ class Infer:
             failure = error
         except Exception as error:
             failure = unexpected("a body could not be decompressed", error)
-        if deferred.cancelled:
-            return
         if failure is not None:
-            route = self._lanes.routes.get((model, version))
-            if route is not None:
-                route.lane.turned_away(failure.code)
-            done(error_reply(failure))
-        else:
+            self._refused(deferred, model, version, failure, done)
+        elif not deferred.cancelled:
             deferred.ticket = self.submit(model, version, headers._replace(content_encoding=None), plain, done)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

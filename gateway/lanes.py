@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gateway.admission import Admission
 from gateway.exchange import Exchange
+from gateway.json_text import JsonLimits
 from gateway.lane import Lane
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
@@ -159,8 +160,9 @@ class Lanes:
                 Packer(manifest.signature, self._segments, self._settings.segment_tensor_bytes_min),
                 LaneTallies(self._tally, manifest),
             )
-            plans = InputPlans(manifest.model, manifest.signature, rows_max)
             bytes_max = self._settings.body_bytes_max
+            limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
+            plans = InputPlans(manifest.model, manifest.signature, rows_max, limits)
             labels = await self._labels_of(manifest) if manifest.config.labels else {}
             extensions = Extensions(manifest.signature, labels, self._memory, bytes_max)
             route = Route(

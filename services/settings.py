@@ -67,6 +67,14 @@ class Settings(BaseSettings):
     reply_bytes_max: int = Field(
         256 * MIB, ge=1024, description="Largest outputs of one request, and of one batch through Redis."
     )
+    json_bytes_max: int = Field(
+        16 * MIB, ge=1024, description="Largest JSON document of a request, long lists of numbers in it not counted."
+    )
+    json_values_max: int = Field(
+        1_000_000,
+        ge=1000,
+        description="Values in such a document: a list or an object counts as 8, a key as 3.",
+    )
     upload_bytes_max: int = Field(4096 * MIB, ge=1024, description="Largest model upload.")
     inflight_max: int = Field(4096, ge=1, description="Requests admitted at once by one gateway.")
     inflight_bytes_max: int = Field(

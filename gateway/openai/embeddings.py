@@ -15,6 +15,7 @@ import orjson
 
 from gateway.asking import apart, ask, turning_away
 from gateway.caller import Caller
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.lanes import Route
 from gateway.openai.embedder import Embedder, embedder, shortened
 from gateway.openai.request import Wanted, check_tokens, read
@@ -25,15 +26,16 @@ RUNS_AT_ONCE_MAX = 16
 
 
 class Embeddings:
-    """`caller`: finds versions and runs them."""
+    """`caller`: finds versions and runs them. `json_limits`: of a request."""
 
-    def __init__(self, caller: Caller, tokenizers: Tokenizers) -> None:
+    def __init__(self, caller: Caller, tokenizers: Tokenizers, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._caller = caller
+        self._json_limits = json_limits
         self._tokenizers = tokenizers
 
     async def answer(self, body: bytes) -> bytes:
         """The reply to `body`. Raises Failure."""
-        wanted = await apart(len(body), read, body)
+        wanted = await apart(len(body), read, body, self._json_limits)
         route = self._caller.find(wanted.model, wanted.version)
         with turning_away(route):
             how = embedder(route.plans)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.v2.document import parse_value, shown
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.v2.document import shown
 from services.errors import invalid
 
 ENTRIES_MAX = 2048
@@ -25,9 +26,9 @@ class Wanted(NamedTuple):
     dimensions: int
 
 
-def read(body: bytes) -> Wanted:
-    """Raises Failure(INVALID) naming the member."""
-    document = parse_value(body)
+def read(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Wanted:
+    """Raises Failure: INVALID naming the member, TOO_LARGE."""
+    document = parse(body, limits)
     if type(document) is not dict:
         raise invalid("the body is not a JSON object")
     model = document.get("model")

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 #: more digits than any limit has; converting a number of any length would cost the square of it
 _DIGITS_MAX = 18
-DOCUMENT_BYTES_MAX = 1 << 20
+DOCUMENT_BYTES_MAX = 64 * 1024
 
 _Document = TypeVar("_Document", bound=BaseModel)
 

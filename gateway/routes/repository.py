@@ -7,20 +7,26 @@ import base64
 import binascii
 from typing import Annotated, Any, NamedTuple
 
-import orjson
 from fastapi import APIRouter, Depends, Query, Request
 
+from gateway.json_text import JsonLimits
 from gateway.refusals import too_large
 from gateway.routes.body import declared_bytes
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.routes.key import admin
 from gateway.triton.ports import IndexEntry
+from gateway.v2.document import parse_json
 from services.errors import Code, Failure, invalid
 
 router = APIRouter(prefix="/v2/repository", tags=["v2 model repository"])
 
-SMALL_BYTES_MAX = 1 << 20
+SMALL_BYTES_MAX = 64 * 1024
+#: of a load with files in it: the whole body is in memory. Larger models come as an upload or lie in a folder
+LOAD_BYTES_MAX = 256 << 20
+CONFIG_BYTES_MAX = 1 << 20
+_VALUES_MAX = 100_000
+_DECODED_AT_ONCE = 1 << 20  # characters of base64: a multiple of four
 _FILE = "file:"
 _PROTECTED = [Depends(admin)]
 
@@ -110,7 +116,7 @@ class _Given(NamedTuple):
 async def _given(request: Request, files_bytes_max: int) -> _Given:
     """`config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE."""
     # base64 has four characters for three bytes
-    document = await _document(request, files_bytes_max // 3 * 4 + SMALL_BYTES_MAX)
+    document = await _document(request, min(LOAD_BYTES_MAX, files_bytes_max // 3 * 4 + CONFIG_BYTES_MAX))
     return await asyncio.to_thread(_load_parameters, _parameters(document), files_bytes_max)
 
 
@@ -127,7 +133,7 @@ def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given
             config = value
             continue
         try:
-            content = base64.b64decode(value, validate=True)
+            content = _from_base64(value)
         except (binascii.Error, ValueError):
             raise invalid(f"parameter {name[:80]!r}: this is not base64") from None
         size += len(content)
@@ -135,6 +141,14 @@ def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given
             raise too_large(files_bytes_max)
         files[name.removeprefix(_FILE)] = content
     return _Given(config, files)
+
+
+def _from_base64(text: str) -> bytes:
+    """In pieces: the decoder holds the interpreter's lock. Raises ValueError."""
+    pieces = [text[at : at + _DECODED_AT_ONCE] for at in range(0, len(text), _DECODED_AT_ONCE)]
+    if any(piece.endswith("=") for piece in pieces[:-1]):
+        raise ValueError("padding in the middle")
+    return b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
 
 
 def _parameters(document: dict[str, Any]) -> dict[str, Any]:
@@ -155,13 +169,7 @@ async def _document(request: Request, bytes_max: int) -> dict[str, Any]:
             raise too_large(bytes_max)
     if not body:
         return {}
-    try:
-        document = await asyncio.to_thread(orjson.loads, body)
-    except orjson.JSONDecodeError as error:
-        raise invalid(f"the body is not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise invalid("the body: a JSON object is wanted")
-    return document
+    return await asyncio.to_thread(parse_json, bytes(body), JsonLimits(bytes_max, _VALUES_MAX))
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:

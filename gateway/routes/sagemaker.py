@@ -146,7 +146,7 @@ async def _reply(request: Request, deps: Deps, route: Route, body: bytes, accept
         )
     with turning_away(route):
         if forms.media_type(content_type) == forms.JSON:
-            document = await apart(len(body), forms.parse_json, body)
+            document = await apart(len(body), forms.parse_json, body, route.plans.json_limits)
             asked = None if forms.is_v2(document) else await apart(len(body), forms.from_json, route.plans, document)
         else:
             asked = await apart(len(body), forms.reader(content_type), route.plans, body)

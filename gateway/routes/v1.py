@@ -199,7 +199,7 @@ async def _run(model: str, version: str | None, read: Reader, request: Request, 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
     route = _find(deps, model, version)
     with turning_away(route):
-        event, data = await apart(len(body), open_event, request.headers, body)
+        event, data = await apart(len(body), open_event, request.headers, body, route.plans.json_limits)
         inputs, write = await apart(len(data), _parsed, route, read, data)
     outputs = await ask(deps.caller, route, inputs)
     text = await apart(size_of(outputs), write, outputs)
@@ -210,4 +210,4 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
 
 
 def _parsed(route: Route, read: Reader, data: bytes) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    return read(route, read_document(data))
+    return read(route, read_document(data, route.plans.json_limits))

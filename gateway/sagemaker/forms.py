@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gateway.arrays import Found, Inputs, as_numbers, from_array, from_lists, join
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.number_list import NumberList
 from gateway.outputs import OutputTensor
-from gateway.tfserving.predict import read_instances, read_predict, write_predict
-from gateway.v2.document import parse_value, shown
+from gateway.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict, write_predict
+from gateway.v2.document import shown
 from gateway.v2.plan import InputPlan
 from gateway.v2.plans import InputPlans
 from services.datatypes import BYTES
@@ -75,14 +77,14 @@ def reader(content_type: str) -> Callable[[InputPlans, bytes], Asked]:
     return read
 
 
-def parse_json(body: bytes) -> Any:
-    """The JSON value of a body. Raises Failure(INVALID)."""
-    return parse_value(body)
+def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
+    """The JSON value of a body; long lists of numbers are NumberLists. Raises Failure: INVALID, TOO_LARGE."""
+    return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
 
 
 def from_json(plans: InputPlans, document: Any) -> Asked:
     """V1's row or column form, or a list alone, which is the instances. Raises Failure(INVALID)."""
-    if type(document) is list:
+    if type(document) is list or type(document) is NumberList:
         return Asked(read_instances(plans, document), row_form=True)
     if type(document) is not dict:
         raise invalid("the body is a JSON object with 'instances' or 'inputs', or a list of instances")
@@ -90,7 +92,7 @@ def from_json(plans: InputPlans, document: Any) -> Asked:
 
 
 def _read_json(plans: InputPlans, body: bytes) -> Asked:
-    return from_json(plans, parse_json(body))
+    return from_json(plans, parse_json(body, plans.json_limits))
 
 
 def _read_csv(plans: InputPlans, body: bytes) -> Asked:

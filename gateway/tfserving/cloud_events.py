@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.v2.document import parse_value, shown
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.v2.document import shown
 from services.errors import invalid
 
 STRUCTURED = "application/cloudevents+json"
@@ -31,18 +32,20 @@ class Event(NamedTuple):
     id: str
 
 
-def open_event(headers: Mapping[str, str], body: bytes) -> tuple[Event | None, bytes]:
+def open_event(
+    headers: Mapping[str, str], body: bytes, limits: JsonLimits = DEFAULT_LIMITS
+) -> tuple[Event | None, bytes]:
     """The event, if the request is one, and the data. Raises Failure(INVALID) for an event that is none."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED:
-        return _structured(body)
+        return _structured(body, limits)
     if "ce-specversion" not in headers and "ce-id" not in headers:
         return None, body
     _check({name: headers.get(f"ce-{name}") for name in _REQUIRED})
     return Event(structured=False, id=headers["ce-id"]), body
 
 
-def _structured(body: bytes) -> tuple[Event, bytes]:
-    document = parse_value(body)
+def _structured(body: bytes, limits: JsonLimits) -> tuple[Event, bytes]:
+    document = parse(body, limits)
     if type(document) is not dict:
         raise invalid("the CloudEvent is not a JSON object")
     _check(document)

@@ -13,8 +13,10 @@ from typing import Any
 import orjson
 
 from gateway.arrays import Found, Inputs, from_lists, is_b64, join, row_of_lists, rows_of, text_of
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.number_list import NumberList
 from gateway.outputs import OutputTensor
-from gateway.v2.document import parse_value, shown
+from gateway.v2.document import shown
 from gateway.v2.plans import InputPlans
 from services.errors import invalid, not_found
 from services.tensor import Signature
@@ -30,9 +32,13 @@ def unknown(model: str, version: str | None) -> Exception:
     return not_found(f"Servable not found for request: {which}")
 
 
-def read_document(text: bytes) -> dict[str, Any]:
+#: a document, its 'instances', one of them, an input of it: where long lists of numbers may be
+TENSOR_DEPTH = 3
+
+
+def read_document(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
     """The JSON object in `text`, whose signature is the one there is. Raises Failure(INVALID)."""
-    document = parse_value(text)
+    document = parse(text, limits, depth=TENSOR_DEPTH, in_lists=True)
     if type(document) is not dict:
         raise invalid("the request is a JSON object with 'instances' or 'inputs'")
     check_signature_name(document)
@@ -56,12 +62,11 @@ def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, b
 
 def read_instances(plans: InputPlans, instances: object) -> Inputs:
     """The row form. Raises Failure(INVALID)."""
-    if type(instances) is not list:
+    if type(instances) is not list and type(instances) is not NumberList:
         raise invalid("Expected 'instances' to be a list")
     if not instances:
         raise invalid("'instances' is empty")
-    named = all(type(one) is dict and not is_b64(one) for one in instances)
-    if named:
+    if type(instances) is list and all(type(one) is dict and not is_b64(one) for one in instances):
         return _join_rows(plans, {name: _column(instances, name) for name in _names(plans, instances)})
     if len(plans) != 1:
         raise invalid(f"the model takes {len(plans)} inputs: each instance is an object {{input: value}}")
@@ -157,7 +162,7 @@ def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Fo
     plan = plans.named(name)
     column = _column(examples, name)
     if len(plan.shape) == 2:
-        column = [value if type(value) is list else [value] for value in column]
+        column = [value if type(value) in {list, NumberList} else [value] for value in column]
     return row_of_lists(plan, column)
 
 

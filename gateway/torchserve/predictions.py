@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.arrays import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
+from gateway.json_text import JsonLimits, parse
+from gateway.number_list import NumberList
 from gateway.outputs import OutputTensor
 from gateway.request import InputTensor
 from gateway.sagemaker import forms
-from gateway.tfserving.predict import read_predict
+from gateway.tfserving.predict import TENSOR_DEPTH, read_predict
 from gateway.torchserve.form import parts_of
-from gateway.v2.document import parse_value
 from gateway.v2.elements import raw_from_strings
 from gateway.v2.plan import InputPlan
 from gateway.v2.plans import InputPlans, raw_tensor
 from services.datatypes import BYTES
-from services.errors import Failure, invalid
+from services.errors import Code, Failure, invalid
 from services.tensor import Signature
 
 _DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
@@ -47,7 +48,7 @@ def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
     if kind == _FORM:
         return _read_form(plans, parts_of(content_type, body))
     if kind == forms.JSON:
-        return _read_value(plans, parse_value(body))
+        return _read_value(plans, parse(body, plans.json_limits, depth=TENSOR_DEPTH, in_lists=True))
     if kind in {forms.CSV, forms.NPY}:
         return Prediction(forms.reader(kind)(plans, body).inputs, single=False)
     if kind not in _UNSAID and not _takes_bytes(plans):
@@ -72,7 +73,7 @@ def _read_form(plans: InputPlans, parts: Mapping[str, bytes]) -> Prediction:
     names = set(parts)
     if len(plans) == 1 and len(parts) == 1 and (names <= set(_DATA) or names == {_only(plans).name}):
         return _read_raw(plans, _only(plans), next(iter(parts.values())))
-    read = {name: _read_part(plans.named(name), part) for name, part in parts.items()}
+    read = {name: _read_part(plans.named(name), part, plans.json_limits) for name, part in parts.items()}
     return Prediction(
         join(plans, {name: found for name, (found, _) in read.items()}), all(one for _, one in read.values())
     )
@@ -80,24 +81,26 @@ def _read_form(plans: InputPlans, parts: Mapping[str, bytes]) -> Prediction:
 
 def _read_raw(plans: InputPlans, plan: InputPlan, part: bytes) -> Prediction:
     if plan.datatype != BYTES and not part.startswith(_NUMPY_MAGIC):
-        document = _parsed(part)
+        document = _parsed(part, plans.json_limits)
         if document is not None:
             return _read_value(plans, document)
-    found, single = _read_part(plan, part)
+    found, single = _read_part(plan, part, plans.json_limits)
     return Prediction(join(plans, {plan.name: found}), single)
 
 
-def _parsed(part: bytes) -> Any:
+def _parsed(part: bytes, limits: JsonLimits) -> Any:
     """The JSON value in `part`, if that is what it is: clients seldom say so."""
     if part.lstrip()[:1] not in {b"[", b"{"}:
         return None
     try:
-        return parse_value(part)
-    except Failure:
+        return parse(part, limits, depth=TENSOR_DEPTH, in_lists=True)
+    except Failure as failure:
+        if failure.code is Code.TOO_LARGE:
+            raise
         return None
 
 
-def _read_part(plan: InputPlan, part: bytes) -> tuple[Found, bool]:
+def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[Found, bool]:
     """One input: the bytes themselves as a single element of BYTES; an array; JSON; or a raw tensor."""
     if plan.datatype == BYTES:
         extent = plan.fit(BYTES, (1,) * len(plan.shape))
@@ -107,7 +110,7 @@ def _read_part(plan: InputPlan, part: bytes) -> tuple[Found, bool]:
         array = forms.array_of(part)
         single = array.ndim == len(plan.shape) - 1
         return from_array(plan, array[None] if single else array), single
-    document = _parsed(part)
+    document = _parsed(part, limits)
     if document is not None:
         return row_of_lists(plan, document), _is_single(plan, document)
     extent = plan.deduce(len(part))
@@ -133,6 +136,8 @@ def _read_value(plans: InputPlans, document: Any) -> Prediction:
 
 def _is_single(plan: InputPlan, value: object) -> bool:
     """Whether `value` lacks the dimension of the rows."""
+    if type(value) is NumberList:
+        return value.rank < len(plan.shape)
     rank = 0
     while type(value) is list:
         rank += 1

@@ -14,19 +14,21 @@ from services.errors import Code, Failure, invalid
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 _FAST = 1
 _PIECE_BYTES = 65536
+#: what a body becomes may be so many times its size, or as large as `_ANY_RATIO_BYTES_MAX`. What people send is far
+#: below: numbers as text shrink to a third, sparse ones to a twentieth
+RATIO_MAX = 100
+_ANY_RATIO_BYTES_MAX = 4 << 20
 #: members of a gzip body, at most: empty ones cost time and no bytes
 _MEMBERS_MAX = 10_000
-#: bytes that one byte of a compressed body may become (zlib's own limit is 1032)
-_RATIO_MAX = 1100
 
 
 def inflated_bytes_max(size_bytes: int, bytes_max: int) -> int:
     """The most that `decompress` makes of a body of this size: what to reserve for it beforehand."""
-    return min(bytes_max, _RATIO_MAX * size_bytes)
+    return min(bytes_max, max(_ANY_RATIO_BYTES_MAX, RATIO_MAX * size_bytes))
 
 
 def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max: int) -> bytes:
-    """Return the content of `body`; never holds more than `bytes_max` + 1 bytes of it.
+    """Return the content of `body`; never holds more of it than it may have, and one piece.
 
     `encoding`: value of the Content-Encoding header: gzip (also of several members), deflate (a zlib stream) or
     identity. Raises Failure(ENCODING) on any other, Failure(INVALID) on bytes that are not such a stream, stop early
@@ -41,7 +43,7 @@ def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max:
     if wbits is None:
         raise Failure(Code.ENCODING, "Unsupported compression type: use gzip, deflate or identity")
     try:
-        return _inflate(memoryview(body), wbits, bytes_max)
+        return _inflate(memoryview(body), wbits, inflated_bytes_max(len(body), bytes_max))
     except zlib.error as error:
         raise invalid(f"the body is not valid {name.decode()}: {error}") from None
 
@@ -71,7 +73,11 @@ def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
 
 
 def _too_large(bytes_max: int) -> Failure:
-    return Failure(Code.TOO_LARGE, f"the content of the body is more than the allowed {bytes_max} bytes")
+    return Failure(
+        Code.TOO_LARGE,
+        f"the content of the body is more than the allowed {bytes_max} bytes; a compressed body may become "
+        f"{_ANY_RATIO_BYTES_MAX} bytes, or {RATIO_MAX} times its size",
+    )
 
 
 @lru_cache(maxsize=64)

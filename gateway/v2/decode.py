@@ -40,6 +40,9 @@ __all__ = ["Decoder", "InferCall", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
 VIEW_BYTES_MIN = 16384
+#: longer bodies are not one of many alike: they are read in full, which bounds what one parse may cost
+_ENVELOPE_BYTES_MAX = 1 << 20
+_DATA_DEPTH = 3  # document, inputs, input, data
 _FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 
@@ -96,6 +99,8 @@ class Decoder:
                 body = bytes(body)
             if len(body) > self._json_bytes_max:
                 raise self._too_large(len(body))
+            if len(body) > _ENVELOPE_BYTES_MAX:
+                return self._decode_json(body)
             last = self._last
             if last is not None and body.startswith(last[0]) and body.endswith(last[1]):
                 call = _read_numbers(body, last)
@@ -140,7 +145,7 @@ class Decoder:
         if header_bytes > self._json_bytes_max:
             raise self._too_large(header_bytes)
         text = bytes(body[:header_bytes])
-        document = parse_json(text)
+        document = parse_json(text, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
         call = self._read(document, text, body[header_bytes:])
         if not call.options.id and call.options.asks is None and header_bytes <= PREFIX_BYTES_MAX:
             envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
@@ -152,9 +157,11 @@ class Decoder:
         """A body that is all JSON, in full; a raw request if it is empty."""
         if not body:
             return self._decode_raw(memoryview(body))
-        document = parse_json(body)
+        document = parse_json(body, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
         call = self._read(document, body, memoryview(b""))
         first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
+        if len(body) > _ENVELOPE_BYTES_MAX:
+            first = None
         if first is not None and not call.options.id and call.options.asks is None:
             learnt = json_envelope(call, body, first)
             if learnt is not None:

@@ -1,17 +1,12 @@
-"""JSON bytes -> the request's document, and the checks that its members are what they should be.
-
-orjson reads what is strict JSON. Bodies it refuses for `NaN`, `Infinity` or numbers beyond a double are read again
-with the standard library, which knows these (so do the reference server and Python clients).
-"""
+"""The checks that the members of a request's document are what they should be."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, NoReturn
 
-import orjson
-
-from services.errors import Failure, invalid
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.strict_json import unparsable
+from services.errors import invalid
 
 _SHOWN_CHARACTERS_MAX = 200
 
@@ -22,37 +17,14 @@ def shown(name: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "..."
 
 
-def parse_json(text: bytes) -> dict[str, Any]:
-    """Return the JSON object in `text`. Raises Failure(INVALID). Of a repeated key the last one counts."""
-    document = parse_value(text)
+def parse_json(
+    text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False
+) -> dict[str, Any]:
+    """Return the JSON object in `text`, as gateway.json_text.parse does. Raises Failure(INVALID, TOO_LARGE)."""
+    document = parse(text, limits, depth=depth, in_lists=in_lists)
     if type(document) is not dict:
-        raise _unparsable("the body is not a JSON object")
+        raise unparsable("the body is not a JSON object")
     return document
-
-
-def parse_value(text: bytes) -> Any:
-    """Return the JSON value in `text`, of any kind. Raises Failure(INVALID)."""
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        if b"NaN" in text or b"Infinity" in text or "infinity" in str(error):
-            return _parse_lenient(text)
-        raise _unparsable(str(error)) from None
-
-
-def _parse_lenient(text: bytes) -> Any:
-    try:
-        # decoded here: json.loads would guess UTF-16 and UTF-32 from the bytes
-        return json.loads(text.decode())
-    except RecursionError:
-        # the interpreter's own limit is the depth guard: nesting far below it is refused later, where it stands
-        raise _unparsable("nested too deeply") from None
-    except ValueError as error:  # not JSON, not UTF-8, an integer of thousands of digits
-        raise _unparsable(str(error)) from None
-
-
-def _unparsable(reason: str) -> Failure:
-    return invalid(f"failed to parse the request JSON buffer: {shown(reason)}")
 
 
 def missing(key: str, where: str = "") -> NoReturn:

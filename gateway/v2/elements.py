@@ -7,9 +7,11 @@ nulls for numbers, and checks the range of integers. What it does not see is a b
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+from gateway.number_list import NumberList
 from gateway.v2.document import mistyped
 from gateway.v2.plan import Extent, InputPlan
 from services.datatypes import BYTES
@@ -29,6 +31,8 @@ def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) ->
     Raises Failure(INVALID) on elements that are not of the datatype, and on a number of them that is not `extent`'s.
     """
     if type(data) is not list:
+        if type(data) is NumberList:
+            return _raw_in_pieces(plan, extent, data)
         mistyped("data", "array", plan.where)
     if plan.code is None:
         return _raw_special(plan, extent, data)
@@ -45,6 +49,26 @@ def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) ->
     return _raw_with_care(plan, extent, data)
 
 
+def _raw_in_pieces(plan: InputPlan, extent: Extent, data: NumberList) -> bytes:
+    """The same of a list that is too long to be held as Python's objects, or to be parsed at once."""
+    if plan.code is None:
+        return _raw_special(plan, extent, next(data.pieces()))  # which refuses: these are numbers
+    raw: list[bytes] = []
+    count = 0
+    for piece in data.pieces():
+        flat = _flatten(plan, piece)
+        try:  # there is nothing but numbers and lists in it
+            raw.append(struct.pack(f"{len(flat)}{plan.code}", *flat))
+        except _PACK_ERRORS:
+            flat = _strict(plan, piece, _number_types(plan.code))
+            raw.append(_packed(plan, struct.Struct(f"{len(flat)}{plan.code}").pack, flat))
+        count += len(flat)
+        if count > extent.elements:
+            break  # enough is known
+    _check_count(plan, extent, count)
+    return b"".join(raw)
+
+
 def _no_booleans(text: bytes) -> bool:
     """Whether no `data` in `text` can hold true or false. Exact when True, three searches for a byte long.
 
@@ -56,13 +80,20 @@ def _no_booleans(text: bytes) -> bool:
 def _raw_with_care(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
     """The numbers that `struct` did not take as they are: find what is wrong, or that they overflow to infinity."""
     assert plan.code is not None
-    floating = plan.code in "fd"
-    flat = _strict(plan, extent, data, {int, float} if floating else {int})
-    pack = extent.packer(plan.code)
+    flat = _strict(plan, data, _number_types(plan.code))
+    _check_count(plan, extent, len(flat))
+    return _packed(plan, extent.packer(plan.code), flat)
+
+
+def _number_types(code: str) -> set[type]:
+    return {int, float} if code in "fd" else {int}
+
+
+def _packed(plan: InputPlan, pack: Callable[..., bytes], flat: list[Any]) -> bytes:
     try:
         return pack(*flat)
     except _PACK_ERRORS:
-        if floating:  # an integer beyond a double
+        if plan.code is not None and plan.code in "fd":  # an integer beyond a double
             return pack(*map(_double, flat))
         raise invalid(
             f"Unable to parse 'data': an element is out of the range of {plan.datatype}{plan.where}"
@@ -77,15 +108,17 @@ def _double(value: float) -> float:
 
 
 def _raw_special(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
-    if plan.datatype == "BOOL":
-        return bytes(_strict(plan, extent, data, {bool}))
-    if plan.datatype != BYTES:
+    if plan.datatype not in {"BOOL", BYTES}:
         raise invalid(
             f"receiving {plan.datatype} data via JSON is not supported. "
             f"Please use the binary data format for input {plan.name}"
         )
+    flat = _strict(plan, data, {bool} if plan.datatype == "BOOL" else {str})
+    _check_count(plan, extent, len(flat))
+    if plan.datatype == "BOOL":
+        return bytes(flat)
     try:
-        return raw_from_strings([text.encode() for text in _strict(plan, extent, data, {str})])
+        return raw_from_strings([text.encode() for text in flat])
     except UnicodeEncodeError:
         raise invalid(f"Unable to parse 'data': a string is not valid Unicode{plan.where}") from None
 
@@ -96,8 +129,8 @@ def raw_from_strings(elements: list[bytes]) -> bytes:
     return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
-def _strict(plan: InputPlan, extent: Extent, data: list[Any], types: set[type]) -> list[Any]:
-    """Return the elements of `data` in order, all of `types` and as many as `extent` says."""
+def _strict(plan: InputPlan, data: list[Any], types: set[type]) -> list[Any]:
+    """Return the elements of `data` in order, all of `types`."""
     flat = _flatten(plan, data)
     found = set(map(type, flat))
     if list in found:
@@ -105,12 +138,15 @@ def _strict(plan: InputPlan, extent: Extent, data: list[Any], types: set[type]) 
         found = set(map(type, flat))
     if not found <= types:
         mistyped("data", plan.json_type, plan.where)
-    if len(flat) != extent.elements:
+    return flat
+
+
+def _check_count(plan: InputPlan, extent: Extent, count: int) -> None:
+    if count != extent.elements:
         raise invalid(
             f"Unable to parse 'data': Shape does not match true shape of 'data' field{plan.where}: "
-            f"{extent.elements} elements expected, got {len(flat)}"
+            f"{extent.elements} elements expected, got {count}"
         )
-    return flat
 
 
 def _flatten(plan: InputPlan, data: list[Any]) -> list[Any]:

@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
 
 def read(plans: InputPlans, body: bytes) -> Prompt:
     """Raises Failure(INVALID)."""
-    document = parse_json(body)
+    document = parse_json(body, plans.json_limits, depth=1)
     request_id = document.pop("id", None) or ""
     if type(request_id) is not str:
         mistyped("id", "string")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gateway.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.request import ABSENT, InputTensor
 from gateway.v2.document import shown
 from gateway.v2.elements import check_booleans, check_strings
@@ -14,10 +15,13 @@ from services.tensor import Signature
 
 
 class InputPlans:
-    """`rows_max`: rows of one request at most."""
+    """`rows_max`: rows of one request at most. `json_limits`: of the JSON documents that bring the inputs."""
 
-    def __init__(self, model: str, signature: Signature, rows_max: int) -> None:
+    def __init__(
+        self, model: str, signature: Signature, rows_max: int, json_limits: JsonLimits = DEFAULT_LIMITS
+    ) -> None:
         self.model = model
+        self.json_limits = json_limits
         self.signature = signature
         self._optional = any(spec.optional for spec in signature.inputs)
         self.by_name = {

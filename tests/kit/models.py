@@ -120,11 +120,11 @@ def identities(datatypes: tuple[str, ...]) -> onnx.ModelProto:
 
 
 @_builder
-def scale(factor: float = 2.0) -> onnx.ModelProto:
-    """ "x" FP32 [N, 2] -> "y" FP32 [N, 2] = factor x: releases of one signature that tell themselves apart."""
+def scale(factor: float = 2.0, columns: int = 2) -> onnx.ModelProto:
+    """ "x" FP32 [N, columns] -> "y", the same shape, = factor x: releases of one signature that tell themselves apart."""
     node = helper.make_node("Mul", ["x", "factor"], ["y"])
     weights = [_float("factor", np.array(factor))]
-    return _model([node], [_value("x", "FP32", ["N", 2])], [_value("y", "FP32", ["N", 2])], weights)
+    return _model([node], [_value("x", "FP32", ["N", columns])], [_value("y", "FP32", ["N", columns])], weights)
 
 
 @_builder

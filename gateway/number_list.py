@@ -1,0 +1,180 @@
+"""A long list of numbers in a JSON text, nested or flat, that is read in pieces. Pure.
+
+[[1,2,3],[4,5,6], … ]  ─ pieces ─> [[1,2,3],[4,5]]  [[6], … ]    cut at any comma: for those who need the numbers in order
+                       ─ rows ───> [[1,2,3],[4,5,6]]  [ … ]      cut between elements: for those who need the shape
+
+A parse of one piece holds the interpreter's lock for a few milliseconds; one of the whole list would hold it for a second.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gateway.strict_json import loads, unparsable
+from services.errors import Code, Failure
+
+#: shorter lists are not worth the trouble
+LIST_BYTES_MIN = 64 * 1024
+DEPTH_MAX = 100  # lists within lists, as elsewhere
+PIECE_BYTES = 128 * 1024
+#: one element of the outermost list, at most, where the shape is wanted: it is parsed at once
+ELEMENT_BYTES_MAX = 16 << 20
+ELEMENT_VALUES_MAX = 1_000_000
+ELEMENT_LISTS_MAX = 125_000
+#: in all of it: a list costs as much as twenty numbers, and empty ones bring none
+LISTS_MAX = 2_000_000
+
+_OPEN, _CLOSE, _COMMA = b"[],"
+_SPACE = b" \t\r\n"
+_EDGE_BYTES_MAX = 4096  # of brackets and white space before the first number, or after the last
+_LEAD = re.compile(rb"[\[ \t\r\n]*")
+
+
+class _Outline(NamedTuple):
+    """`leading`: brackets before the first number. `level`: depth at which the outermost list with several elements is."""
+
+    leading: int
+    level: int
+
+
+class NumberList:
+    """The text from `start` (its "[") to `end` (after its "]"), which holds brackets and numbers alone, balanced."""
+
+    __slots__ = ("_outline", "_text", "end", "start")
+
+    def __init__(self, text: bytes, start: int, end: int, outline: _Outline) -> None:
+        self.start = start
+        self.end = end
+        self._text = text
+        self._outline = outline
+
+    @classmethod
+    def of(cls, text: bytes, start: int, end: int) -> NumberList | None:
+        """The list between `start` and `end`, from the first bracket there to the last one; None: it is not one list."""
+        first = text.find(b"[", start, end)
+        last = text.rfind(b"]", start, end) + 1
+        if first < 0 or last - first < LIST_BYTES_MIN:
+            return None
+        outline = _outline(text, first, last)
+        return None if outline is None else cls(text, first, last, outline)
+
+    @property
+    def rank(self) -> int:
+        """Lists within lists on the way to the first number."""
+        return self._outline.leading
+
+    @property
+    def leading_ones(self) -> int:
+        """How many of the outermost lists have one element alone."""
+        return self._outline.level - 1
+
+    def pieces(self) -> Iterator[list[Any]]:
+        """All of it as lists, nested as the text is; their numbers follow each other. Raises Failure(INVALID)."""
+        text, at, end, depth = self._text, self.start, self.end, 0
+        while at < end:
+            cut = end if end - at <= PIECE_BYTES else text.rfind(b",", at, at + PIECE_BYTES)
+            if cut < 0:
+                raise _no_comma()
+            piece = text[at:cut]
+            if at > self.start:
+                _check_edge(piece.lstrip(_SPACE)[:1], b"]")
+            if cut < end:
+                _check_edge(piece.rstrip(_SPACE)[-1:], b"[")
+            after = depth + piece.count(b"[") - piece.count(b"]")
+            yield loads(b"[" * depth + piece + b"]" * after)
+            at, depth = cut + 1, after
+
+    def rows(self) -> Iterator[list[Any]]:
+        """Some elements at a time of the outermost list that has several. Raises Failure: INVALID, TOO_LARGE."""
+        text, level = self._text, self._outline.level
+        at, end = self.start, self.end
+        for _ in range(level):
+            at = text.index(b"[", at) + 1
+            end = text.rindex(b"]", at, end)
+        while at <= end:
+            cut = self._cut(at, end)
+            piece = text[at:cut]
+            _check_edge(piece.strip(_SPACE)[:1], b"")
+            if len(piece) > PIECE_BYTES:
+                _check_element(piece)
+            yield loads(b"[%b]" % piece)
+            at = cut + 1
+
+    def _cut(self, at: int, end: int) -> int:
+        """The last comma between elements that makes a piece, or `end`."""
+        text, level = self._text, self._outline.level
+        size = PIECE_BYTES
+        while end - at > size:
+            if self._outline.leading == level:
+                cut = text.rfind(b",", at, at + size)
+            else:
+                codes = np.frombuffer(text, np.uint8, size, at)
+                places = np.flatnonzero((codes == _COMMA) & (_depths(codes) == 0))
+                cut = at + int(places[-1]) if places.size else -1
+            if cut >= 0:
+                return cut
+            size *= 2
+            if size > ELEMENT_BYTES_MAX:
+                raise _element_too_large()
+        return end
+
+
+def _outline(text: bytes, start: int, end: int) -> _Outline | None:
+    lead = _LEAD.match(text, start, min(end, start + _EDGE_BYTES_MAX))
+    assert lead is not None
+    tail = text[max(start, end - _EDGE_BYTES_MAX) : end]
+    first, last = lead.end(), end - len(tail) + len(tail.rstrip(_SPACE + b"]"))
+    if first == start + _EDGE_BYTES_MAX or last == end - len(tail) or first >= last:
+        return None
+    leading = text.count(b"[", start, first)
+    if leading > DEPTH_MAX:
+        raise unparsable("nested too deeply")
+    level = depth = lists = leading
+    if text.find(b"[", first, last) >= 0 or text.find(b"]", first, last) >= 0:
+        for at in range(first, last, PIECE_BYTES):
+            depths = _depths(np.frombuffer(text, np.uint8, min(PIECE_BYTES, last - at), at)) + depth
+            level = min(level, int(depths.min()))
+            lists += text.count(b"[", at, at + len(depths))
+            if depths.max() > DEPTH_MAX:
+                raise unparsable("nested too deeply")
+            depth = int(depths[-1])
+    if level < 1 or depth != text.count(b"]", last, end):
+        return None
+    if lists > LISTS_MAX:
+        raise Failure(
+            Code.TOO_LARGE, f"a list of numbers has more than {LISTS_MAX} lists in it: send it in binary form, or flat"
+        )
+    return _Outline(leading, level)
+
+
+def _depths(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """How many brackets are open after each character, but for those that were before the first."""
+    steps = (codes == _OPEN).view(np.int8) - (codes == _CLOSE).view(np.int8)
+    return np.cumsum(steps, dtype=np.int32)
+
+
+def _check_edge(character: bytes, forbidden: bytes) -> None:
+    """Between two commas there is something, and a comma has something on either side."""
+    if character in {b"", forbidden}:
+        raise unparsable("a list has a comma too many")
+
+
+def _no_comma() -> Failure:
+    return unparsable(f"a number, or the white space beside it, is longer than {PIECE_BYTES} bytes")
+
+
+def _check_element(text: bytes) -> None:
+    if text.count(b"[") > ELEMENT_LISTS_MAX or text.count(b",") > ELEMENT_VALUES_MAX:
+        raise _element_too_large()
+
+
+def _element_too_large() -> Failure:
+    return Failure(
+        Code.TOO_LARGE,
+        f"one element of a list of numbers is larger than {ELEMENT_BYTES_MAX} bytes, or has more than "
+        f"{ELEMENT_VALUES_MAX} numbers or {ELEMENT_LISTS_MAX} lists in it: send it in binary form",
+    )
