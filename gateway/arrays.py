@@ -161,6 +161,8 @@ def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> Found:
         raise invalid(f"input '{plan.name}' takes {plan.datatype}, but the array holds {array.dtype}")
     if plan.datatype == "BF16":
         data = _bf16(array)
+    elif plan.datatype == "BOOL":
+        data = np.ascontiguousarray(array.view(np.uint8) != 0)  # a file may hold any byte
     else:
         if plan.datatype not in _FLOATS and plan.datatype != "BOOL":
             _check_range(plan, array, wanted)

@@ -60,13 +60,13 @@ async def system_status(deps: DepsOf) -> list[SystemRegion]:
     return [_shown(region) for region in deps.client_memory.regions(None)]
 
 
-@router.get(f"{_SYSTEM}/region/{{region}}/status", summary="One registered region", responses=documented(404))
+@router.get(f"{_SYSTEM}/region/{{region:path}}/status", summary="One registered region", responses=documented(404))
 async def system_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
     return [_shown(found) for found in deps.client_memory.regions(region)]
 
 
 @router.post(
-    f"{_SYSTEM}/region/{{region}}/register",
+    f"{_SYSTEM}/region/{{region:path}}/register",
     summary="Register system shared memory",
     openapi_extra=describes(Register),
     **_CHANGES,
@@ -77,7 +77,7 @@ async def system_register(region: str, request: Request, deps: DepsOf) -> Respon
     return Response()
 
 
-@router.post(f"{_SYSTEM}/region/{{region}}/unregister", summary="Forget a region", **_CHANGES)
+@router.post(f"{_SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region", **_CHANGES)
 async def system_region_unregister(region: str, deps: DepsOf) -> Response:
     deps.client_memory.unregister(region)
     return Response()
@@ -94,17 +94,17 @@ async def cuda_status() -> list[CudaRegion]:
     return []
 
 
-@router.get(f"{_CUDA}/region/{{region}}/status", summary="One registered region", responses=documented(404))
+@router.get(f"{_CUDA}/region/{{region:path}}/status", summary="One registered region", responses=documented(404))
 async def cuda_region_status(region: str) -> list[CudaRegion]:
     raise not_found(f"Unable to find cuda shared memory region: '{region}'")
 
 
-@router.post(f"{_CUDA}/region/{{region}}/register", summary="Register GPU memory: not offered", **_CHANGES)
+@router.post(f"{_CUDA}/region/{{region:path}}/register", summary="Register GPU memory: not offered", **_CHANGES)
 async def cuda_register(region: str) -> Response:
     raise invalid(f"failed to register CUDA shared memory region: '{region}', GPUs not supported")
 
 
-@router.post(f"{_CUDA}/region/{{region}}/unregister", summary="Forget a region of GPU memory", **_CHANGES)
+@router.post(f"{_CUDA}/region/{{region:path}}/unregister", summary="Forget a region of GPU memory", **_CHANGES)
 async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - unknown names are no error
     return Response()
 

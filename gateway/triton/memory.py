@@ -4,18 +4,25 @@ register ─> regions.json (one for all gateways of the machine) ─> read / pla
 
 Bytes are copied with pread and pwrite, not mapped: a client that shortens its memory while a mapping of it is in use
 would kill the gateway with SIGBUS.
+
+A registration is of one file, not of a name: it has the file's device and inode, and a token of its own. So a region that
+is registered anew is opened anew, in every gateway, and a file that was replaced while it was registered is refused in all
+of them, where the reference server would go on with the old one. A name that is removed is kept by those that have it
+open, as there.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.shared_document import SharedDocument
 from gateway.triton.ports import Region
+from gateway.v2.document import shown
 from services.errors import Code, Failure, invalid, not_found
 
 REGIONS_MAX = 4096
@@ -27,13 +34,42 @@ _DISABLED = (
 )
 
 
+class _Registration(NamedTuple):
+    """A region as the document has it. `file`: device and inode of its memory; `token`: of this registration alone."""
+
+    region: Region
+    file: tuple[int, int]
+    token: str
+
+    @classmethod
+    def of(cls, name: str, entry: list[Any]) -> _Registration:
+        key, offset, size_bytes, device, inode, token = entry
+        return cls(Region(name, key, offset, size_bytes), (device, inode), token)
+
+    @property
+    def entry(self) -> list[Any]:
+        region = self.region
+        return [region.key, region.offset, region.size_bytes, *self.file, self.token]
+
+
 class _Opened:
     """The file behind a region; closed when nobody uses it any more, also if it was unregistered before."""
 
     def __init__(self, region: Region, path: Path) -> None:
         self.region = region
+        self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
+        found = os.fstat(self.fd)
+        self.file = (found.st_dev, found.st_ino)
+
+    def replaced(self) -> bool:
+        """Whether the name leads to another file now. A name that leads nowhere does not."""
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) != self.file
 
 
 class Target:
@@ -74,8 +110,8 @@ class ClientMemory:
         self._own = instance
         self._allowed = allowed
         self._seen: dict[str, Any] | None = None
-        self._regions: dict[str, Region] = {}
-        self._open: dict[str, _Opened] = {}
+        self._regions: dict[str, _Registration] = {}
+        self._open: dict[str, tuple[_Registration, _Opened]] = {}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
@@ -84,15 +120,15 @@ class ClientMemory:
             raise invalid(f"a shared memory region has a name of 1 to {NAME_CHARACTERS_MAX} characters")
         if offset < 0 or size_bytes < 1:
             raise invalid(f"failed to register shared memory region '{name}': invalid args")
-        region = Region(name, key, offset, size_bytes)
-        self._opened_of(region)
+        opened = self._opened_of(Region(name, key, offset, size_bytes))
+        registration = _Registration(opened.region, opened.file, secrets.token_hex(8))
 
         def add(content: dict[str, Any]) -> None:
             if name in content:
                 raise Failure(Code.CONFLICT, f"shared memory region '{name}' already in manager")
             if len(content) >= REGIONS_MAX:
                 raise Failure(Code.OVERLOADED, f"{REGIONS_MAX} shared memory regions are registered: unregister some")
-            content[name] = [key, offset, size_bytes]
+            content[name] = registration.entry
 
         self._document.update(add)
 
@@ -108,10 +144,10 @@ class ClientMemory:
         """Raises Failure(NOT_FOUND) for a name that is not registered."""
         known = self._known()
         if name is None:
-            return list(known.values())
+            return [registration.region for registration in known.values()]
         if name not in known:
-            raise not_found(f"Unable to find system shared memory region: '{name}'")
-        return [known[name]]
+            raise not_found(f"Unable to find system shared memory region: '{shown(name)}'")
+        return [known[name].region]
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of a region, copied. Raises Failure(INVALID): no such region, or outside of its bounds."""
@@ -130,14 +166,20 @@ class ClientMemory:
 
     def _find(self, name: str, offset: int, size_bytes: int) -> _Opened:
         self._check_allowed()
-        region = self._known().get(name)
-        if region is None:
-            raise invalid(f"Unable to find shared memory region: '{name}'")
-        if offset + size_bytes > region.size_bytes:
-            raise _outside(region)
-        opened = self._open.get(name)
-        if opened is None or opened.region is not region:
-            opened = self._open[name] = self._opened_of(region)
+        registration = self._known().get(name)
+        if registration is None:
+            raise invalid(f"Unable to find shared memory region: '{shown(name)}'")
+        if offset + size_bytes > registration.region.size_bytes:
+            raise _outside(registration.region)
+        known = self._open.get(name)
+        if known is None or known[0] is not registration:
+            known = self._open[name] = (registration, self._opened_of(registration.region))
+        opened = known[1]
+        if opened.file != registration.file or opened.replaced():
+            raise invalid(
+                f"the memory '{registration.region.key}' of shared memory region '{shown(name)}' was replaced since it was "
+                "registered: unregister the region and register it again"
+            )
         return opened
 
     def _check_allowed(self) -> None:
@@ -162,19 +204,15 @@ class ClientMemory:
             )
         return opened
 
-    def _known(self) -> dict[str, Region]:
-        """The regions as the document says now. Values stay the same objects while the document does not change."""
+    def _known(self) -> dict[str, _Registration]:
+        """The regions as the document says now. Values stay the same objects while they are registered."""
         content = self._document.read()
         if content is not self._seen:
-            fresh = {name: Region(name, *where) for name, where in content.items()}
+            known = self._regions
+            fresh = {name: _Registration.of(name, entry) for name, entry in content.items()}
             # what is registered as before stays open
-            self._regions = {
-                name: self._regions[name] if self._regions.get(name) == region else region
-                for name, region in fresh.items()
-            }
-            self._open = {
-                name: opened for name, opened in self._open.items() if self._regions.get(name) == opened.region
-            }
+            self._regions = {name: known[name] if known.get(name) == one else one for name, one in fresh.items()}
+            self._open = {name: pair for name, pair in self._open.items() if self._regions.get(name) is pair[0]}
             self._seen = content
         return self._regions
 

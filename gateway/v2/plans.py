@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from gateway.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.request import ABSENT, InputTensor
 from gateway.v2.document import shown
-from gateway.v2.elements import check_booleans, check_strings
+from gateway.v2.elements import check_strings, normal_booleans
 from gateway.v2.plan import Extent, InputPlan
 from services.datatypes import BYTES
 from services.errors import Failure, invalid
@@ -80,5 +80,5 @@ def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor
     elif len(data) != extent.size_bytes:
         raise plan.size_mismatch(extent, len(data))
     elif not plan.opaque:
-        check_booleans(plan, data)
+        return InputTensor(extent.shape, normal_booleans(data), len(data))
     return InputTensor(extent.shape, data, len(data))

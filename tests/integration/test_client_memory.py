@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -198,3 +199,49 @@ def test_strings_have_no_classes(client: Any) -> None:
         words = kind(client).InferInput("x", [1, 2], "BYTES")
         words.set_data_from_numpy(np.array([["a", "b"]], dtype=object))
         client.infer("text", [words], outputs=[kind(client).InferRequestedOutput("y", class_count=1)])
+
+
+def test_a_region_that_is_registered_anew_is_the_new_memory_in_all_gateways(client: Any) -> None:
+    name = f"region-{next(_serial)}"
+    key = f"/test-client-memory-{name}"
+    for factor in (1, 10, 100):
+        array = np.ascontiguousarray(A * factor)
+        handle = shm.create_shared_memory_region(name, key, A.nbytes)
+        try:
+            shm.set_shared_memory_region(handle, [array])
+            client.register_system_shared_memory(name, key, A.nbytes)
+            for _ in range(8):  # whichever gateway answers
+                inputs = [in_memory(client, "a", array, name), in_memory(client, "b", array, name)]
+                np.testing.assert_array_equal(client.infer("add", inputs).as_numpy("sum"), array + array)
+        finally:
+            client.unregister_system_shared_memory(name)
+            shm.destroy_shared_memory_region(handle)
+
+
+def test_booleans_of_any_byte_are_true_however_they_come(serving: Stack, client: Any, tmp_path: Path) -> None:
+    if not any(model["name"] == "flags" for model in serving.http.get("/admin/v1/models").json()["models"]):
+        serving.push("flags", models.identity(tmp_path / "m.onnx", datatype="BOOL", shape=("N", 4)))
+    given = np.array([[0, 1, 2, 255], [128, 0, 3, 1]], np.uint8)
+    wanted = given != 0
+    with memory(client, given.nbytes) as (name, handle):
+        shm.set_shared_memory_region(handle, [given])
+        for way in ("shared memory", "raw"):
+            tensor = kind(client).InferInput("x", [2, 4], "BOOL")
+            if way == "raw":
+                tensor.set_data_from_numpy(given.view(np.bool_))
+            else:
+                tensor.set_shared_memory(name, given.nbytes)
+            answer = client.infer("flags", [tensor]).as_numpy("y")
+            np.testing.assert_array_equal(answer.view(np.uint8), wanted.view(np.uint8))
+
+
+def test_a_name_with_slashes_is_a_name(serving: Stack, client: Any) -> None:
+    name, key = "a/b region/register", "/test-client-memory-slashes"
+    handle = shm.create_shared_memory_region("slashes", key, 8)
+    try:
+        client.register_system_shared_memory(name, key, 8)
+        assert status(client, name) == [(name, key, 0, 8)]
+        client.unregister_system_shared_memory(name)
+        assert name not in [region[0] for region in status(client)]
+    finally:
+        shm.destroy_shared_memory_region(handle)

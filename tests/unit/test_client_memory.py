@@ -169,3 +169,67 @@ def test_their_number_is_bounded(memory: ClientMemory, monkeypatch: pytest.Monke
     memory.register("a", "mine", 0, 1)
     memory.register("b", "mine", 0, 1)
     assert refused(memory.register, "c", "mine", 0, 1).code is Code.OVERLOADED
+
+
+def replace(folder: Path, content: bytes, name: str = "mine") -> None:
+    """What a client does that makes its memory anew: another file under the same name."""
+    (folder / name).unlink()
+    (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("through", ["the same", "another"])
+def test_a_region_that_is_registered_again_is_opened_again(memory: ClientMemory, folder: Path, through: str) -> None:
+    other = ClientMemory(folder, "millrace-1", allowed=True)
+    changing = memory if through == "the same" else other
+    memory.register("r", "mine", 0, 100)
+    assert memory.read("r", 0, 2) == other.read("r", 0, 2) == b"\x00\x01"
+    for letter in (b"a", b"b", b"c"):  # nobody looks in between
+        changing.unregister("r")
+        replace(folder, letter * 100)
+        changing.register("r", "mine", 0, 100)
+    for gateway in (memory, other):
+        assert gateway.read("r", 0, 2) == b"cc"
+        gateway.place("r", 0, 2).write(b"yz", "y")
+        assert (folder / "mine").read_bytes()[:2] == b"yz"
+        (folder / "mine").write_bytes(b"c" * 100)
+    gc.collect()
+    assert opened(folder) == 2
+
+
+def test_memory_that_was_replaced_while_it_is_registered_is_refused_everywhere(
+    memory: ClientMemory, folder: Path
+) -> None:
+    other, late = (ClientMemory(folder, "millrace-1", allowed=True) for _ in range(2))
+    memory.register("r", "/mine", 0, 100)
+    held = (folder / "mine").open("rb")  # as the client has it mapped: its inode is not used again
+    assert memory.read("r", 0, 1) == other.read("r", 0, 1) == b"\x00"
+    replace(folder, b"new" * 40)
+    for gateway in (memory, other, late):
+        for use in (gateway.read, gateway.place):
+            failure = refused(use, "r", 0, 1)
+            assert failure.code is Code.INVALID
+            assert "'/mine' of shared memory region 'r' was replaced" in failure.message
+    held.close()
+    memory.unregister("r")
+    memory.register("r", "/mine", 0, 100)
+    assert memory.read("r", 0, 3) == other.read("r", 0, 3) == late.read("r", 0, 3) == b"new"
+
+
+def test_memory_whose_name_was_removed_is_kept_by_who_has_it_open(memory: ClientMemory, folder: Path) -> None:
+    memory.register("r", "mine", 0, 100)
+    assert memory.read("r", 1, 1) == b"\x01"
+    (folder / "mine").unlink()
+    assert memory.read("r", 1, 1) == b"\x01"
+    late = ClientMemory(folder, "millrace-1", allowed=True)
+    assert "Unable to open" in refused(late.read, "r", 0, 1).message
+
+
+def test_changes_within_a_tick_of_the_clock_are_seen(memory: ClientMemory, folder: Path) -> None:
+    other = ClientMemory(folder, "millrace-1", allowed=True)
+    for count in range(50):
+        memory.register("r", "mine", count, 1)
+        assert other.read("r", 0, 1) == bytes([count])
+        memory.unregister("r")
+        memory.register("r", "mine", count + 1, 1)
+        assert other.regions("r") == [Region("r", "mine", count + 1, 1)]
+        memory.unregister("r")

@@ -251,3 +251,13 @@ def test_parse_header_length() -> None:
     assert parse_header_length(None) is None
     assert parse_header_length(b" 123 ") == 123
     assert parse_header_length(b"0") == 0
+
+
+@pytest.mark.parametrize("size", [3, 300, 70_000])
+def test_binary_booleans_are_true_unless_they_are_zero(size: int) -> None:
+    given = bytes(range(256)) * (size // 256 + 1)
+    decoder = one("BOOL", (-1,))
+    text, header_bytes = binary(given[:size], [size], "BOOL")
+    for _ in range(2):
+        assert raw(decoder.decode(text, header_bytes)) == bytes(byte != 0 for byte in given[:size])
+    assert raw(decoder.decode(given[:size], 0)) == bytes(byte != 0 for byte in given[:size])
