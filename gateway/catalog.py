@@ -13,7 +13,6 @@ from contextlib import suppress
 
 from gateway.deps import UploadKey
 from gateway.placements import Placements
-from gateway.stored_models import StoredModels
 from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.cancel import cancel_all
 from services.errors import Failure
@@ -21,6 +20,7 @@ from services.manifest import Endpoint, Manifest
 from services.queue.board import Board
 from services.records import State, WorkerRecord
 from services.repository.base import Repository
+from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 
 log = logging.getLogger("millrace.catalog")

@@ -20,6 +20,7 @@ from services.load_marks import DEATHS_CERTAIN, LoadMarks, judged
 from services.manifest import Manifest
 from services.records import State
 from services.repository.base import Repository
+from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 from workers.backends.base import Instance, Stop
 from workers.exchange import Exchange
@@ -67,6 +68,7 @@ class Keeper:
         self._marks = marks
         self._limits = limits
         self._replace = replace
+        self._stored = StoredModels(repository)
         self._stopping = threading.Event()
         self._retry_at: dict[str, float] = {}
         self._by_verdict: set[str] = set()  # releases that are not loaded because of their verdict
@@ -154,13 +156,11 @@ class Keeper:
         return wanted
 
     def _published(self) -> Iterator[Manifest]:
-        for model in self._repository.models():
-            with _skipping_damage():
-                endpoint = self._repository.endpoint(model)
-                for version in self._repository.versions(model):
-                    with _skipping_damage():
-                        if endpoint.serves(version):
-                            yield self._repository.manifest(model, version)
+        self._stored.read()
+        for model in self._stored.models.values():
+            for version, (manifest, _) in model.versions.items():
+                if model.endpoint.serves(version):
+                    yield manifest
 
     def _proposed(self) -> Iterator[Manifest]:
         """Versions on trial, which are loaded beside those that serve."""

@@ -153,6 +153,7 @@ class RepositoryControl:
             manifests += [await self._manifest(candidate, source.given) for candidate in source.candidates]
             if retry:
                 manifests = await _whole(self._cleared, manifests)
+            await self._trial.let_go(await _whole(self._unserved, model, manifests))
             await _whole(self._propose, model, manifests)
             await self._trial.passed(manifests, all_of_them=not source.kept)
             await _whole(self._adopt, model, manifests, source.folder)
@@ -263,6 +264,13 @@ class RepositoryControl:
         return [
             one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - for people
             for one in manifests
+        ]
+
+    def _unserved(self, model: str, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """Those that are there as they are to be loaded, but are unloaded: workers may still be letting go of them."""
+        endpoint, now = self._endpoint(model), self._manifests(model)
+        return [
+            one for one in manifests if now.get(one.version) == one and endpoint and not endpoint.serves(one.version)
         ]
 
     def _propose(self, model: str, manifests: Sequence[Manifest]) -> None:

@@ -12,12 +12,23 @@ from services.records import InstanceRecord, State
 
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0
+UNLOADED_S_MAX = 60.0  # more than a worker takes to run what it was sent
 
 
 class Trial:
-    """`ready_s_max`: how long loading and warming up may take. `worker_s_max`: how long a pool may have no worker."""
+    """`ready_s_max`: how long loading and warming up may take. `worker_s_max`: how long a pool may have no worker.
 
-    def __init__(self, catalog: Catalog, ready_s_max: float = READY_S_MAX, worker_s_max: float = WORKER_S_MAX) -> None:
+    `unloaded_s_max`: how long workers may take to let go of a version that was unloaded.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        ready_s_max: float = READY_S_MAX,
+        worker_s_max: float = WORKER_S_MAX,
+        unloaded_s_max: float = UNLOADED_S_MAX,
+    ) -> None:
+        self._unloaded_s_max = unloaded_s_max
         self._catalog = catalog
         self._ready_s_max = ready_s_max
         self._worker_s_max = worker_s_max
@@ -39,6 +50,21 @@ class Trial:
             waited_s = loop.time() - start
             self._check(waiting[0], waited_s)
             await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))
+
+    async def let_go(self, manifests: Sequence[Manifest]) -> None:
+        """Return when no worker holds any of them any more: an instance that is being unloaded looks ready, and is not.
+
+        Raises Failure: UNAVAILABLE when it takes too long.
+        """
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        while held := [one for one in manifests if self._instances(one)]:
+            left_s = self._unloaded_s_max - (loop.time() - start)
+            if left_s <= 0:
+                raise Failure(
+                    Code.UNAVAILABLE, f"version {held[0].version} is still being unloaded: try again", retry_after_s=5
+                )
+            await self._catalog.next_change(min(1.0, left_s))
 
     def _check(self, manifest: Manifest, waited_s: float) -> None:
         pool = manifest.config.pool

@@ -311,6 +311,23 @@ def test_files_that_come_with_the_load(stack: Stack, client: Any, repository: Pa
     assert content(repository) == before
 
 
+def test_a_load_right_after_an_unload_answers_when_the_model_is_ready(
+    stack: Stack, client: Any, tmp_path: Path
+) -> None:
+    stack.push("again", times(tmp_path / "again.onnx", 5))
+    for _ in range(5):
+        client.unload_model("again")
+        client.load_model("again")
+        # Whoever still holds it from before lets go of it: an answer may not wait for that.
+        assert client.is_model_ready("again")
+        workers = stack.http.get("/admin/v1/workers").json()["workers"]
+        states = {one["state"] for worker in workers for one in worker["instances"] if one["model"] == "again"}
+        assert "ready" in states
+        assert "draining" not in states
+        assert scaled(client, "again") == 5
+    stack.http.delete("/admin/v1/models/again")
+
+
 def test_uploaded_models_are_unloaded_and_loaded(stack: Stack, client: Any, tmp_path: Path) -> None:
     for version in (1, 2):
         stack.push("sent", times(tmp_path / "model.onnx", version))

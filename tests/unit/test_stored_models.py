@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stored_models import StoredModels
 from services.errors import Failure
 from services.manifest import Manifest
 from services.repository.activation import endpoint_activate
 from services.repository.folder import FolderRepository
+from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 from tests.kit.versions import publish
 

@@ -15,7 +15,7 @@ from services.manifest import Endpoint, Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 
-log = logging.getLogger("millrace.catalog")
+log = logging.getLogger("millrace.repository")
 
 
 class StoredModel(NamedTuple):
