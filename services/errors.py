@@ -69,15 +69,16 @@ GRPC_STATUS: dict[Code, str] = {
     Code.INTERNAL: "INTERNAL",
 }
 
-#: status and error type of SageMaker's runtime API, whose clients try again what is 429 or 5xx
+#: status and error type of SageMaker's runtime API, whose clients try again what is 429 or 5xx. What a model's container
+#: refuses is a ModelError with the container's status in it, as from a real endpoint
 SAGEMAKER_ERROR: dict[Code, tuple[int, str]] = {
-    Code.INVALID: (400, "ValidationError"),
+    Code.INVALID: (424, "ModelError"),
     Code.UNAUTHENTICATED: (403, "AccessDeniedException"),
     Code.NOT_FOUND: (400, "ValidationError"),
     Code.METHOD: (405, "ValidationError"),
     Code.CONFLICT: (409, "ValidationError"),
     Code.TOO_LARGE: (413, "ValidationError"),
-    Code.ENCODING: (415, "ValidationError"),
+    Code.ENCODING: (424, "ModelError"),
     Code.OVERLOADED: (429, "ModelNotReadyException"),
     Code.UNAVAILABLE: (503, "ServiceUnavailable"),
     Code.EXPIRED: (424, "ModelError"),

@@ -147,7 +147,7 @@ async def registered(
     "/models/{model}/invoke",
     summary="SageMaker: run a model of a multi-model container",
     response_class=Response,
-    responses={**_JSON, **documented(400, 404, 406, 413, 415, 429, 500, 503, 504, model=Refusal)},
+    responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504, model=Refusal)},
 )
 async def invoked(model: str, request: Request, deps: DepsOf) -> Response:
     return await invoke(request, deps, model)

@@ -20,7 +20,7 @@ from gateway.sagemaker.event_stream import payload_parts
 from gateway.sagemaker.target import default_model, named_model, variant_version
 from gateway.v2.decode import parse_header_length
 from gateway.v2.infer_call import infer_v2
-from services.errors import Code, Failure
+from services.errors import Code, Failure, invalid
 
 router = APIRouter(tags=["SageMaker"])
 
@@ -54,9 +54,9 @@ _FORMS: dict[str, Any] = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": _FORMS},
-    **documented(400, 404, 406, 413, 415, 429, 500, 503, 504),
+    **documented(400, 404, 406, 413, 429, 500, 503, 504),
 }
-_RUNTIME_ERRORS = documented(400, 413, 415, 424, 429, 500, 503, model=RuntimeFailure)
+_RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 503, model=RuntimeFailure)
 
 
 @router.post(
@@ -118,10 +118,18 @@ async def invoke_endpoint_async(endpoint: str) -> None:
 
 
 async def invoke(request: Request, deps: Deps, model: str, accept: str | None = None) -> Response:
-    """Run `model` on the request's body, whatever form it has. Raises Failure, or 406."""
+    """Run `model` on the request's body, whatever form it has. Raises Failure, or 406.
+
+    A type or an encoding that is not spoken is a 400: the reference container knows no other refusal of a body.
+    """
     route = deps.caller.find(model, variant_version(request.headers))
-    async with whole_body(request, deps) as body:
-        reply = await unless_gone(request, _reply(request, deps, route, body, accept))
+    try:
+        async with whole_body(request, deps) as body:
+            reply = await unless_gone(request, _reply(request, deps, route, body, accept))
+    except Failure as failure:
+        if failure.code is Code.ENCODING:
+            raise invalid(failure.message) from None
+        raise
     reply.headers["x-amzn-invoked-production-variant"] = str(route.lane.manifest.version)
     for name in _ECHOED:
         value = request.headers.get(name)
@@ -135,8 +143,7 @@ async def _reply(request: Request, deps: Deps, route: Route, body: bytes, accept
     with turning_away(route):
         header_bytes = binary.header_bytes(content_type)
     if header_bytes is not None:
-        text, length = await infer_v2(deps.caller, route, body, header_bytes)
-        return Response(text, media_type=forms.JSON if length is None else f"{binary.PREFIX}{length}")
+        return _v2_reply(*await infer_v2(deps.caller, route, body, header_bytes))
     if forms.media_type(content_type) == OCTETS:
         return await _octets(request, deps, route, body)
     form = forms.chosen(accept or request.headers.get("accept"))
@@ -151,12 +158,16 @@ async def _reply(request: Request, deps: Deps, route: Route, body: bytes, accept
         else:
             asked = await apart(len(body), forms.reader(content_type), route.plans, body)
     if asked is None:
-        text, _ = await infer_v2(deps.caller, route, body, None)
-        return Response(text, media_type=forms.JSON)
+        return _v2_reply(*await infer_v2(deps.caller, route, body, None))
     outputs = await ask(deps.caller, route, asked.inputs)
     signature = route.plans.signature
     text = await apart(size_of(outputs), forms.write, signature, outputs, form, row_form=asked.row_form)
     return _with_type(text, form)
+
+
+def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
+    """JSON, or JSON with binary outputs behind it, whose length the content type tells."""
+    return Response(text, media_type=forms.JSON if header_bytes is None else f"{binary.PREFIX}{header_bytes}")
 
 
 async def _octets(request: Request, deps: Deps, route: Route, body: bytes) -> Response:

@@ -59,12 +59,10 @@ def chosen(accept: str | None) -> str | None:
 
 
 def is_v2(document: object) -> bool:
-    """Whether a JSON body is a request of v2: its inputs say their names and shapes."""
+    """Whether a JSON body is a request of v2: its inputs say their names and shapes, if there are any."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
-    return (
-        type(inputs) is list
-        and bool(inputs)
-        and all(type(one) is dict and "name" in one and ("datatype" in one or "shape" in one) for one in inputs)
+    return type(inputs) is list and all(
+        type(one) is dict and "name" in one and ("datatype" in one or "shape" in one) for one in inputs
     )
 
 

@@ -38,8 +38,8 @@ def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:
 
 
 def variant_version(headers: Mapping[str, str]) -> str | None:
-    """The version that Target-Variant names. Raises Failure(INVALID) for a variant that is no number."""
+    """The version that Target-Variant names. Raises Failure(NOT_FOUND) for a variant that is no number."""
     variant = headers.get(TARGET_VARIANT)
     if variant is None or (variant.isascii() and variant.isdigit()):
         return variant
-    raise invalid(f"Target-Variant '{shown(variant)}' is no version: variants are the numbers of versions here")
+    raise not_found(f"Target-Variant '{shown(variant)}' is no version: variants are the numbers of versions here")

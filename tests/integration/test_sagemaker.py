@@ -170,20 +170,21 @@ def test_boto3_reads_a_stream(runtime: Any, expected: np.ndarray[Any, Any]) -> N
             "ValidationError",
             "is no version",
         ),
-        ({"EndpointName": "sm-scale", "Body": b"[[1]]"}, 400, "ValidationError", "Expected [-1,2]"),
-        ({"EndpointName": "sm-scale", "Body": b"["}, 400, "ValidationError", "failed to parse"),
-        ({"EndpointName": "sm-scale", "Body": b"3"}, 400, "ValidationError", "or a list of instances"),
+        ({"EndpointName": "sm-scale", "Body": b"[[1]]"}, 424, "ModelError", "Expected [-1,2]"),
+        ({"EndpointName": "sm-scale", "Body": b"["}, 424, "ModelError", "failed to parse"),
+        ({"EndpointName": "sm-scale", "Body": b"3"}, 424, "ModelError", "or a list of instances"),
         ({"EndpointName": "sm-scale", "Body": b" " * (1 << 21)}, 413, "ValidationError", "larger than the limit"),
-        ({"EndpointName": "sm-scale", "Body": b"x", "ContentType": "image/png"}, 415, "ValidationError", "'image/png'"),
-        ({"EndpointName": "sm-scale", "Body": b"[[1,2]]", "Accept": "image/png"}, 400, "ValidationError", "Accept"),
-        ({"EndpointName": "sm-add", "Body": b"1", "ContentType": "text/csv"}, 400, "ValidationError", "one input"),
+        ({"EndpointName": "sm-scale", "Body": b"x", "ContentType": "image/png"}, 424, "ModelError", "'image/png'"),
+        ({"EndpointName": "sm-scale", "Body": b"[[1,2]]", "Accept": "image/png"}, 424, "ModelError", "Accept"),
+        ({"EndpointName": "sm-add", "Body": b"1", "ContentType": "text/csv"}, 424, "ModelError", "one input"),
         (
             {"EndpointName": "sm-scale", "Body": b"{}", "ContentType": f"{PREFIX}x"},
-            400,
-            "ValidationError",
+            424,
+            "ModelError",
             "header-size",
         ),
-        ({"EndpointName": "sm-scale", "Body": b"{}", "ContentType": f"{PREFIX}9"}, 400, "ValidationError", "range"),
+        ({"EndpointName": "sm-scale", "Body": b"{}", "ContentType": f"{PREFIX}9"}, 424, "ModelError", "range"),
+        ({"EndpointName": "sm-scale", "Body": b'{"inputs": []}'}, 424, "ModelError", "expected 1 inputs but got 0"),
         ({"EndpointName": "sm-lookup", "Body": b"[[99]]"}, 424, "ModelError", "out of data bounds"),
     ],
 )
@@ -198,7 +199,8 @@ def test_errors_as_boto3_reads_them(runtime: Any, options: Any, status: int, cod
     if code == "ModelError":
         with pytest.raises(runtime.exceptions.ModelError) as refusal:
             runtime.invoke_endpoint(**{"ContentType": "application/json", **options})
-        assert refusal.value.response["OriginalStatusCode"] == 500
+        original = 500 if "out of data" in text else 406 if text == "Accept" else 400
+        assert refusal.value.response["OriginalStatusCode"] == original
 
 
 def test_what_is_not_offered_is_said(runtime: Any) -> None:
@@ -235,6 +237,47 @@ def test_a_container(stack: Stack, expected: np.ndarray[Any, Any]) -> None:
         container(stack, b"[[1, 2]]", X_Amzn_SageMaker_Target_Model="sm-scale", Accept="image/png").status_code == 406
     )
     assert stack.http.get("/invocations").status_code == 405
+
+
+def test_json_that_asks_for_binary_outputs_says_where_they_begin(
+    stack: Stack, runtime: Any, expected: np.ndarray[Any, Any]
+) -> None:
+    document = json.loads(v2_json())
+    for asks in (
+        {"parameters": {"binary_data_output": True}},
+        {"outputs": [{"name": "output", "parameters": {"binary_data": True}}]},
+    ):
+        body = json.dumps({**document, **asks}).encode()
+        reply = runtime.invoke_endpoint(EndpointName="sm-mlp", ContentType="application/json", Body=body)
+        assert reply["ContentType"].startswith(PREFIX)
+        np.testing.assert_allclose(numbers(reply["ContentType"], reply["Body"].read()), expected, rtol=1e-5)
+        got = container(stack, body, X_Amzn_SageMaker_Target_Model="sm-mlp")
+        np.testing.assert_allclose(numbers(got.headers["content-type"], got.content), expected, rtol=1e-5)
+        stream = runtime.invoke_endpoint_with_response_stream(
+            EndpointName="sm-mlp", ContentType="application/json", Body=body
+        )
+        parts = b"".join(event["PayloadPart"]["Bytes"] for event in stream["Body"])
+        np.testing.assert_allclose(numbers(stream["ContentType"], parts), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "text"),
+    [
+        (b'{"inputs": []}', {}, "expected 1 inputs but got 0 inputs"),
+        (b"x", {"Content-Type": "image/png"}, "'image/png'"),
+        (b"[[1,2]]", {"Content-Encoding": "br"}, "Unsupported compression"),
+        (b"{}", {"Content-Type": f"{PREFIX}-1"}, "header-size"),
+        (b"{}", {"Content-Type": f"{PREFIX}3"}, "in range"),
+        (b"{}", {"Content-Type": f"{PREFIX}4294967296"}, "in range"),
+        (b"{}", {"Content-Type": PREFIX}, "header-size"),
+        (b"{}", {"Content-Type": f"text/plain; {PREFIX}2"}, "is not taken"),
+    ],
+)
+def test_a_container_refuses_bodies_with_400(stack: Stack, body: bytes, headers: dict[str, str], text: str) -> None:
+    names = {name.replace("-", "_"): value for name, value in headers.items()}
+    reply = container(stack, body, X_Amzn_SageMaker_Target_Model="sm-scale", **names)
+    assert reply.status_code == 400, reply.text
+    assert text in reply.json()["error"]
 
 
 def test_the_model_may_be_configured(tmp_path: Path) -> None:
