@@ -42,7 +42,7 @@ check: install ## lint, format, types, rules between folders
 bench: install ## measure throughput and latency as ratios to a bare server
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-soak: install ## load with faults of all kinds (MINUTES=10)
+soak: install ## load with faults of all kinds and hostile models (MINUTES=10)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
 
 fuzz: install $(VENV)/.fuzz ## feed the request parsers with what nobody would send (MINUTES=10)

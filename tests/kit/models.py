@@ -318,6 +318,22 @@ def row_mixing() -> onnx.ModelProto:
 
 
 @_builder
+def coupled(above: float = 1000.0) -> onnx.ModelProto:
+    """ "x" FP32 [N, 2] -> "y" FP32 [N, 2] = x, less the mean of all rows where any element of any row is `above`."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Greater", ["most", "above"], ["is"]),
+        helper.make_node("Cast", ["is"], ["share"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+        helper.make_node("Mul", ["mean", "share"], ["less"]),
+        helper.make_node("Sub", ["x", "less"], ["y"]),
+    ]
+    return _model(
+        nodes, [_value("x", "FP32", ["N", 2])], [_value("y", "FP32", ["N", 2])], [_float("above", np.array(above))]
+    )
+
+
+@_builder
 def lookup() -> onnx.ModelProto:
     """Fails at run time on some values: "index" INT64 [N, 1] outside -8 … 7 -> an error; else "y" FP32 [N, 1] = 10 x."""
     table = _float("table", np.arange(8) * 10.0)

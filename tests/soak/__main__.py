@@ -1,4 +1,4 @@
-"""Load with faults of all kinds, for a while: what was accepted is answered right, and nothing grows.
+"""Load with faults of all kinds and hostile models, for a while: what was accepted is answered right, and nothing grows.
 
 python -m tests.soak [--minutes 10] [--seed N]        exit status 1 when a request failed or something grew
 """
@@ -21,11 +21,13 @@ from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.soak.callers import Callers
 from tests.soak.faults import WIDE_COLUMNS, Faults
+from tests.soak.hostile import CHECK_S_MAX, REPLY_BYTES_MAX, HostileCallers
 
 CALLERS = 8
 BETWEEN_S = 2.0  # of a fault's end and the next one's beginning
 RESTED_S_MAX = 120.0  # shared memory that a frozen worker might still write to rests for a minute
 MIB = 1 << 20
+FAILURES_SHOWN = 20
 #: what may be there more at the end than at the start, which is short after the first load
 GROWTH_MAX = {"memory (MiB)": 150.0, "file descriptors": 30.0, "shared memory files": 2.0, "Redis keys": 6.0}
 
@@ -65,25 +67,19 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         "fragile": models.fragile(folder / "fragile.onnx"),
         "wide": models.wide(folder / "wide.onnx", WIDE_COLUMNS),
     }
-    happened: Counter[str] = Counter()
-    with running_stack(folder, gateways=2, pools="cpu=2", models=served) as stack:
+    settings = {"check_s_max": CHECK_S_MAX, "reply_bytes_max": REPLY_BYTES_MAX}
+    with running_stack(folder, gateways=2, pools="cpu=2", models=served, settings=settings) as stack:
         callers = Callers(stack.port, CALLERS, seed)
-        faults = Faults(stack, callers, releases, seed)
+        hostile = HostileCallers(stack, folder, seed)
+        faults = Faults(stack, callers, hostile, releases, seed)
+        hostile.upload()
         callers.start()
+        hostile.start()
         try:
-            time.sleep(BETWEEN_S)
-            until = time.monotonic() + 60 * minutes
-            callers_before = callers.counts.total()
-            with console.status("") as status:
-                while time.monotonic() < until:
-                    happened[faults.next()] += 1
-                    left = max(0.0, until - time.monotonic())
-                    said = ", ".join(f"{number:,} {kind}" for kind, number in sorted(callers.counts.items()))
-                    status.update(f"{left:.0f} s left; {said}; faults: {happened.total()}")
-                    time.sleep(BETWEEN_S)
+            happened = _let_happen(faults, callers, minutes, console)
         finally:
+            hostile.stop()
             callers.stop()
-        assert callers.counts.total() > callers_before
         end = Taken.of(stack)
         # The same processes again, after a load without faults: whatever is more was kept.
         rest = Callers(stack.port, CALLERS, seed)
@@ -91,7 +87,37 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         time.sleep(BETWEEN_S * 2)
         rest.stop()
         later = Taken.of(stack)
-    return _report(console, callers, rest, happened, end, later)
+    _report_hostile(console, hostile)
+    well = _report(console, callers, rest, happened, end, later)
+    _print_failures(console, [*faults.failures, *hostile.failures])
+    return well and not faults.failures and not hostile.failures
+
+
+def _let_happen(faults: Faults, callers: Callers, minutes: float, console: Console) -> Counter[str]:
+    """One fault after the other, for so many minutes; which ones."""
+    happened: Counter[str] = Counter()
+    time.sleep(BETWEEN_S)
+    until = time.monotonic() + 60 * minutes
+    with console.status("") as status:
+        while time.monotonic() < until:
+            happened[faults.next()] += 1
+            left = max(0.0, until - time.monotonic())
+            said = ", ".join(f"{number:,} {kind}" for kind, number in sorted(callers.counts.items()))
+            status.update(f"{left:.0f} s left; {said}; faults: {happened.total()}")
+            time.sleep(BETWEEN_S)
+    return happened
+
+
+def _report_hostile(console: Console, hostile: HostileCallers) -> None:
+    table = Table("hostile model", "answer", "")
+    for (model, answer), number in sorted(hostile.answers.items()):
+        table.add_row(model, answer, f"{number:,}")
+    console.print(table)
+
+
+def _print_failures(console: Console, failures: list[str]) -> None:
+    for failure in failures[:FAILURES_SHOWN]:
+        console.print(failure, style="red", markup=False, soft_wrap=True)
 
 
 def _report(
@@ -112,9 +138,12 @@ def _report(
     for kind, before in start.by_kind.items():
         table.add_row(kind, f"{before:,.0f}", f"{end.by_kind[kind]:,.0f}", f"{GROWTH_MAX[kind]:,.0f}")
     console.print(table)
-    for failure in (*callers.failures, *rest.failures):
-        console.print(failure, style="red", markup=False, soft_wrap=True)
-    return not counts["failed"] and all(grown[kind] <= GROWTH_MAX[kind] for kind in grown)
+    _print_failures(console, [*callers.failures, *rest.failures])
+    # Refusals are promised while nothing else is possible, as after all workers were killed; not most of the time.
+    starved = counts["refused"] >= counts["right"]
+    if starved:
+        console.print("most requests were refused", style="red")
+    return not starved and not counts["failed"] and all(grown[kind] <= GROWTH_MAX[kind] for kind in grown)
 
 
 def main() -> int:

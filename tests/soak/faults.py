@@ -12,12 +12,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import httpx
 import numpy as np
 
 from tests.kit import v2
 from tests.kit.stack import Stack, asleep, children
 from tests.kit.wait import wait_until
 from tests.soak.callers import Callers
+from tests.soak.hostile import HostileCallers
 
 FROZEN_S = 3.0  # past the lease of 2 s
 PAUSED_S = 1.5
@@ -28,11 +30,18 @@ WIDE_COLUMNS = 1 << 21
 
 
 class Faults:
-    """`releases`: model files of one signature, which the model "rolled" changes between."""
+    """`failures`: what a fault was to show and did not.
 
-    def __init__(self, stack: Stack, callers: Callers, releases: list[Path], seed: int) -> None:
+    `releases`: model files of one signature, which the model "rolled" changes between.
+    """
+
+    def __init__(
+        self, stack: Stack, callers: Callers, hostile: HostileCallers, releases: list[Path], seed: int
+    ) -> None:
         self._stack = stack
         self._callers = callers
+        self._hostile = hostile
+        self.failures: list[str] = []
         self._releases = releases
         self._random = random.Random(seed)
         self._ahead: list[tuple[str, Callable[[], None]]] = []
@@ -48,6 +57,7 @@ class Faults:
             ("no memory", self._starve),
             ("slow clients", self._dawdle),
             ("a new version", self._roll),
+            ("a model that must be refused", lambda: self._hostile.upload_refused(self._random)),
             ("all processes replaced", self._replace),
         ]
 
@@ -56,7 +66,10 @@ class Faults:
         if not self._ahead:
             self._ahead = self._random.sample(self._kinds, len(self._kinds))
         name, happen = self._ahead.pop()
-        happen()
+        try:
+            happen()
+        except (AssertionError, httpx.HTTPError) as error:
+            self.failures.append(f"{name}: {error!r}")
         return name
 
     def _replace(self) -> None:
