@@ -56,7 +56,9 @@ class Forecast:
 
     def place(self, instances: int, profile: Profile, rows_full: int) -> None:
         """What is known of the lane's instances. `rows_full`: that run together."""
-        known_s, measured_s = self._profile.predict(rows_full), profile.predict(rows_full)
+        # Of a size that ran: what is predicted for others may change without any run being faster.
+        ran = min(rows_full, self._profile.largest)
+        known_s, measured_s = self._profile.predict(ran), profile.predict(ran)
         self._profile, self._rows_full = profile, rows_full
         if instances != self._instances:
             self._instances, self._busy = instances, False

@@ -112,7 +112,9 @@ class Lane:
         profile = self._profile
         rows = self._rows_efficient
         if self._beside:
-            rows = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows)
+            within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows)
+            # A size that its workers want to try is predicted as if it gained nothing: that is what the try is for.
+            rows = rows if within == profile.largest else within
         self._batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
         self._credits = self._instances * (DEPTH + 1 if gap else DEPTH)

@@ -207,11 +207,13 @@ class Lanes:
 
     def _place(self, lane: Lane, view: VersionView) -> None:
         ready = [at for at in view.placed if at.instance.state is State.READY]
-        profile = Profile(ready[0].instance.profile if ready else {})
+        # Of several workers the one that knows most sizes: each learns by itself.
+        knows = max(ready, key=lambda at: max(at.instance.profile, default=0)).instance if ready else None
+        profile = Profile(knows.profile if knows is not None else {})
         shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unreadable.get(lane.release)
-        rows = ready[0].instance.rows_efficient if ready else 1
+        rows = knows.rows_efficient if knows is not None else 1
         lane.place(len(ready), profile, rows, shared=shared, failed=failed)
 
     def find(self, model: str, version: str | None) -> Route:

@@ -53,6 +53,21 @@ class Profile:
         """The most rows, of at least one and at most `rows_max`, whose run takes no longer than `seconds`."""
         return max(1, bisect_right(range(1, rows_max + 1), seconds, key=self.predict))
 
+    @property
+    def largest(self) -> int:
+        """The largest measured size; 0 if nothing was measured."""
+        return self._rows[-1] if self._rows else 0
+
+    def rows_worth_running(self, rows_max: int) -> int:
+        """The efficient number of rows; twice the largest measured one where that was the most efficient: it may go on.
+
+        At most `rows_max`; that many if nothing was measured.
+        """
+        if not self._rows:
+            return rows_max
+        efficient = self.efficient_rows()
+        return min(rows_max, 2 * efficient if efficient == self._rows[-1] else efficient)
+
     def efficient_rows(self) -> int:
         """The smallest measured size that reaches 90 % of the best rows per second; 1 if nothing was measured.
 

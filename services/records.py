@@ -24,7 +24,7 @@ class InstanceRecord(BaseModel):
     """A variant loaded, or on its way, in one worker.
 
     `profile`: rows of a run -> seconds, corrected as it runs. `rows_max`: the largest run this instance takes;
-    `rows_efficient`: more in one run gain next to nothing, as measured at warm-up.
+    `rows_efficient`: more in one run gain next to nothing, or was not tried yet.
     """
 
     model_config = ConfigDict(frozen=True)

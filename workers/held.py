@@ -5,12 +5,14 @@ Every change replaces a whole immutable value in one dict assignment, so the mai
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from services.manifest import Manifest
 from services.records import InstanceRecord, State
 from workers.backends.base import Instance
+from workers.exploration import Exploration
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,9 @@ class Holding:
     reason: str | None = None
     instance: Instance | None = None
     rows_efficient: int = 1  # more in one run gain next to nothing
+    rows_fitting: int = 1 << 30  # more found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
+    exploration: Exploration | None = None  # which corrects it
 
     @property
     def rows_max(self) -> int:
@@ -57,6 +61,7 @@ class Held:
 
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}
+        self._changing = threading.Lock()
         self.on_change: Callable[[], None] = lambda: None
 
     def get(self, release: str) -> Holding | None:
@@ -66,15 +71,32 @@ class Held:
         return dict(self._holdings)
 
     def set(self, holding: Holding) -> None:
-        self._holdings[holding.manifest.release] = holding
+        with self._changing:
+            self._holdings[holding.manifest.release] = holding
         self.on_change()
 
     def move(self, release: str, state: State, reason: str | None = None) -> None:
         """Change the state of a holding."""
-        self.set(replace(self._holdings[release], state=state, reason=reason))
+        with self._changing:
+            self._holdings[release] = replace(self._holdings[release], state=state, reason=reason)
+        self.on_change()
+
+    def learn(self, release: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
+        """From now on `rows` rows run together, if the instance is still the one that `exploration` is of.
+
+        `fitting`: the most that there is memory for, where that was found.
+        """
+        with self._changing:
+            holding = self._holdings.get(release)
+            if holding is None or holding.exploration is not exploration:
+                return
+            limit = holding.rows_fitting if fitting is None else min(fitting, holding.rows_fitting)
+            self._holdings[release] = replace(holding, rows_efficient=rows, rows_fitting=limit)
+        self.on_change()
 
     def remove(self, release: str) -> None:
-        self._holdings.pop(release, None)
+        with self._changing:
+            self._holdings.pop(release, None)
         self.on_change()
 
     def lanes(self) -> list[str]:

@@ -24,6 +24,7 @@ from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 from workers.backends.base import Instance, Stop
 from workers.exchange import Exchange
+from workers.exploration import Exploration
 from workers.held import Held, Holding
 from workers.loading import Loaded, Placement, load, probe
 from workers.loads import NOT_WANTED, Limits, Load, Loads, Wanted
@@ -206,13 +207,14 @@ class Keeper:
 
     def _succeed(self, under_way: Load, holding: Holding, loaded: Loaded) -> None:
         manifest, profile = holding.manifest, loaded.profile
-        rows = profile.efficient_rows() if profile.seconds else holding.rows_max
+        measured = dict(profile.seconds)
         ready = replace(
             holding,
             state=State.READY,
             instance=loaded.instance,
-            measured=dict(profile.seconds),
-            rows_efficient=rows,
+            measured=measured,
+            exploration=Exploration(measured, holding.rows_max),
+            rows_efficient=profile.rows_worth_running(holding.rows_max),
         )
         if not self._set(under_way, ready):
             loaded.instance.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from services.errors import Failure
 from workers.held import Held
@@ -54,4 +53,4 @@ class OutOfMemoryPolicy:
         holding = self._held.get(lane)
         if holding is not None and holding.rows_efficient > rows // 2:
             log.warning("%s runs at most %d rows from now on", lane, rows // 2)
-            self._held.set(replace(holding, rows_efficient=rows // 2))
+            self._held.learn(lane, holding.exploration, rows // 2, fitting=rows // 2)

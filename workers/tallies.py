@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from workers.lease import ReplyWriter
 
 
-CORRECTION = 0.1  # weight of the latest run in the measured time of its number of rows
-
-
 class WorkerTallies:
     """Counters and histograms of one worker; a run costs three updates."""
 
@@ -35,10 +32,6 @@ class WorkerTallies:
         self._busy.add(seconds)
         self._tally.histogram(catalogue.EXECUTION_SECONDS, *labels).observe(seconds)
         self._tally.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
-        # The warm-up measured an idle machine; what real runs take now is what a gateway should predict from.
-        known = holding.measured.get(rows)
-        if known is not None:
-            holding.measured[rows] = known + (seconds - known) * CORRECTION
 
     def out_of_memory(self, holding: Holding) -> None:
         manifest = holding.manifest

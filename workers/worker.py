@@ -60,7 +60,7 @@ class Worker:
         self._stopping = threading.Event()
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
-        self._ran: list[tuple[Holding, float, int]] = []
+        self._ran: list[tuple[Holding, float, int, bool]] = []
         self._client_id = 0  # of the last connection
         self._lane = ""  # that ran last
         self._changed = float("-inf")  # when it was another one before
@@ -159,8 +159,12 @@ class Worker:
 
     def _count(self) -> None:
         """Count what ran: after the replies are on their way, while Redis works."""
-        for holding, seconds, rows in self._ran:
+        for holding, seconds, rows, whole in self._ran:
             self._tallies.ran(holding, seconds, rows)
+            if whole and holding.exploration is not None:
+                rows_now = holding.exploration.ran(rows, seconds, holding.rows_fitting)
+                if rows_now is not None and rows_now != holding.rows_efficient:
+                    self._held.learn(holding.manifest.release, holding.exploration, rows_now)
         self._ran.clear()
         self._tallies.sent(self._replies)
 
@@ -179,7 +183,10 @@ class Worker:
             group, holding, self._segments, self._clock, partial(memory.failed, lane), partial(memory.halves_ran, lane)
         )
         if runs[0].execution_s:
-            self._ran.append((holding, runs[0].execution_s, runs[0].cost.rows))
+            rows = runs[0].cost.rows
+            # What was halved, or failed for some, took other runs than one of all rows.
+            whole = any(result.cost.runs == [rows] for result in runs)
+            self._ran.append((holding, runs[0].execution_s, rows, whole))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
 
