@@ -43,6 +43,9 @@ _DEPTH_MAX = 24
 #: what a malformed node makes a rule raise
 _MALFORMED = (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
 
+#: domains all of whose operators give the same for the same operands, but for the random ones
+_STANDARD = frozenset({"", "ai.onnx.ml"})
+
 #: operators that look at the dimensions of their operand alone
 _MEASURING = frozenset({"Shape", "Size"})
 
@@ -192,9 +195,9 @@ class _Proving:
         """No operand has rows: neither has the result, except where a shape repeats it once for each row."""
         if call.op in RANDOM or (call.op == "Dropout" and RULES[""]["Dropout"].apply(call) is None):
             raise Dependent("its output is random")
-        if call.domain not in RULES:
+        rule = RULES.get(call.domain, {}).get(call.op)
+        if rule is None and call.domain not in _STANDARD:
             raise Dependent("this operator is not known")
-        rule = RULES[call.domain].get(call.op)
         depends = [index for index, value in enumerate(call.inputs) if value is not None and value.counted]
         if rule is not None and all(index in rule.shapes for index in depends):
             with suppress(Dependent, *_MALFORMED):

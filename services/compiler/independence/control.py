@@ -113,7 +113,7 @@ def loop(call: Call, context: Context) -> list[AnyValue]:
         return outputs[1:]
 
     state, scans = _repeat(context.symbols, first, step)
-    return state + [_stacked(context.symbols, value, 0) for value in scans]
+    return state + [_stacked(value, 0, context.symbols.fresh()) for value in scans]
 
 
 def _present(value: Value | None) -> Value:
@@ -157,7 +157,8 @@ def scan(call: Call, context: Context) -> list[AnyValue]:
     items: list[AnyValue] = [_item(value, int(axis)) for value, axis in zip(sliced, axes, strict=True)]
     state, scans = _repeat(context.symbols, first, lambda state: context.run(body, [*state, *items]))
     places = call.attribute("scan_output_axes", [0] * len(scans))
-    return state + [_stacked(context.symbols, value, int(axis)) for value, axis in zip(scans, places, strict=True)]
+    length = dims_of(sliced[0])[normalized(int(axes[0]), len(dims_of(sliced[0])))]
+    return state + [_stacked(value, int(axis), length) for value, axis in zip(scans, places, strict=True)]
 
 
 def _item(value: Value, axis: int) -> Value:
@@ -174,7 +175,7 @@ def _item(value: Value, axis: int) -> Value:
     return rowed(dims, value.rows.moved(value.rows.axis - (value.rows.axis > axis)))
 
 
-def _stacked(symbols: Symbols, value: AnyValue, axis: int) -> AnyValue:
+def _stacked(value: AnyValue, axis: int, length: Expression) -> AnyValue:
     """Values of all iterations along a new axis."""
     if isinstance(value, Mixed):
         return value
@@ -182,7 +183,7 @@ def _stacked(symbols: Symbols, value: AnyValue, axis: int) -> AnyValue:
         return Value(None, counted=value.counted)
     axis = normalized(axis, len(value.dims) + 1)
     dims = [*value.dims]
-    dims.insert(axis, symbols.fresh())
+    dims.insert(axis, length)
     if value.rows is None:
         return free(dims)
     return rowed(dims, value.rows.moved(value.rows.axis + (value.rows.axis >= axis)))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from services.compiler.independence.node import Rules
 from services.compiler.independence.rules import (
+    attention,
     convolution,
     elementwise,
     layout,
+    machine_learning,
     matrix,
+    microsoft,
     normalization,
+    quantization,
     recurrent,
     reduction,
     refused,
@@ -26,7 +30,11 @@ RULES: dict[str, Rules] = {
         **layout.RULES,
         **selection.RULES,
         **recurrent.RULES,
+        **attention.RULES,
+        **quantization.RULES,
+        **machine_learning.TEXT_RULES,
         **refused.RULES,
     },
-    "ai.onnx.ml": {},
+    "ai.onnx.ml": machine_learning.RULES,
+    "com.microsoft": microsoft.RULES,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.compiler.independence.expression import ONE, Expression, number
 from services.compiler.independence.node import Call, Rule, Rules, dims_of, unknown_dims
-from services.compiler.independence.value import Dependent, Rows, Value, free, rowed
+from services.compiler.independence.value import Dependent, Rows, Value, depends_on_count, free, rowed
 
 
 def batch(call: Call, index: int = 0, rank: int | None = None) -> tuple[Value, Rows | None]:
@@ -118,13 +118,34 @@ def deformable(call: Call) -> list[Value]:
     return [batched([dims[0], *unknown_dims(call, len(dims) - 1)], rows)]
 
 
+def affine_grid(call: Call) -> list[Value]:
+    """Positions for each matrix of a batch; `size` is [batch, channels, space …]."""
+    call.only_rowed(0)
+    value, rows = batch(call)
+    sizes = call.sizes(1)
+    if rows is not None and (sizes[0] != rows.size or any(depends_on_count(size) for size in sizes[1:])):
+        raise Dependent("its size is not that of its batch")
+    return [batched([dims_of(value)[0], *unknown_dims(call, len(sizes) - 1)], rows)]
+
+
+def determinant(call: Call) -> list[Value]:
+    """Of the matrices on the last two axes."""
+    value = call.input(0)
+    dims = dims_of(value)
+    if value.rows is not None and value.rows.axis >= len(dims) - 2:
+        raise Dependent("it combines all rows")
+    return [free(dims[:-2]) if value.rows is None else rowed(dims[:-2], value.rows)]
+
+
 RULES: Rules = {
+    "AffineGrid": Rule(affine_grid, frozenset({1})),
     "AveragePool": Rule(pool),
     "Col2Im": Rule(keep_batch),
     "Conv": Rule(convolution),
     "ConvInteger": Rule(convolution),
     "ConvTranspose": Rule(transposed_convolution),
     "DeformConv": Rule(deformable),
+    "Det": Rule(determinant),
     "DepthToSpace": Rule(keep_batch),
     "GlobalAveragePool": Rule(global_pool),
     "GlobalLpPool": Rule(global_pool),

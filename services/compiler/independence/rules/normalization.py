@@ -112,5 +112,6 @@ RULES: Rules = {
     "LpNormalization": along_axis(-1),
     "MeanVarianceNormalization": Rule(over_axes),
     "RMSNormalization": Rule(layer_normalization),
+    "SimplifiedLayerNormalization": Rule(layer_normalization),  # ONNX Runtime keeps it in this domain
     "Softmax": Rule(softmax),
 }

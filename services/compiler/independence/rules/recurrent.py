@@ -44,4 +44,19 @@ def _outputs(call: Call, dims: tuple[Expression, ...], rows: Rows | None, layout
     return [rowed(sequence, rows.moved(0 if layout else 2)), last, last]
 
 
-RULES: Rules = {"GRU": Rule(recurrent), "LSTM": Rule(recurrent), "RNN": Rule(recurrent)}
+def reversed_time(call: Call) -> list[Value]:
+    """ReverseSequence: time and batch are the first two axes, in either order; each row has a length."""
+    value, lengths = call.input(0), call.input(1)
+    axis = int(call.attribute("batch_axis", 1))
+    expected = value.rows.moved(0) if value.rows is not None and value.rows.axis == axis else None
+    if expected is None or lengths.rows != expected:
+        raise Dependent("the rows are not on the batch axis of both inputs")
+    return [Value(value.dims, value.rows)]
+
+
+RULES: Rules = {
+    "ReverseSequence": Rule(reversed_time),
+    "GRU": Rule(recurrent),
+    "LSTM": Rule(recurrent),
+    "RNN": Rule(recurrent),
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.compiler.independence.expression import ONE, Expression
+from services.compiler.independence.expression import ONE, Expression, number
 from services.compiler.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
 from services.compiler.independence.rules.normalization import check_axis, same
 from services.compiler.independence.value import Dependent, Rows, Value, free, rowed
@@ -61,9 +61,44 @@ def top_k(call: Call) -> list[Value]:
     dims = list(dims_of(value))
     axis = call.axis(len(dims), -1)
     check_axis(value, axis)
-    dims[axis] = call.symbols.fresh()
+    dims[axis] = _how_many(call)
     result = free(dims) if value.rows is None else rowed(dims, value.rows)
     return [result, result]
+
+
+def _how_many(call: Call) -> Expression:
+    """K of TopK, an attribute before opset 10."""
+    if call.version < 10:
+        return number(int(call.attribute("k", 0)))
+    content = call.input(1).content
+    element = content.flat[0] if content is not None and content.size == 1 else None
+    return element if isinstance(element, Expression) else call.symbols.fresh()
+
+
+def spectrum(call: Call) -> list[Value]:
+    """DFT: the axis is an attribute before opset 20; the last axis holds real and imaginary parts."""
+    call.only_rowed(0)
+    value = call.input(0)
+    dims = list(dims_of(value))
+    axis = call.axis(len(dims), 1)
+    if call.version >= 20:
+        given = call.optional(2)
+        axis = normalized(-2 if given is None else constant(known_content(given).flat[0]), len(dims))
+    for changed in (axis, len(dims) - 1):
+        check_axis(value, changed)
+        dims[changed] = call.symbols.fresh()
+    return [free(dims) if value.rows is None else rowed(dims, value.rows)]
+
+
+def short_time_spectrum(call: Call) -> list[Value]:
+    """STFT: [batch, length, …] to [batch, frames, frequencies, 2]."""
+    call.only_rowed(0)
+    value = call.input(0)
+    if value.rows is None:
+        return [free()]
+    if value.rows.axis != 0:
+        raise Dependent("the rows are not on the batch axis")
+    return [rowed([dims_of(value)[0], *(call.symbols.fresh() for _ in range(3))], value.rows)]
 
 
 RULES: Rules = {
@@ -72,5 +107,7 @@ RULES: Rules = {
     "ArgMin": Rule(arg),
     "CumProd": Rule(cumulative),
     "CumSum": Rule(cumulative),
+    "DFT": Rule(spectrum),
+    "STFT": Rule(short_time_spectrum),
     "TopK": Rule(top_k),
 }
