@@ -133,6 +133,7 @@ class Gateway:
         self._loops: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
+        self._unreadable = self.tally.gauge(catalogue.RECORDS_UNREADABLE)
         self.version = VERSION
         self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
 
@@ -193,6 +194,7 @@ class Gateway:
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """The metrics page; the depths of the streams are read for it."""
         async with self._scrape:
+            self._unreadable.set(len(self.board.unreadable))
             depths: list[Sample] = []
             with contextlib.suppress(Failure, TimeoutError):
                 async with asyncio.timeout(DEPTHS_S_MAX):

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.lane import Lane
 from gateway.outstanding import Outstanding
 from gateway.pool_link import PoolLink
-from services.batch import ReplyHeader, decode_reply
+from services.batch import ReplyHeader, Unreadable, decode_reply
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
@@ -21,6 +21,7 @@ from services.queue.url import RedisAddress
 
 log = logging.getLogger("millrace.exchange")
 
+NOT_READ = "no worker of this version can read what this gateway sends: restart the workers with its release"
 TICK_S = 0.02
 
 
@@ -86,7 +87,11 @@ class Exchange:
         decoded = decode_reply(data)
         if isinstance(decoded, str):
             outstanding = self.pending.get(decoded)
-            if outstanding is not None:
+            if outstanding is None:
+                return
+            if isinstance(decoded, Unreadable):
+                outstanding.lane.put_again(outstanding, NOT_READ)
+            else:
                 outstanding.lane.give_up(outstanding)
             return
         header, inline = decoded

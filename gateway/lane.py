@@ -39,6 +39,7 @@ COST_MS_MIN = 0.05  # of a batch, in its share of the workers: what there is bes
 #: that is more: a run is not cut to pieces that take hardly less.
 TURN_S = 0.01
 TURN_RUNS = 1.5
+LOST = "the connection to Redis broke each time this batch or its reply was sent"
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
 LOSSES_MAX = 8  # times that a batch, or its reply, is lost on its way: then it may be what breaks the connection
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
@@ -96,8 +97,21 @@ class Lane:
         )
         self._parked: list[tuple[float, list[Place]]] = []
 
-    def place(self, instances: int, profile: Profile, rows: int, *, shared: bool, failed: str | None) -> None:
-        """What the workers say: ready instances, how long runs take, efficient rows, whether all share memory with us."""
+    def place(
+        self,
+        instances: int,
+        profile: Profile,
+        rows: int,
+        *,
+        shared: bool,
+        failed: str | None,
+        batch_format: int | None = None,
+    ) -> None:
+        """What the workers say: ready instances, how long runs take, efficient rows, whether all share memory with us.
+
+        `batch_format`: that they read; None: the newest of ours.
+        """
+        self._packer.batch_format = batch_format
         self._instances = instances
         self._packer.shared = shared
         self.failed = failed
@@ -459,8 +473,11 @@ class Lane:
             self._parked.append((self._clock() + self._rest_s, outstanding.places))
             self._ticking.add(self)
 
-    def put_again(self, outstanding: Outstanding) -> None:
-        """Redis lost a batch: what still waits in it is put as a new one."""
+    def put_again(self, outstanding: Outstanding, why: str = LOST) -> None:
+        """A batch was lost, or nobody could read it: what still waits in it is put as a new one.
+
+        `why`: what its requests are told when that has happened too often.
+        """
         if not self.link.connected:
             return  # it stays outstanding: when Redis is back, all that is are put again
         self._forget(outstanding)
@@ -468,8 +485,7 @@ class Lane:
         if left and outstanding.losses < LOSSES_MAX:
             self._put(left, self._clock(), outstanding.attempt, outstanding.losses + 1)
             return
-        broken = "the connection to Redis broke each time this batch or its reply was sent"
-        self._fail(left, Failure(Code.UNAVAILABLE, broken, retry_after_s=1))
+        self._fail(left, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
         self.dispatch()
 
     def give_up(self, outstanding: Outstanding) -> None:

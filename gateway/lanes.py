@@ -26,6 +26,7 @@ from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from gateway.v2.plans import InputPlans
 from gateway.views import ModelView, Snapshot, VersionView, shown, version_number
+from services.batch import BATCH_FORMATS, agreed_format
 from services.errors import Failure, not_found
 from services.manifest import Manifest
 from services.metrics import catalogue
@@ -37,6 +38,9 @@ from services.settings import Settings
 
 log = logging.getLogger("millrace.lanes")
 
+_UNREAD = (
+    "its workers read none of the batch formats of this gateway: another release runs them; restart them with this one"
+)
 REST_LEASES = 30  # shared memory rests so many times as long as a worker may be silent
 #: Models whose lanes are opened in one turn of the event loop.
 TURN_MODELS = 16
@@ -207,14 +211,17 @@ class Lanes:
 
     def _place(self, lane: Lane, view: VersionView) -> None:
         ready = [at for at in view.placed if at.instance.state is State.READY]
+        batch_format = agreed_format(BATCH_FORMATS, [at.worker.batch_formats for at in ready])
+        unread = _UNREAD if ready and batch_format is None else None
+        ready = [at for at in ready if batch_format in at.worker.batch_formats]
         # Of several workers the one that knows most sizes: each learns by itself.
         knows = max(ready, key=lambda at: max(at.instance.profile, default=0)).instance if ready else None
         profile = Profile(knows.profile if knows is not None else {})
         shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
-        failed = failed or self._unreadable.get(lane.release)
+        failed = failed or self._unreadable.get(lane.release) or unread
         rows = knows.rows_efficient if knows is not None else 1
-        lane.place(len(ready), profile, rows, shared=shared, failed=failed)
+        lane.place(len(ready), profile, rows, shared=shared, failed=failed, batch_format=batch_format)
 
     def find(self, model: str, version: str | None) -> Route:
         """The route of a path; where it is not in `routes` as it is written, its version may have leading zeros.

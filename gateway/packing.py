@@ -45,6 +45,7 @@ class Packer:
         self._signature = signature
         self._segments = segments
         self._tensor_bytes_min = tensor_bytes_min
+        self.batch_format: int | None = None  # that all workers of the lane read; None: the newest
         self.shared = False  # set while all workers of the lane are on this host
         self._batching = signature.batching
         self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
@@ -87,7 +88,7 @@ class Packer:
             blob_name, blob, tensors = name, b"".join(tensors), []
         deadlines = [skew + request.deadline * 1000 for request in requests]
         header = BatchHeader(name, replies, redis_ms, rows, deadlines, inputs, room, blob_name, not requests[0].counted)
-        return Packed(encode_batch(header, tensors), blob, places, shared)
+        return Packed(encode_batch(header, tensors, self.batch_format), blob, places, shared)
 
     def _allocate(self, size_bytes: int) -> Place | None:
         if size_bytes < self._tensor_bytes_min or not self.shared or self._segments is None:

@@ -3,24 +3,30 @@
     batch   u32 header length | msgpack header | padding | inline tensors, input by input, in each the rows in order
     reply   u8 kind (0) | u32 header length | msgpack header | padding | inline tensors, output by output
     given up by the queue: u8 kind (1) | batch name
+    read by no worker: u8 kind (2) | batch name
 
 The padding lets the tensors begin at a multiple of ALIGN_BYTES, so that they are used where they lie.
 
-Both headers start with a format number. A tensor lies inline or in a shared memory segment (its place). Requests of
+Both headers start with a format number. Gateways write the newest format of batches that all workers of a version read, as
+their records say, and each batch says which formats of replies its gateway reads. What a newer release appends to a
+header without another number is not read. A tensor lies inline or in a shared memory segment (its place). Requests of
 one batch have equal shapes but for their rows, so a whole input is one contiguous array that can run without a copy.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgpack
 
-FORMAT = 2
+#: the formats that this release reads and writes, ascending
+BATCH_FORMATS: tuple[int, ...] = (3,)
+REPLY_FORMATS: tuple[int, ...] = (3,)
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
+KIND_UNREADABLE = 2
 ALIGN_BYTES = 8  # of the largest element
 AGAIN = (
     "again"  # in place of an error's code: the request did not fit into the reply of its batch and runs again, alone
@@ -60,7 +66,7 @@ class BatchHeader(NamedTuple):
     `rows`: per request. `deadlines_ms`: per request. `inputs`: in the signature's order. `room`: a place for each
     output, in the signature's order, where the worker may leave it; None: inline. `replies`: reply list of the gateway.
     `blob`: name of the key that holds the inline tensors when they are too large for a script; "": they follow.
-    `canary`: nobody asked for it but the gateway itself.
+    `canary`: nobody asked for it but the gateway itself. `reply_formats`: that the gateway reads.
     """
 
     name: str
@@ -72,6 +78,7 @@ class BatchHeader(NamedTuple):
     room: list[Place | None]
     blob: str
     canary: bool = False
+    reply_formats: tuple[int, ...] = REPLY_FORMATS
 
 
 class ReplyOutput(NamedTuple):
@@ -106,9 +113,28 @@ class ReplyHeader(NamedTuple):
     attempt: int = 1
 
 
-def encode_batch(header: BatchHeader, tensors: Sequence[Any]) -> bytes:
-    """`tensors`: bytes-like parts of the inline inputs, in order (empty when they lie in a blob)."""
-    head = _pack((FORMAT, *header))
+class Unreadable(str):
+    """The name of a batch that no worker could read."""
+
+    __slots__ = ()
+
+
+def agreed_format(formats: Sequence[int], readers: Sequence[Collection[int]]) -> int | None:
+    """The newest of `formats` that all `readers` read; where there is none, that most of them read; None: nobody reads any.
+
+    Without readers, the newest.
+    """
+    votes = {number: sum(number in reader for reader in readers) for number in formats}
+    best = max(formats, key=lambda number: (votes[number], number))
+    return best if votes[best] or not readers else None
+
+
+def encode_batch(header: BatchHeader, tensors: Sequence[Any], format_: int | None = None) -> bytes:
+    """`tensors`: bytes-like parts of the inline inputs, in order (empty when they lie in a blob).
+
+    `format_`: one of BATCH_FORMATS; None: the newest.
+    """
+    head = _pack((format_ or BATCH_FORMATS[-1], *header))
     length = len(head)
     return b"".join((_U32.pack(length), head, _PADDING[(4 + length) % ALIGN_BYTES], *tensors))
 
@@ -116,8 +142,8 @@ def encode_batch(header: BatchHeader, tensors: Sequence[Any]) -> bytes:
 def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
     """Returns the header and the inline bytes. Raises ValueError for what is no batch, or of a format not known here."""
     try:
-        fields, inline = _split(memoryview(data), 4)
-        name, replies, created, rows, deadlines, inputs, room, blob, canary = fields
+        fields, inline = _split(memoryview(data), 4, BATCH_FORMATS)
+        name, replies, created, rows, deadlines, inputs, room, blob, canary, reply_formats, *_ = fields
         return (
             BatchHeader(
                 name,
@@ -129,6 +155,7 @@ def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
                 [_place(place) for place in room],
                 blob,
                 canary,
+                tuple(reply_formats),
             ),
             inline,
         )
@@ -136,22 +163,29 @@ def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
         raise ValueError(f"not a batch: {error}") from error
 
 
-def encode_reply(header: ReplyHeader, tensors: Sequence[Any]) -> bytes:
-    """`tensors`: bytes-like parts of the inline outputs, in order (empty when they lie in a blob)."""
-    head = _pack((FORMAT, *header))
+def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | None = None) -> bytes:
+    """`tensors`: bytes-like parts of the inline outputs, in order (empty when they lie in a blob).
+
+    `format_`: one of REPLY_FORMATS; None: the newest.
+    """
+    head = _pack((format_ or REPLY_FORMATS[-1], *header))
     length = len(head)
     return b"".join((_KIND_U32.pack(KIND_REPLY, length), head, _PADDING[(5 + length) % ALIGN_BYTES], *tensors))
 
 
 def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
-    """Returns the header and the inline bytes, or the name of a batch that the queue gave up. Raises ValueError."""
+    """Returns the header and the inline bytes, or the name of a batch that the queue gave up (Unreadable: that was
+    read by no worker). Raises ValueError.
+    """
     try:
         if data[0] == KIND_GIVEN_UP:
             return data[1:].decode()
+        if data[0] == KIND_UNREADABLE:
+            return Unreadable(data[1:].decode())
         if data[0] != KIND_REPLY:
             raise ValueError(f"a message of kind {data[0]}")
-        fields, inline = _split(memoryview(data), 5)
-        name, worker, queue_s, input_s, infer_s, output_s, run_rows, runs, failures, outputs, blob, attempt = fields
+        fields, inline = _split(memoryview(data), 5, REPLY_FORMATS)
+        name, worker, queue_s, input_s, infer_s, output_s, run_rows, runs, failures, outputs, blob, attempt, *_ = fields
         return (
             ReplyHeader(
                 name,
@@ -173,12 +207,14 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
         raise ValueError(f"not a reply: {error}") from error
 
 
-def _split(view: memoryview, start: int) -> tuple[list[Any], memoryview]:
+def _split(view: memoryview, start: int, formats: Sequence[int]) -> tuple[list[Any], memoryview]:
     """The header that begins at `start`, after its length, and what follows the padding behind it."""
     end = start + _U32.unpack_from(view, start - 4)[0]
     fields: Any = msgpack.unpackb(view[start:end], strict_map_key=False)
-    if not isinstance(fields, list) or fields[:1] != [FORMAT]:
-        raise ValueError(f"not a message of format {FORMAT}, the one that this release speaks")
+    if not isinstance(fields, list) or not fields:
+        raise ValueError("no header")
+    if fields[0] not in formats:
+        raise ValueError(f"its format is {fields[0]!r}, and this release reads {', '.join(map(str, formats))}")
     return fields[1:], view[end + -end % ALIGN_BYTES :]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 
 class State(StrEnum):
@@ -18,6 +18,9 @@ class State(StrEnum):
     DRAINING = "draining"
     FAILED = "failed"
     UNLOADED = "unloaded"
+
+
+_STATES = frozenset(State)
 
 
 class InstanceRecord(BaseModel):
@@ -41,7 +44,7 @@ class InstanceRecord(BaseModel):
 
 
 class WorkerRecord(BaseModel):
-    """A worker process. `host`: equal for processes that can share memory segments.
+    """A worker process. `host`: equal for processes that can share memory segments. `batch_formats`: that it reads.
 
     `heartbeat`: of the last one, by the clock of whoever reads it: the board fills it in.
     """
@@ -56,4 +59,13 @@ class WorkerRecord(BaseModel):
     host: str
     started: float
     heartbeat: float = 0.0
+    batch_formats: tuple[int, ...] = ()
     instances: tuple[InstanceRecord, ...] = ()
+
+    @field_validator("instances", mode="before")
+    @classmethod
+    def _leave_out_unreadable(cls, instances: object) -> object:
+        """An instance in a state that this release does not know is left out: the others serve."""
+        if not isinstance(instances, list):
+            return instances
+        return [one for one in instances if not isinstance(one, dict) or one.get("state") in _STATES]

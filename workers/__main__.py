@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from services.batch import BATCH_FORMATS
 from services.errors import Failure
 from services.exit_status import LOAD_STUCK
 from services.garbage import settle_garbage
@@ -97,7 +98,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         return Exchange(address, keys, worker, clock)
 
     def connect_loop() -> Exchange:
-        return Exchange(address, keys, worker, clock, spin, tallies.reply_not_taken)
+        return Exchange(address, keys, worker, clock, spin, tallies.reply_not_taken, tallies.batch_unreadable)
 
     def record() -> WorkerRecord:
         return WorkerRecord(
@@ -107,6 +108,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
             backend=backend_name,
             pid=os.getpid(),
             host=host,
+            batch_formats=BATCH_FORMATS,
             started=started,
             instances=tuple(holding.record() for holding in held.all().values()),
         )

@@ -47,13 +47,15 @@ class Exchange:
         clock: RedisClock,
         spin: Spin | None = None,
         on_refused: Callable[[], object] = lambda: None,
+        on_unreadable: Callable[[], object] = lambda: None,
     ) -> None:
         """`clock`: is measured with every connection and beat. `spin`: how `receive_wait` waits; None: asleep.
-        `on_refused`: Redis did not take the outputs of a batch.
+        `on_refused`: Redis did not take the outputs of a batch. `on_unreadable`: a batch cannot be read, and is passed on.
 
         Raises Failure(UNAVAILABLE) when Redis cannot be reached.
         """
         self._on_refused = on_refused
+        self._on_unreadable = on_unreadable
         self._keys = keys
         self._worker = worker
         self._clock = clock
@@ -61,7 +63,7 @@ class Exchange:
         self._link = Link(address)
         self._asked = 0.0  # when what comes next was asked for: it was leased after that
         try:
-            for name in ("next", "hold", "release", "recover", "beat", "reclaim"):
+            for name in ("next", "hold", "release", "recover", "pass_on", "beat", "reclaim"):
                 self._link.call("SCRIPT", "LOAD", script(name).text)
             self._link.call("CLIENT", "SETNAME", worker)
             asked = time.monotonic()
@@ -187,17 +189,24 @@ class Exchange:
     def _leases(self, items: Iterable[Any]) -> list[Lease]:
         leases: list[Lease] = []
         for item in items:
-            lane, entry, data, attempt = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
+            lane, entry, data, attempt, *tried = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
             try:
                 lease = Lease(lane.decode(), entry, data, int(attempt), self._asked)
-            except ValueError as error:
-                # It stays leased, so another release's worker gets it when this one leaves.
-                log.error("batch %s of %s cannot be read: %s", entry.decode(), lane.decode(), error)  # noqa: TRY400
+            except (ValueError, TypeError) as error:
+                self._pass_on(lane.decode(), entry, tried[0] if tried else (), error)
                 continue
             if lease.header.blob:
                 lease.inline = memoryview(self._blob(self._keys.blob(lease.header.blob)))
             leases.append(lease)
         return leases
+
+    def _pass_on(self, lane: str, entry: bytes, tried: Sequence[bytes], why: Exception) -> None:
+        """Give a batch back at once that this worker cannot read: to another, or to its gateway when all have tried."""
+        keys = self._keys
+        passed = self._script("pass_on", (keys.stream(lane), keys.workers), (lane, entry, self._worker, *tried))
+        where = "another worker has it now" if passed else "no worker can: its gateway is told"
+        log.warning("batch %s of %s cannot be read (%s); %s", entry.decode(), lane, why, where)
+        self._on_unreadable()
 
     def run_alone(self, lease: Lease) -> None:
         """Say that this lease runs now, and nothing beside it: should the worker die, it is known what killed it."""

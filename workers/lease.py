@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.batch import ABSENT, BatchInput, Place, ReplyHeader, ReplyOutput, decode_batch, encode_reply
+from services.batch import (
+    ABSENT,
+    REPLY_FORMATS,
+    BatchInput,
+    Place,
+    ReplyHeader,
+    ReplyOutput,
+    agreed_format,
+    decode_batch,
+    encode_reply,
+)
 from services.bytes_tensor import decode_elements, encode_elements
 from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
@@ -28,13 +38,30 @@ Inputs = dict[str, Array]
 class Lease:
     """One entry of a stream while this worker has it. `fetch_blob` is called at most once, for entries with a blob."""
 
-    __slots__ = ("alive", "attempt", "entry", "failures", "header", "inline", "lane", "leased", "losses")
+    __slots__ = (
+        "alive",
+        "attempt",
+        "entry",
+        "failures",
+        "header",
+        "inline",
+        "lane",
+        "leased",
+        "losses",
+        "reply_format",
+    )
 
     def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int, leased: float = 0.0) -> None:
         self.lane = lane
         self.entry = entry
         self.attempt = attempt
         self.header, self.inline = decode_batch(data)
+        readable = self.header.reply_formats
+        newest = REPLY_FORMATS[-1]
+        reply_format = newest if newest in readable else agreed_format(REPLY_FORMATS, [readable])
+        if reply_format is None:
+            raise ValueError(f"its gateway reads replies of the formats {list(readable)} alone")
+        self.reply_format = reply_format
         self.leased = leased
         self.losses = 0  # connections that broke while the reply was sent
         self.failures: dict[int, list[str]] = {}
@@ -184,7 +211,7 @@ class ReplyWriter:
             blob,
             lease.attempt,
         )
-        reply = encode_reply(header, tensors)
+        reply = encode_reply(header, tensors, lease.reply_format)
         self.redis_bytes += len(reply) + len(body)
         return reply, body
 

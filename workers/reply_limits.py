@@ -73,4 +73,4 @@ def refusal(lease: Lease, worker: str, failure: Failure) -> bytes:
     header = ReplyHeader(
         lease.header.name, worker, 0.0, 0.0, 0.0, 0.0, 0, [], failures | lease.failures, [], "", lease.attempt
     )
-    return encode_reply(header, [])
+    return encode_reply(header, [], lease.reply_format)

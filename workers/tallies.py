@@ -23,6 +23,7 @@ class WorkerTallies:
         self._redis = tally.counter(catalogue.REDIS_BYTES, "worker_out")
         self._segment = tally.counter(catalogue.SEGMENT_BYTES, "worker_out")
         self._too_large = tally.counter(catalogue.REPLIES_REFUSED, "too_large")
+        self._unreadable = tally.counter(catalogue.BATCHES_UNREADABLE, pool)
         self._not_taken = tally.counter(catalogue.REPLIES_REFUSED, "redis")
         tally.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
@@ -51,6 +52,10 @@ class WorkerTallies:
     def reply_not_taken(self) -> None:
         """Redis refused the outputs of a batch."""
         self._not_taken.add()
+
+    def batch_unreadable(self) -> None:
+        """A batch could not be read, and was passed on."""
+        self._unreadable.add()
 
     def bytes_of(self, holding: Holding, size_bytes: int) -> None:
         manifest = holding.manifest

@@ -120,6 +120,17 @@ RECLAIMED = Metric(
 OUT_OF_MEMORY = Metric(
     "millrace_out_of_memory_total", Kind.COUNTER, "Runs that found no memory; those of several rows were halved.", _LANE
 )
+BATCHES_UNREADABLE = Metric(
+    "millrace_batches_unreadable_total",
+    Kind.COUNTER,
+    "Batches that a worker could not read and passed on: another release wrote them, or they were damaged.",
+    ("pool",),
+)
+RECORDS_UNREADABLE = Metric(
+    "millrace_worker_records_unreadable",
+    Kind.GAUGE_MAX,
+    "Workers that are left out because what they say of themselves cannot be read: another release runs them.",
+)
 QUARANTINED = Metric("millrace_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
 REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
 DUPLICATE_REPLIES = Metric(
@@ -154,6 +165,8 @@ CATALOGUE: tuple[Metric, ...] = (
     BATCHES,
     REPLIES_REFUSED,
     RECLAIMED,
+    BATCHES_UNREADABLE,
+    RECORDS_UNREADABLE,
     QUARANTINED,
     OUT_OF_MEMORY,
     REDIS_RECONNECTS,

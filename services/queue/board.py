@@ -5,8 +5,10 @@ Through redis-py: none of this is on the hot path. Everything on it expires or i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +18,8 @@ from services.errors import Code, Failure
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress, async_client
 from services.records import State, WorkerRecord
+
+log = logging.getLogger("millrace.board")
 
 #: how long an upload is shown without its gateway saying again that it goes on
 UPLOAD_LIFE_S = 5.0
@@ -33,11 +37,13 @@ class Board:
         self._address = address
         self._keys = keys
         self._quiet_s = quiet_s
+        self.unreadable: frozenset[str] = frozenset()  # workers whose records could not be read when they were last
         self._redis: Any = async_client(address)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """Records of all workers that live, ordered by pool and id."""
+        """Records of all workers that live, ordered by pool and id; those that cannot be read are left out."""
         records: list[WorkerRecord] = []
+        unreadable: set[str] = set()
         try:
             for pool in sorted(await self._redis.smembers(self._keys.pools)):
                 keys = self._keys.pool(_text(pool))
@@ -51,13 +57,21 @@ class Board:
                 behind_s = time.time() - await self._now()  # noqa: TID251
                 for worker, data in zip(ids, found, strict=True):
                     if data is not None:
-                        record = WorkerRecord.model_validate_json(data)
-                        records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
+                        try:
+                            record = WorkerRecord.model_validate_json(data)
+                        except ValidationError as error:
+                            self._warn(worker, error)
+                            unreadable.add(worker)
+                        else:
+                            records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
         except (RedisError, OSError) as error:
             raise _away(error) from error
-        except ValidationError as error:
-            raise Failure(Code.INTERNAL, f"a worker's record cannot be read (another release?): {error}") from error
+        self.unreadable = frozenset(unreadable)
         return tuple(records)
+
+    def _warn(self, worker: str, error: ValidationError) -> None:
+        if worker not in self.unreadable:  # once
+            log.warning("the record of worker %s cannot be read (another release?): %s", worker, error)
 
     async def stream_entries(self, pool: str, lanes: list[str]) -> list[int]:
         """Entries in the stream of each lane: waiting and leased."""
@@ -81,10 +95,11 @@ class Board:
         for field, value in stored.items():
             model, _, version = _text(field).partition("/")
             state, _, until = _text(value).partition(" ")
-            if float(until or 0) > now:
-                uploads[model, int(version) if version else None] = State(state)
-            else:
-                await self._forget(_text(field))  # its gateway died: nobody else takes the line back
+            with suppress(ValueError):  # what another release wrote is its own to take back
+                if float(until) > now:
+                    uploads[model, int(version) if version else None] = State(state)
+                else:
+                    await self._forget(_text(field))  # its gateway died: nobody else takes the line back
         return uploads
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
@@ -112,10 +127,11 @@ class Board:
             found: dict[str, str] = {}
             for name, value in stored.items():
                 until, _, token = _text(value).partition(" ")
-                if float(until) > now:
-                    found[_text(name)] = token
-                else:
-                    await self._redis.hdel(self._keys.gateways, name)
+                with suppress(ValueError):
+                    if float(until) > now:
+                        found[_text(name)] = token
+                    else:
+                        await self._redis.hdel(self._keys.gateways, name)
         except (RedisError, OSError) as error:
             raise _away(error) from error
         return found

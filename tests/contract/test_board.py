@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Iterator
 
@@ -59,9 +60,23 @@ def test_workers_are_those_whose_records_live(address):
         pools["gpu"].worker("g").leave(3)
         assert [record.id for record in await board.workers()] == ["a", "b"]
         pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), b'{"id": 1}')
-        with pytest.raises(Failure, match="another release") as failure:
-            await board.workers()
-        assert failure.value.code is Code.INTERNAL
+        assert [record.id for record in await board.workers()] == ["b"]  # it hides nobody but itself
+        assert board.unreadable == {"a"}
+        newer = json.loads(worker(name="a").model_dump_json()) | {"batch_formats": [3, 9], "mood": {"good": True}}
+        newer["instances"] = [
+            {"state": "dreaming"},
+            {"state": "ready", "release": "r", "model": "m", "version": 1, "x": 1},
+        ]
+        pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), json.dumps(newer))
+        first, _ = await board.workers()
+        assert (first.id, first.batch_formats, [one.release for one in first.instances]) == ("a", (3, 9), ["r"])
+        assert board.unreadable == frozenset()
+        pools["cpu"].redis.hset(KEYS.gateways, "newer", "{}")
+        pools["cpu"].redis.hset(KEYS.uploads, "m/1", "dreaming 9e9")
+        pools["cpu"].redis.hset(KEYS.uploads, "m/x", f"{State.CHECKING.value} 9e9")
+        await board.set_gateway("g", "token")
+        await board.set_upload("m", 2, State.CHECKING)
+        assert (await board.gateways(), await board.uploads()) == ({"g": "token"}, {("m", 2): State.CHECKING})
         await board.close()
 
     asyncio.run(look())

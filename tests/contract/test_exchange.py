@@ -320,14 +320,14 @@ def test_a_lane_heals_when_redis_evicted_its_stream(pool):
     assert pool.check().expiring == set()
 
 
-def test_a_batch_of_another_release_is_left_to_workers_that_can_read_it(pool, caplog):
+def test_a_batch_that_cannot_be_read_holds_up_no_other(pool, caplog):
     pool.join("old", "m")
     pool.put("m", "b1", entry=b"\x05\0\0\0" + b"\x91\x63...")
     pool.put("m", "b2")
     assert names(pool.next("old")) == ["b2"]
     assert "cannot be read" in caplog.text
+    assert pool.replies() == [b"\2b1"]
     pool.worker("old").leave(ATTEMPTS_MAX)
-    assert [(entry.name, entry.attempt) for entry in pool.check().entries] == [("b1", 2), ("b2", 2)]
 
 
 def test_nothing_is_left_when_all_is_done_and_all_have_left(pool):
@@ -409,3 +409,46 @@ def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
             Exchange(pool.address, pool.keys, "w", pool.clock)
     finally:
         pool.redis.config_set("requirepass", "")
+
+
+def test_a_batch_that_a_worker_cannot_read_goes_to_another_at_once(pool):
+    """It stayed leased, for good: whoever holds a lane may be of another release than who writes to it."""
+    pool.join("a", "m")
+    pool.join("b", "m")
+    pool.join("c", "other")
+    assert pool.next("b") == []  # idle, so it comes before those that are busy
+    assert pool.put("m", "b1", entry=b"from the future") == 1
+    assert pool.wait("b", timeout_s=0.01) == []
+    picture = pool.check()
+    assert (picture.leased("a"), picture.leased("b"), picture.waiting()) == (["b1"], [], [])
+    assert pool.next("a") == []
+    picture = pool.check()
+    assert (picture.entries, picture.inbox) == ([], {})
+    assert pool.replies() == [b"\2b1"]  # nobody is left to ask: its gateway decides
+    for worker in ("a", "b", "c"):
+        pool.worker(worker).leave(ATTEMPTS_MAX)
+
+
+def test_an_idle_worker_gets_what_another_cannot_read_and_a_lost_lease_is_nobodys_to_pass_on(pool):
+    for worker in ("a", "busy", "idle"):
+        pool.join(worker, "m")
+    pool.put("m", "b1", entry=b"from the future")
+    pool.redis.zadd(pool.keys.idle, {"idle": 0})
+    assert pool.next("a") == []
+    assert pool.check().leased("idle") == ["b1"]
+    entry = pool.check().entries[0].id
+    lost = pool.worker("busy")._script("pass_on", (pool.keys.stream("m"), pool.keys.workers), ("m", entry, "busy"))
+    assert lost == 0
+    assert pool.check().leased("idle") == ["b1"]
+    pool.redis.delete(pool.keys.inbox("idle"))
+    for worker in ("a", "busy", "idle"):
+        pool.worker(worker).leave(ATTEMPTS_MAX)
+
+
+def test_a_batch_whose_gateway_reads_no_reply_of_ours_is_passed_on(pool):
+    header = BatchHeader("b1", pool.keys.replies("g0"), 0.0, [1], [1e12], [], [], "", reply_formats=(99,))
+    pool.join("a", "m")
+    pool.put("m", "b1", entry=encode_batch(header, []))
+    assert pool.next("a") == []
+    assert pool.replies() == [b"\2b1"]
+    pool.worker("a").leave(ATTEMPTS_MAX)

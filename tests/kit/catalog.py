@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from gateway.deps import UploadKey
 from gateway.views import ModelView, Placed, Snapshot, VersionView
+from services.batch import BATCH_FORMATS
 from services.manifest import Manifest
 from services.records import InstanceRecord, State, WorkerRecord
 from services.repository.base import Repository
@@ -124,6 +125,7 @@ def worker(*instances: InstanceRecord, name: str = "cpu-1", pool: str = "cpu", h
         host="here",
         started=1.0,
         heartbeat=heartbeat,
+        batch_formats=BATCH_FORMATS,
         instances=instances,
     )
 

@@ -21,7 +21,7 @@ from services.queue.url import RedisAddress
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
-SKEWED = ROOT / "tests" / "integration" / "programs" / "skewed.py"
+PROGRAMS = ROOT / "tests" / "integration" / "programs"
 WAIT_S = 60.0
 
 
@@ -36,27 +36,34 @@ class Fleet:
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._clients: list[httpx.Client] = []
 
-    def gateway(self, ahead_s: float = 0.0) -> httpx.Client:
-        """Start a gateway whose clock is `ahead_s` seconds ahead; a client of it, once it answers."""
+    def gateway(self, ahead_s: float = 0.0, *, newer: bool = False) -> httpx.Client:
+        """Start a gateway whose clock is `ahead_s` seconds ahead; a client of it, once it answers.
+
+        `newer`: of a release that has one more format (programs/newer.py).
+        """
         listener = socket.create_server(("127.0.0.1", 0))
         port, fd = listener.getsockname()[1], listener.fileno()
-        self._start("gateway", ahead_s, "--fd", str(fd), "--index", str(len(self._started)), fd=fd)
+        words = ("gateway", "--fd", str(fd), "--index", str(len(self._started)))
+        self._start(ahead_s, newer, words, fd)
         listener.close()
         http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
         self._clients.append(http)
         assert http.get("/v2/health/live").status_code == 200
         return http
 
-    def worker(self, ahead_s: float = 0.0, *arguments: str, index: str = "host") -> subprocess.Popen[bytes]:
+    def worker(self, ahead_s: float = 0.0, *, index: str = "host", newer: bool = False) -> subprocess.Popen[bytes]:
         """Start a worker of the pool cpu."""
-        return self._start("workers", ahead_s, "--pool", "cpu", "--index", index, *arguments)
+        return self._start(ahead_s, newer, ("workers", "--pool", "cpu", "--index", index))
 
-    def _start(self, module: str, ahead_s: float, *arguments: str, fd: int | None = None) -> subprocess.Popen[bytes]:
+    def _start(
+        self, ahead_s: float, newer: bool, words: tuple[str, ...], fd: int | None = None
+    ) -> subprocess.Popen[bytes]:
         self.folder.mkdir(exist_ok=True)
-        log = self.folder / f"{module}-{len(self._started)}.log"
+        log = self.folder / f"{words[0]}-{len(self._started)}.log"
+        launch = [str(PROGRAMS / "newer.py")] if newer else [str(PROGRAMS / "skewed.py"), str(ahead_s)]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", str(SKEWED), str(ahead_s), module, *arguments],
+                [sys.executable, "-P", *launch, *words],
                 env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLRACE_THREADS": "1"},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from services.batch import (
     ALIGN_BYTES,
-    FORMAT,
+    BATCH_FORMATS,
     KIND_GIVEN_UP,
+    REPLY_FORMATS,
     BatchHeader,
     BatchInput,
     Place,
     ReplyHeader,
     ReplyOutput,
+    Unreadable,
+    agreed_format,
     decode_batch,
     decode_reply,
     encode_batch,
@@ -47,6 +50,7 @@ BATCHES = st.builds(
     st.lists(PLACES, max_size=3),
     NAMES,
     st.booleans(),
+    st.lists(SIZES, max_size=3).map(tuple),
 )
 REPLIES = st.builds(
     ReplyHeader,
@@ -121,10 +125,10 @@ NESTED: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@given(NESTED, st.lists(NESTED, min_size=8, max_size=8))
+@given(NESTED, st.lists(NESTED, min_size=8, max_size=14))
 @STEADY
 def test_any_header_of_another_form_is_read_or_refused(header: Any, fields: list[Any]) -> None:
-    for content in (header, [FORMAT, *fields], [FORMAT, fields]):
+    for content in (header, [BATCH_FORMATS[-1], *fields], [REPLY_FORMATS[-1], *fields], [BATCH_FORMATS[-1], fields]):
         head = msgpack.packb(content)
         refused(decode_batch, struct.pack("<I", len(head)) + head)
         refused(decode_reply, struct.pack("<BI", 0, len(head)) + head)
@@ -144,7 +148,7 @@ def test_a_message_that_is_cut_off_in_its_header_is_refused(
         assert refused(decode, encoded[:cut])
 
 
-@given(BATCHES, st.integers(0, 100).filter(lambda other: other != FORMAT))
+@given(BATCHES, st.integers(0, 100).filter(lambda other: other not in {*BATCH_FORMATS, *REPLY_FORMATS}))
 @STEADY
 def test_another_format_is_refused(batch: BatchHeader, other: int) -> None:
     head = msgpack.packb((other, *batch))
@@ -154,7 +158,44 @@ def test_another_format_is_refused(batch: BatchHeader, other: int) -> None:
         decode_reply(struct.pack("<BI", 0, len(head)) + head)
 
 
-@given(st.integers(2, 255), REPLIES)
+@given(BATCHES, REPLIES, st.lists(NESTED, max_size=3))
+@STEADY
+def test_what_a_newer_release_appends_is_not_read(batch: BatchHeader, reply: ReplyHeader, appended: list[Any]) -> None:
+    head = msgpack.packb((BATCH_FORMATS[-1], *batch, *appended))
+    assert decode_batch(struct.pack("<I", len(head)) + head)[0] == batch
+    head = msgpack.packb((REPLY_FORMATS[-1], *reply, *appended))
+    decoded = decode_reply(struct.pack("<BI", 0, len(head)) + head)
+    assert not isinstance(decoded, str)
+    assert decoded[0] == reply
+
+
+@given(
+    st.sets(st.integers(1, 6), min_size=1).map(sorted),
+    st.lists(st.sets(st.integers(1, 6), min_size=1), min_size=1, max_size=5),
+)
+@STEADY
+def test_what_is_written_is_the_newest_that_all_read_else_that_most_read(
+    formats: list[int], readers: list[set[int]]
+) -> None:
+    agreed = agreed_format(formats, readers)
+    read_by = {number: sum(number in reader for reader in readers) for number in formats}
+    if agreed is None:
+        assert not any(read_by.values())
+    else:
+        assert read_by[agreed] == max(read_by.values())
+        assert all(read_by[number] < read_by[agreed] for number in formats if number > agreed)
+    assert agreed_format(formats, []) == formats[-1]
+
+
+@given(st.binary(max_size=20).filter(lambda name: name.isascii()), st.sampled_from([1, 2]))
+@STEADY
+def test_what_the_queue_says_of_a_batch_is_its_name(name: bytes, kind: int) -> None:
+    decoded = decode_reply(bytes([kind]) + name)
+    assert decoded == name.decode()
+    assert isinstance(decoded, Unreadable) is (kind == 2)
+
+
+@given(st.integers(3, 255), REPLIES)
 @STEADY
 def test_another_kind_of_reply_is_refused(kind: int, reply: ReplyHeader) -> None:
     with pytest.raises(ValueError, match="kind"):

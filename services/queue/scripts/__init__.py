@@ -26,7 +26,7 @@ _WITH_OFFER = frozenset({"put", "next", "hold", "release", "reclaim"})
 
 @cache
 def script(name: str) -> Script:
-    """The script `name` (put, next, hold, release, recover, beat, reclaim)."""
+    """The script `name` (put, next, hold, release, recover, pass_on, beat, reclaim)."""
     folder = files(__package__)
     text = folder.joinpath(f"{name}.lua").read_bytes()
     if name in _WITH_OFFER:

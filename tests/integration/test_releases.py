@@ -1,0 +1,120 @@
+"""Releases next to each other: on one Redis, in one installation, and while their processes come and go."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgpack
+import numpy as np
+import pytest
+
+from services.batch import BATCH_FORMATS
+from services.queue.server import choose_binary
+from services.queue.url import RedisAddress, client
+from tests.kit import earlier, models, v2
+from tests.kit.fleet import fleet
+from tests.kit.redis_server import redis_server
+from tests.kit.stack import asleep
+from tests.kit.wait import wait_until
+
+OURS = BATCH_FORMATS[-1]
+REQUESTS = 10
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[RedisAddress]:
+    (tmp_path / "redis").mkdir()
+    with redis_server(choose_binary(""), tmp_path / "redis") as address:
+        yield address
+
+
+def infer(http: httpx.Client, value: float, factor: float = 2) -> None:
+    body, headers = v2.request({"x": np.full((1, 2), value, np.float32)}, parameters={"timeout": 30_000_000})
+    reply = http.post("/v2/models/scale/infer", content=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+    [answer] = v2.outputs(reply.content, dict(reply.headers)).values()
+    assert answer.tolist() == [[factor * value] * 2]
+
+
+def infer_many(http: httpx.Client, factor: float) -> None:
+    for value in range(REQUESTS):
+        infer(http, value, factor)
+
+
+@pytest.mark.needs("the release before")
+def test_this_release_and_the_one_before_serve_side_by_side(tmp_path, address):
+    """Two fleets on one Redis: nothing of one is seen, taken or spoilt by the other, whoever comes and goes."""
+    before = earlier.unpack(tmp_path / "before")
+    with fleet(tmp_path / "old", address, before) as old, fleet(tmp_path / "new", address) as new:
+        of_old, of_new = old.gateway(), new.gateway()
+        old_worker, new_worker = old.worker(index="0"), new.worker(index="0")
+        old.push(of_old, "scale", models.scale(tmp_path / "three.onnx", 3.0))
+        new.push(of_new, "scale", models.scale(tmp_path / "two.onnx"))
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(infer_many, of_old, 3), threads.submit(infer_many, of_new, 2)]:
+                done.result()
+        assert len(old.workers(of_old)) == len(new.workers(of_new)) == 1
+        old.stop(old_worker)  # what a worker of one release leaves is nobody's of the other
+        infer(of_new, 1)
+        old.worker(index="1")
+        old.until_workers(of_old, 1)
+        new.stop(new_worker)
+        infer(of_old, 1, 3)
+        new.worker(index="1")
+        new.until_workers(of_new, 1)
+        infer(of_new, 2)
+
+
+@pytest.mark.parametrize(("gateway", "worker"), [(True, False), (False, True), (True, True)])
+def test_a_release_and_the_next_one_agree_on_formats(tmp_path, address, gateway, worker):
+    with fleet(tmp_path / "fleet", address) as machines:
+        http = machines.gateway(newer=gateway)
+        process = machines.worker(newer=worker)
+        machines.push(http, "scale", models.scale(tmp_path / "scale.onnx"))
+        infer_many(http, 2)
+        assert written(address, http, process.pid) == OURS + (gateway and worker)
+
+
+def test_gateways_write_what_all_workers_read_as_they_come_and_go(tmp_path, address):
+    """A rolling restart into the next release and back: never a format that a worker of the version cannot read."""
+    with fleet(tmp_path / "fleet", address) as machines:
+        http = machines.gateway(newer=True)
+        first = machines.worker(newer=True, index="0")
+        machines.push(http, "scale", models.scale(tmp_path / "scale.onnx"))
+        infer(http, 1)
+        assert written(address, http, first.pid) == OURS + 1
+        second = machines.worker(index="1")
+        machines.until_workers(http, 2)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda value: infer(http, value), range(8 * REQUESTS)))
+        assert written(address, http, first.pid, second.pid) == OURS
+        machines.stop(second)
+        machines.until_workers(http, 1)
+        assert written(address, http, first.pid) == OURS + 1
+        page = http.get("/metrics").text
+        assert "millrace_worker_records_unreadable 0" in page
+
+
+def written(address: RedisAddress, http: httpx.Client, *workers: int) -> int:
+    """The format of a batch that lies in Redis while `workers` sleep."""
+
+    def look(redis: Any) -> int | None:
+        for key in redis.scan_iter("mr:*stream:*"):
+            for _, fields in redis.xrange(key):
+                [length] = struct.unpack_from("<I", fields[b"e"])
+                header = msgpack.unpackb(fields[b"e"][4 : 4 + length])
+                if not header[9]:  # not a readiness probe
+                    return int(header[0])
+        return None
+
+    with client(address) as redis, ThreadPoolExecutor(1) as threads:
+        with asleep(*workers):
+            asked = threads.submit(infer, http, 1)
+            found = wait_until(lambda: look(redis), what="a batch in Redis")
+        asked.result()
+    return found
