@@ -48,6 +48,7 @@ from services.metrics.page import MetricsPage, Sample
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
 from services.queue.board import Board
+from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
@@ -140,9 +141,10 @@ class Gateway:
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
-    async def _death(self, worker: str) -> None:
-        """A supervisor saw a worker die (services.worker_id): nobody waits for its lease to run out."""
-        await self.exchange.reclaim(pool_of(worker), worker)
+    async def _death(self, text: str) -> None:
+        """A supervisor saw a worker die (services.queue.deaths): nobody waits for its lease to run out."""
+        death = Death.read(text)
+        await self.exchange.reclaim(pool_of(death.worker), death)
 
     def _tell_of_poison(self, digest: str) -> None:
         task = asyncio.create_task(self._publish(f"poison:{digest}"))

@@ -15,6 +15,7 @@ from services.batch import ReplyHeader, Unreadable, decode_reply
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
+from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
@@ -189,17 +190,17 @@ class Exchange:
                     continue  # away: the link itself sees to that
                 except Exception as error:
                     log.warning("looking after the queue of pool %s failed: %s", pool, error)
-                await self.reclaim(pool, "")
+                await self.reclaim(pool)
 
-    async def reclaim(self, pool: str, worker: str) -> None:
-        """Take back the leases of silent workers of a pool; with `worker`, of that one, known to be dead."""
+    async def reclaim(self, pool: str, death: Death | None = None) -> None:
+        """Take back the leases of silent workers of a pool, or of one that died."""
         link = self._links.get(pool)
         if link is None or not link.writable:
             return
         try:
             reply: Any = await link.call(
                 "EVALSHA", script("reclaim").sha, 1, link.keys.workers, link.keys.prefix, self._lease_ms, ATTEMPTS_MAX,
-                worker, int(bool(worker)),
+                *(_reclaimed(death) if death is not None else ("", 0)),
             )  # fmt: skip
         except Failure:
             return
@@ -216,3 +217,10 @@ class Exchange:
                 dead,
             )
             self._tally.counter(catalogue.RECLAIMED, pool).add(again + dead)
+
+
+def _reclaimed(death: Death) -> tuple[str | int, ...]:
+    """What the script is told of a death."""
+    if death.batches is None:
+        return death.worker, 1
+    return death.worker, 1, 1, *death.batches

@@ -17,10 +17,11 @@ from gateway.lane_tallies import LaneTallies
 from gateway.outputs import Outputs
 from gateway.outstanding import Outstanding
 from gateway.packing import Packer
+from gateway.quarantine import DIED, ENDED
 from gateway.request import Request
 from gateway.shared import Shared
 from gateway.waiting import Waiting
-from services.batch import AGAIN, Place, ReplyHeader
+from services.batch import AGAIN, ENDLESS, Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest
 from services.metrics.inference import Reason
@@ -349,12 +350,23 @@ class Lane:
         for i, (code, message) in failures.items():
             if code == AGAIN:
                 self._put_alone(requests[i], outstanding)
+            elif code == ENDLESS:
+                self._fail_endless(requests[i], outstanding, message)
             else:
                 self._fail([requests[i]], Failure(Code(code), message))
         if self._traces.on:
             self._traces.batch(self.manifest, outstanding, header, live, outputs, self.replied)
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
+
+    def _fail_endless(self, request: Request, outstanding: Outstanding, message: str) -> None:
+        """Its run took longer than any should, and was ended. Whoever sends it again is refused."""
+        expired = request.done or request.deadline <= self.replied
+        if request.done:  # its deadline passed meanwhile
+            request.inputs = outstanding.inputs
+        self._quarantine.add(self.release, request, ENDED)
+        request.inputs = ()
+        self._fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
 
     def _put_alone(self, request: Request, outstanding: Outstanding) -> None:
         """There was no room for its outputs in the reply of its batch."""
@@ -460,6 +472,8 @@ class Lane:
         """Answer requests of a batch whose deadline passed; give up a batch that nobody will answer any more."""
         late = [request for request in outstanding.requests if request.deadline <= now and not request.done]
         if late:
+            if len(outstanding.requests) == 1:
+                outstanding.inputs = late[0].inputs  # should it turn out that its run would never end
             self._fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
         if now > outstanding.latest + ABANDON_S:
             self._forget(outstanding)
@@ -496,7 +510,7 @@ class Lane:
         self._forget(outstanding)
         if outstanding.attempt >= SUSPECT:
             for request in left:
-                self._quarantine.add(self.release, request)
+                self._quarantine.add(self.release, request, DIED)
             self._fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
         else:
             for request in left:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.request import Request
+from gateway.request import InputTensor, Request
 from services.batch import Place
 
 if TYPE_CHECKING:
@@ -14,10 +15,22 @@ if TYPE_CHECKING:
 class Outstanding:
     """`put`: when, in seconds of the lane's clock. `run_s`: how long it runs by its lane's profile.
 
-    `losses`: how often it, or its reply, was lost on its way before.
+    `inputs`: those of its only request, kept after that was answered. `losses`: how often it, or its reply, was lost on its way before.
     """
 
-    __slots__ = ("attempt", "earliest", "lane", "latest", "losses", "name", "places", "put", "requests", "run_s")
+    __slots__ = (
+        "attempt",
+        "earliest",
+        "inputs",
+        "lane",
+        "latest",
+        "losses",
+        "name",
+        "places",
+        "put",
+        "requests",
+        "run_s",
+    )
 
     def __init__(
         self,
@@ -38,6 +51,7 @@ class Outstanding:
         self.put = put
         self.run_s = run_s
         self.losses = losses
+        self.inputs: Sequence[InputTensor] = ()
         deadlines = [request.deadline for request in requests]
         self.earliest = min(deadlines)
         self.latest = max(deadlines)

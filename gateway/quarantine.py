@@ -1,4 +1,7 @@
-"""Requests that killed workers, by a digest of what they ask: they are refused for a while, whoever sends them again."""
+"""Requests that killed workers, or whose runs had to be ended: they are refused for a while, whoever sends them again.
+
+They are known by a digest of what they ask.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,23 @@ from services.metrics.tally import Counter, Gauge
 DIGESTS_MAX = 1024
 DIGEST_BYTES = 16
 REST_S = 600.0
+DIED, ENDED = "died", "ended"
+_WHY = {
+    DIED: "workers died every time they ran this request: it is refused for some minutes",
+    ENDED: "the run of this request took too long and had to be ended: it is refused for some minutes",
+}
 
 
 class Quarantine:
     """One for a gateway. Nothing is digested while it is empty, which is nearly always.
 
-    `tell(digest)`: makes a new one known to the other gateways, which `learn` it.
+    `tell(text)`: makes a new one known to the other gateways, which `learn` it.
     """
 
     def __init__(self, held: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
         self.tell: Callable[[str], None] = lambda _: None
         self._until: OrderedDict[bytes, float] = OrderedDict()
+        self._why: dict[bytes, str] = {}
         self._held = held
         self._refused = refused
         self._clock = clock
@@ -33,36 +42,45 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, release: str, request: Request) -> None:
-        """From now on refuse what is like `request`; the oldest of too many is forgotten."""
+    def add(self, release: str, request: Request, why: str) -> None:
+        """From now on refuse what is like `request`, since workers DIED or runs were ENDED; the oldest of too many is
+        forgotten.
+        """
         digest = _digest(release, request)
-        self._add(digest)
-        self.tell(digest.hex())
+        self._add(digest, why)
+        self.tell(f"{digest.hex()} {why}")
 
-    def learn(self, digest: str) -> None:
-        """Another gateway refuses what has this digest. Raises ValueError if it is none."""
+    def learn(self, text: str) -> None:
+        """Another gateway refuses something: what it told. Raises ValueError if it is no digest."""
+        digest, _, why = text.partition(" ")
         known = bytes.fromhex(digest)
         if len(known) != DIGEST_BYTES:
             raise ValueError(f"no digest: {digest[:64]}")
         if known not in self._until:
-            self._add(known)
+            self._add(known, why)
 
-    def _add(self, digest: bytes) -> None:
+    def _add(self, digest: bytes, why: str) -> None:
         self._until[digest] = self._clock() + REST_S
         self._until.move_to_end(digest)
+        self._why[digest] = _WHY.get(why, _WHY[DIED])
         while len(self._until) > DIGESTS_MAX:
-            self._until.popitem(last=False)
+            self._forget_oldest()
         self._held.set(len(self._until))
 
+    def _forget_oldest(self) -> None:
+        digest, _ = self._until.popitem(last=False)
+        self._why.pop(digest, None)
+
     def check(self, release: str, request: Request) -> None:
-        """Raises Failure(MODEL) for a request that killed workers."""
+        """Raises Failure(MODEL) for a request that killed workers, or whose run had to be ended."""
         now = self._clock()
         while self._until and next(iter(self._until.values())) <= now:
-            self._until.popitem(last=False)
+            self._forget_oldest()
             self._held.set(len(self._until))
-        if self._until and _digest(release, request) in self._until:
+        digest = _digest(release, request) if self._until else b""
+        if digest in self._until:
             self._refused.add()
-            raise Failure(Code.MODEL, "workers died every time they ran this request: it is refused for some minutes")
+            raise Failure(Code.MODEL, self._why[digest])
 
 
 def _digest(release: str, request: Request) -> bytes:

@@ -31,6 +31,8 @@ ALIGN_BYTES = 8  # of the largest element
 AGAIN = (
     "again"  # in place of an error's code: the request did not fit into the reply of its batch and runs again, alone
 )
+#: in place of an error's code: the run took longer than any should, and was ended; its like is refused for a while
+ENDLESS = "endless"
 ABSENT = (-1,)  # in place of the shape of an optional input that the requests did not bring
 _U32 = struct.Struct("<I")
 _KIND_U32 = struct.Struct("<BI")
@@ -171,6 +173,11 @@ def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | Non
     head = _pack((format_ or REPLY_FORMATS[-1], *header))
     length = len(head)
     return b"".join((_KIND_U32.pack(KIND_REPLY, length), head, _PADDING[(5 + length) % ALIGN_BYTES], *tensors))
+
+
+def encode_given_up(name: str) -> bytes:
+    """In place of a reply to batch `name`: each of its requests is to be tried alone."""
+    return bytes([KIND_GIVEN_UP]) + name.encode()
 
 
 def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:

@@ -3,11 +3,13 @@
 main loop: begin ─> run ─> end          two stores into a mapped page; no system call
 after its death (its supervisor, or the next worker of its name): take ─> Run: these batches, and no others, were running
 
-<segments>/<instance>-runs/<worker>   u8: 1 while a run is under way, then lines: lane, names of its batches
+<segments>/<prefix>.runs/<worker>   u8: 1 while a run is under way, then lines: lane, names of its batches; locked by
+                                    its process for as long as that lives
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from collections.abc import Sequence
@@ -15,11 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from services.instance import shm_prefix
+from services.settings import Settings
+
 PAGE_BYTES = 8192
 
 
 class Run(NamedTuple):
-    """A run that its worker did not survive. `lane`: the release. `batches`: empty if there were too many to note."""
+    """A run that its worker did not survive. `lane`: the release; "": it ran nothing. `batches`: empty if there were too
+    many to note.
+    """
 
     lane: str
     batches: tuple[str, ...]
@@ -31,16 +38,16 @@ class RunMark:
     def __init__(self, folder: Path, worker: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = folder / worker
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._descriptor = descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             # Reserved now: on a memory file system that is full, a sparse file would kill its writer with SIGBUS.
             os.posix_fallocate(descriptor, 0, PAGE_BYTES)
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         except OSError:
             self._path.unlink(missing_ok=True)
-            raise
-        finally:
             os.close(descriptor)
+            raise
 
     def begin(self, lane: str, batches: Sequence[str]) -> None:
         """A run of these batches of `lane` begins."""
@@ -60,24 +67,33 @@ class RunMark:
         with suppress(OSError):
             self._path.unlink()
             self._path.parent.rmdir()
+        os.close(self._descriptor)
+
+
+def runs_dir(settings: Settings) -> Path:
+    """The folder of all marks of an installation: in memory, since a store to a page of a disk may wait for it."""
+    memory = settings.segments_dir if settings.segments_dir.is_dir() else settings.home / "run"
+    return memory / f"{shm_prefix(settings)}.runs"
 
 
 def take(folder: Path, worker: str) -> Run | None:
-    """The run that a dead worker did not survive, None if it ran nothing or that is not known. Its mark is removed."""
+    """The run that a dead worker did not survive; None if that is not known. Its mark is removed."""
     path = folder / worker
     try:
-        page = path.read_bytes()
-        path.unlink()
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while it lives
+            page = file.read(PAGE_BYTES)
+            path.unlink()
     except OSError:
         return None
     if not page or page[0] != 1:
-        return None
+        return Run("", ())
     lane, *batches = page[1:].partition(b"\0")[0].decode(errors="replace").split("\n")
-    return Run(lane, tuple(filter(None, batches))) if lane else None
+    return Run(lane, tuple(filter(None, batches)))
 
 
 def left_behind(folder: Path, name: str) -> list[str]:
-    """Ids of workers that begin with `name` and have a mark. Whether they live the mark does not say."""
+    """Ids of workers that begin with `name` and have a mark, dead or alive."""
     with suppress(OSError):
         return sorted(path.name for path in folder.iterdir() if path.name.startswith(name))
     return []

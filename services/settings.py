@@ -113,6 +113,9 @@ class Settings(BaseSettings):
     check_s_max: float = Field(120, gt=0, description="Time of a model check.")
     load_s_max: float = Field(600, gt=0, description="How long a worker may take to load a version.")
     warm_up_s_max: float = Field(300, gt=0, description="How long a version's warm-up runs may take, all together.")
+    run_seconds_max: float = Field(
+        600, gt=0, description="How long one run of a model may take; a caller's deadline may end it before."
+    )
     allow_client_shm: bool = Field(
         False, description="Let clients on this machine pass tensors in shared memory that they made."
     )

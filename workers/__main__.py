@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from services import run_marks
 from services.batch import BATCH_FORMATS
 from services.errors import Failure
-from services.exit_status import LOAD_STUCK
+from services.exit_status import LOAD_STUCK, RUN_STUCK
 from services.garbage import settle_garbage
 from services.instance import instance_of
 from services.load_marks import PROBE, LoadMarks, blame, left_behind
@@ -24,11 +25,13 @@ from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.private_files import create_files_private
 from services.queue.clock import RedisClock
+from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
 from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
+from services.run_marks import RunMark, runs_dir
 from services.segments.segment import Segments, host_token
 from services.settings import Settings, read_settings
 from services.spin import Spin
@@ -36,7 +39,7 @@ from services.supervisor.plan import parse_pools
 from services.worker_id import new_start, worker_id
 from workers.backends import get_backend
 from workers.drain import Drain
-from workers.exchange import Exchange
+from workers.exchange import Exchange, Finished
 from workers.heart import Heart
 from workers.held import Held
 from workers.keeper import Keeper
@@ -45,8 +48,13 @@ from workers.loading import Placement
 from workers.loads import Limits
 from workers.memory_limit import go_first, limit_memory
 from workers.tallies import WorkerTallies
+from workers.watchdog import GRACE_S, Guarded, Watchdog
 from workers.worker import Worker
 
+log = logging.getLogger("millrace.worker")
+
+HAND_OVER_S_MAX = 5.0
+DEVICE_GRACE_S = 60.0  # their libraries look seldom whether they should end, and compile in between
 INLINE_BYTES_MAX = 256 * 1024
 
 
@@ -136,7 +144,30 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     )
     segments = Segments(settings.segments_dir)
     replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heart.lease_valid)
-    loop = Worker(connect_loop, held, segments, replies, tallies, clock)
+
+    def on_long(guarded: Guarded) -> None:
+        """Nothing shall wait behind a run of which nobody knows when it ends."""
+        heart.forget_leases()
+        with contextlib.suppress(Failure):
+            exchange = connect()
+            try:
+                exchange.give_back(guarded.group)
+            finally:
+                exchange.close()
+
+    def on_stuck(guarded: Guarded) -> None:
+        """A run cannot be ended: its callers are told, all else goes to others, and a fresh process takes over."""
+        log.error("a run of %s cannot be ended: this process ends", guarded.group[0].lane)
+        giving = threading.Thread(target=_hand_over, args=(connect, heart, loop.abandoned(guarded)), daemon=True)
+        giving.start()
+        giving.join(HAND_OVER_S_MAX)
+        logging.shutdown()
+        os._exit(RUN_STUCK)
+
+    grace_s = GRACE_S if settings.device == "cpu" else DEVICE_GRACE_S
+    watchdog = Watchdog(clock, settings.run_seconds_max, on_long, on_stuck, grace_s)
+    mark = _run_mark(runs_dir(settings), worker)
+    loop = Worker(connect_loop, held, segments, replies, tallies, clock, watchdog, mark)
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
 
@@ -145,7 +176,9 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         _leave(connect)
 
     drain = Drain(loop.stop, give_back, settings.drain_s)
+    _tell_of_dead(connect, runs_dir(settings), f"{pool}-{index}-")
     drain.start()
+    watchdog.start()
     heart.start()
     keeper.start()
     settle_garbage()
@@ -155,6 +188,8 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     keeper.stop()
     heart.stop()
     _leave(connect)
+    if mark is not None:
+        mark.close()
     tally.close()
     if keeper.loading:  # inside of the library, whose own end would wait for it, or crash
         logging.shutdown()
@@ -175,6 +210,41 @@ def _memory_bytes_max(settings: Settings) -> int:
     if settings.worker_memory_bytes_max is not None:
         return settings.worker_memory_bytes_max
     return worker_share(total_bytes(), sum(parse_pools(settings.pools).values()))
+
+
+def _run_mark(folder: Path, worker: str) -> RunMark | None:
+    try:
+        return RunMark(folder, worker)
+    except OSError as error:
+        log.warning("what runs cannot be noted in %s: %s", folder, error.strerror)
+        return None
+
+
+def _tell_of_dead(connect: Callable[[], Exchange], runs: Path, name: str) -> None:
+    """Workers of this name that no supervisor saw die: what they were running is not run again beside other work."""
+    for worker in run_marks.left_behind(runs, name):
+        run = run_marks.take(runs, worker)
+        if run is None:
+            continue
+        with contextlib.suppress(Failure):
+            exchange = connect()
+            try:
+                exchange.publish(
+                    Death(worker, run.batches if run.batches or not run.lane else None, run.lane).message()
+                )
+            finally:
+                exchange.close()
+
+
+def _hand_over(connect: Callable[[], Exchange], heart: Heart, finished: list[Finished]) -> None:
+    """Send what is finished, give back the rest. The heart stops before: a beat would bring the worker back."""
+    heart.stop()
+    with contextlib.suppress(Failure):
+        exchange = connect()
+        exchange.send_next(finished, 0, 0)
+        exchange.receive_next()
+        exchange.leave(ATTEMPTS_MAX, dying=True)
+        exchange.announce()
 
 
 def _leave(connect: Callable[[], Exchange]) -> None:

@@ -63,7 +63,7 @@ class Exchange:
         self._link = Link(address)
         self._asked = 0.0  # when what comes next was asked for: it was leased after that
         try:
-            for name in ("next", "hold", "release", "recover", "pass_on", "beat", "reclaim"):
+            for name in ("next", "hold", "release", "recover", "pass_on", "beat", "reclaim", "give_back"):
                 self._link.call("SCRIPT", "LOAD", script(name).text)
             self._link.call("CLIENT", "SETNAME", worker)
             asked = time.monotonic()
@@ -258,11 +258,25 @@ class Exchange:
 
     def announce(self) -> None:
         """Tell the gateways that this worker's record changed."""
-        self._link.call("PUBLISH", self._keys.of_instance.changes, f"worker:{self._keys.pool}")
+        self.publish(f"worker:{self._keys.pool}")
 
-    def leave(self, attempts_max: int) -> None:
-        """Take this worker out; whatever it still leases is put again for others."""
-        self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker, 0))
+    def give_back(self, running: Iterable[Lease]) -> int:
+        """Put again for others what this worker leases beside the batches that it runs; returns how many."""
+        keys = self._keys
+        of_worker = (keys.held(self._worker), keys.draining(self._worker), keys.inbox(self._worker), keys.idle)
+        names = [lease.header.name for lease in running]
+        return int(self._script("give_back", of_worker, (self._worker, *names)))
+
+    def leave(self, attempts_max: int, *, dying: bool = False) -> None:
+        """Take this worker out; whatever it still leases is put again for others.
+
+        `dying`: what it was running is answered, and the rest has no part in it: no attempt is used up.
+        """
+        self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker, int(dying), int(dying)))
+
+    def publish(self, message: str) -> None:
+        """Tell all gateways something (services.queue.keys)."""
+        self._link.call("PUBLISH", self._keys.of_instance.changes, message)
 
     def _script(
         self, name: str, keys: Sequence[bytes], args: Sequence[bytes | str | int], *, prefix: bool = True

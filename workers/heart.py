@@ -54,6 +54,10 @@ class Heart:
         self._wake.set()
         self._thread.join()
 
+    def forget_leases(self) -> None:
+        """What was leased until now may be another's from now on."""
+        self._since = time.monotonic()
+
     def lease_valid(self, leased: float) -> bool:
         """Whether beats reached Redis so closely since `leased` (monotonic) that nobody can have reclaimed that lease."""
         return leased >= self._since and time.monotonic() - self._beaten < self._lease_s

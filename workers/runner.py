@@ -11,9 +11,10 @@ import numpy as np
 from services.errors import Code, Failure
 from services.queue.clock import RedisClock
 from services.segments.segment import Segments
-from workers.backends.base import Array, OutOfMemory
+from workers.backends.base import Array, OutOfMemory, Terminated
 from workers.held import Holding
 from workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
+from workers.watchdog import Guarded
 
 
 class Run(NamedTuple):
@@ -58,8 +59,10 @@ def run(
     clock: RedisClock,
     on_no_memory: Callable[[int], None] = lambda _: None,
     on_halves: Callable[[int], None] = lambda _: None,
+    guarded: Guarded | None = None,
 ) -> list[Run]:
-    """Run leases of one lane together; never raises for what a model or a caller did.
+    """Run leases of one lane together; never raises for what a model or a caller did, but Terminated for a run whose
+    time, as `guarded` has it, was over.
 
     `on_no_memory`: called with the rows of a run that found no memory, before its halves are tried if it has any.
     `on_halves`: called with the same number when they ran.
@@ -82,7 +85,7 @@ def run(
             live.append(lease)
     results: dict[int, list[Array] | None] = {}
     rows = sum(lease.rows for lease in live)
-    runner = _Runner(holding, on_no_memory, on_halves)
+    runner = _Runner(holding, on_no_memory, on_halves, guarded)
     if live:
         try:
             merged = arrays[0]
@@ -113,8 +116,15 @@ class _Runner:
     `began`: when the first run began; `seconds`: what all runs took; `runs`: the rows of those that succeeded.
     """
 
-    def __init__(self, holding: Holding, on_no_memory: Callable[[int], None], on_halves: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        holding: Holding,
+        on_no_memory: Callable[[int], None],
+        on_halves: Callable[[int], None],
+        guarded: Guarded | None,
+    ) -> None:
         self._holding = holding
+        self._guarded = guarded
         self._on_no_memory = on_no_memory
         self._on_halves = on_halves
         self.began = 0.0
@@ -147,7 +157,12 @@ class _Runner:
         began = time.perf_counter()
         self.began = self.began or began
         try:
-            outputs = list(holding.instance.run(inputs))
+            try:
+                outputs = list(holding.instance.run(inputs))
+            except Terminated:
+                if self._guarded is not None and self._guarded.expired:
+                    raise
+                outputs = list(holding.instance.run(inputs))  # it was meant for the run before, which was over by then
         finally:
             self.seconds += time.perf_counter() - began
         rows = _rows(inputs)
@@ -171,6 +186,8 @@ def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int
     """Outputs by position in `live`; requests at fault are failed in their lease."""
     try:
         outputs = runner.run(inputs)
+    except Terminated:
+        raise
     except Failure as failure:
         return _bisect(live, runner, inputs, failure)
     if len(live) == 1:
@@ -191,6 +208,8 @@ def _bisect(live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Fai
         if error is None:
             try:
                 outputs = runner.run(_part(inputs, slice(rows[low], rows[high])))
+            except Terminated:
+                raise
             except Failure as again:
                 error = again
             else:

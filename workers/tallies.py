@@ -38,6 +38,10 @@ class WorkerTallies:
         manifest = holding.manifest
         self._tally.counter(catalogue.OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
 
+    def terminated(self, holding: Holding) -> None:
+        manifest = holding.manifest
+        self._tally.counter(catalogue.RUNS_TERMINATED, manifest.model, str(manifest.version), self._pool).add()
+
     def sent(self, replies: ReplyWriter) -> None:
         self._redis.add(replies.redis_bytes)
         self._segment.add(replies.segment_bytes)

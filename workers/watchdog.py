@@ -1,6 +1,7 @@
 """watchdog: a thread that ends runs whose time is over, and the process if they do not end.
 
 arm ─> run ─> disarm                     two assignments for each run
+  longer than any should: on_long ─> what waits behind it goes to other workers
   over its time: Instance.terminate ─> the run raises Terminated, and the main loop answers
   it goes on all the same (GRACE_S): on_stuck ─> its requests are answered, all else is given back, the process ends
 """
@@ -12,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from workers.backends.base import Instance
+from services.batch import ENDLESS
+from services.errors import Code
+from services.queue.clock import RedisClock
 from workers.held import Holding
 from workers.lease import Lease
 
@@ -27,24 +30,56 @@ UNMEASURED_S = 10.0  # the same for one that was never measured
 
 
 class Guarded:
-    """A run under way. Times by `time.monotonic`. `expired`: it was told to end."""
+    """A run under way. Times by `time.monotonic`. `expired`: it was told to end. `gave_back`: others have what waited.
 
-    __slots__ = ("alone", "began", "expired", "group", "instance", "limit_s", "suspicious_s", "told", "until")
+    Made for every run, so all that can be found out later is found out by `weigh`, in the watchdog's thread.
+    """
 
-    def __init__(
-        self, group: Sequence[Lease], instance: Instance, began: float, left_s: float, limit_s: float, measured_s: float
-    ) -> None:
+    __slots__ = (
+        "alone",
+        "began",
+        "expired",
+        "gave_back",
+        "group",
+        "holding",
+        "limit_s",
+        "suspicious_s",
+        "told",
+        "until",
+    )
+
+    def __init__(self, group: Sequence[Lease], holding: Holding) -> None:
         self.group = group
-        self.instance = instance
-        self.began = began
-        self.limit_s = limit_s
-        self.alone = sum([len(lease.alive) for lease in group]) <= 1
-        self.suspicious_s = max(SUSPICIOUS_S, SUSPICIOUS_RUNS * measured_s) if measured_s else UNMEASURED_S
-        until = began + max(0.0, min(left_s, limit_s))
-        # One of several requests would take the time of all: each is tried alone while there is some left.
-        self.until = until if self.alone else min(until, began + self.suspicious_s)
-        self.expired = False
+        self.holding = holding
+        self.began = time.monotonic()
+        self.expired = self.gave_back = False
+        self.until = 0.0  # not weighed yet
+
+    def weigh(self, run_s_max: float, now_ms: float) -> None:
+        """Find out when its time is over. `now_ms`: on Redis' clock, as deadlines are."""
+        leases = self.group
+        self.limit_s = run_s_max
         self.told = float("inf")
+        self.alone = sum([len(lease.alive) for lease in leases]) <= 1
+        measured_s = self.holding.run_s(sum([lease.rows for lease in leases]))
+        self.suspicious_s = max(SUSPICIOUS_S, SUSPICIOUS_RUNS * measured_s) if measured_s else UNMEASURED_S
+        until = self.began + run_s_max
+        if not leases[0].header.canary:  # nobody waits for its answer, and it may run on a slow model
+            left_s = (max([max(lease.header.deadlines_ms) for lease in leases]) - now_ms) / 1000
+            until = min(until, time.monotonic() + max(0.0, left_s))
+        # One of several requests would take the time of all: each is tried alone while there is some left.
+        self.until = until if self.alone else min(until, self.began + self.suspicious_s)
+
+    def error(self) -> tuple[str, str]:
+        """Code and message for the request of a run that was ended."""
+        now = time.monotonic()
+        if now - self.began >= self.limit_s:
+            message = f"the model ran longer than {self.limit_s:g} s, the limit of one run (MILLRACE_RUN_SECONDS_MAX)"
+        else:
+            message = "the deadline passed before the model answered, and its run was ended"
+        if self.suspicious:
+            return ENDLESS, message
+        return Code.MODEL if now - self.began >= self.limit_s else Code.EXPIRED, message
 
     @property
     def suspicious(self) -> bool:
@@ -53,10 +88,21 @@ class Guarded:
 
 
 class Watchdog:
-    """`on_stuck`: called in this thread, and does not return. `grace_s`: for devices whose libraries look seldom."""
+    """`on_long`, `on_stuck`: called in this thread; `on_stuck` does not return. `grace_s`: for devices whose libraries
+    look seldom.
+    """
 
-    def __init__(self, run_s_max: float, on_stuck: Callable[[Guarded], None], grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        clock: RedisClock,
+        run_s_max: float,
+        on_long: Callable[[Guarded], None],
+        on_stuck: Callable[[Guarded], None],
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._clock = clock
         self._run_s_max = run_s_max
+        self._on_long = on_long
         self._on_stuck = on_stuck
         self._grace_s = grace_s
         self._guarded: Guarded | None = None
@@ -65,17 +111,9 @@ class Watchdog:
     def start(self) -> None:
         self._thread.start()
 
-    def arm(self, group: Sequence[Lease], holding: Holding, now_ms: float) -> Guarded | None:
-        """Guard the run of `group` that begins now, until `disarm`. `now_ms`: on Redis' clock, as deadlines are."""
-        if holding.instance is None:
-            return None
-        left_s = (max([max(lease.header.deadlines_ms) for lease in group]) - now_ms) / 1000
-        measured_s = holding.run_s(sum([lease.rows for lease in group]))
-        if group[0].header.canary:  # nobody waits for its answer, and it may run on a slow model
-            left_s = self._run_s_max
-        self._guarded = guarded = Guarded(
-            group, holding.instance, time.monotonic(), left_s, self._run_s_max, measured_s
-        )
+    def arm(self, group: Sequence[Lease], holding: Holding) -> Guarded:
+        """Guard the run of `group` that begins now, until `disarm`."""
+        self._guarded = guarded = Guarded(group, holding)
         return guarded
 
     def disarm(self) -> None:
@@ -92,9 +130,15 @@ class Watchdog:
                     log.exception("watching a run failed")
 
     def _look(self, guarded: Guarded, now: float) -> None:
+        if not guarded.until:
+            guarded.weigh(self._run_s_max, self._clock.now_ms())
+        if guarded.suspicious and not guarded.gave_back:
+            guarded.gave_back = True
+            self._on_long(guarded)
         if not guarded.expired and now > guarded.until:
             guarded.expired, guarded.told = True, now
-            guarded.instance.terminate()
+            if guarded.holding.instance is not None:
+                guarded.holding.instance.terminate()
         # Nobody shall die of a caller's short deadline: a run that is as long as it always was is left to end.
         elif now > guarded.told + self._grace_s and guarded.suspicious and guarded is self._guarded:
             self._on_stuck(guarded)

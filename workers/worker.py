@@ -13,16 +13,20 @@ from collections.abc import Callable
 from functools import partial
 
 from services.backoff import Backoff
+from services.batch import encode_given_up
 from services.errors import Code, Failure
 from services.queue.clock import RedisClock
+from services.run_marks import RunMark
 from services.segments.segment import Segments
 from services.tensor import Signature
+from workers.backends.base import Terminated
 from workers.exchange import Exchange, Finished
 from workers.held import Held, Holding
 from workers.lease import Lease, ReplyWriter, RunCost
 from workers.out_of_memory import OutOfMemoryPolicy
 from workers.runner import Run, merge, run
 from workers.tallies import WorkerTallies
+from workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millrace.worker")
 
@@ -49,7 +53,10 @@ class Worker:
         replies: ReplyWriter,
         tallies: WorkerTallies,
         clock: RedisClock,
+        watchdog: Watchdog,
+        mark: RunMark | None = None,
     ) -> None:
+        """`mark`: where it is noted what runs, for whoever comes after this process; None: nobody could."""
         self._connect = connect
         self._held = held
         self._segments = segments
@@ -57,6 +64,8 @@ class Worker:
         self._tallies = tallies
         self._clock = clock
         self._memory = OutOfMemoryPolicy(held, tallies)
+        self._watchdog = watchdog
+        self._mark = mark
         self._stopping = threading.Event()
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
@@ -179,9 +188,27 @@ class Worker:
         if holding is None:
             return [self._refuse(lease) for lease in group]
         lane, memory = group[0].lane, self._memory
-        runs = run(
-            group, holding, self._segments, self._clock, partial(memory.failed, lane), partial(memory.halves_ran, lane)
-        )
+        if self._mark is not None:
+            self._mark.begin(group[0].lane, [lease.header.name for lease in group])
+        guarded = self._watchdog.arm(group, holding)
+        try:
+            runs = run(
+                group,
+                holding,
+                self._segments,
+                self._clock,
+                partial(memory.failed, lane),
+                partial(memory.halves_ran, lane),
+                guarded,
+            )
+        except Terminated:
+            return self._overdue(guarded)
+        finally:
+            if guarded.gave_back:
+                self._in_hand.clear()  # others run it
+            self._watchdog.disarm()
+            if self._mark is not None:
+                self._mark.end()
         if runs[0].execution_s:
             rows = runs[0].cost.rows
             # What was halved, or failed for some, took other runs than one of all rows.
@@ -189,6 +216,29 @@ class Worker:
             self._ran.append((holding, runs[0].execution_s, rows, whole))
         signature = holding.manifest.signature
         return [self._finish(result, signature) for result in runs]
+
+    def _overdue(self, guarded: Guarded) -> list[Finished]:
+        """What becomes of a run whose time was over. Several requests are tried alone, one gets an error."""
+        group = guarded.group
+        holding = self._held.get(group[0].lane)
+        if holding is not None:
+            self._tallies.terminated(holding)
+        log.warning("a run of %s was ended after %.3g s", group[0].lane, time.monotonic() - guarded.began)
+        if not guarded.alone:
+            return [Finished(lease, encode_given_up(lease.header.name), b"") for lease in group]
+        code, message = guarded.error()
+        for lease in group:
+            for position in list(lease.alive):
+                lease.fail(position, code, message)
+        cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
+        return [self._finish(Run(lease, None, 0.0, cost), _NO_SIGNATURE) for lease in group]
+
+    def abandoned(self, guarded: Guarded) -> list[Finished]:
+        """The process is about to end in the middle of a run that cannot be ended: all that it has to say.
+
+        For another thread: the main loop is inside that run.
+        """
+        return [*self._done, *self._overdue(guarded)]
 
     def _finish(self, result: Run, signature: Signature) -> Finished:
         reply, blob = self._replies.write(result.lease, signature, result.outputs, result.cost)

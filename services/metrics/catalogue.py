@@ -131,6 +131,9 @@ RECORDS_UNREADABLE = Metric(
     Kind.GAUGE_MAX,
     "Workers that are left out because what they say of themselves cannot be read: another release runs them.",
 )
+RUNS_TERMINATED = Metric(
+    "millrace_runs_terminated_total", Kind.COUNTER, "Runs that were ended since their time was over.", _LANE
+)
 QUARANTINED = Metric("millrace_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
 REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
 DUPLICATE_REPLIES = Metric(
@@ -167,6 +170,7 @@ CATALOGUE: tuple[Metric, ...] = (
     RECLAIMED,
     BATCHES_UNREADABLE,
     RECORDS_UNREADABLE,
+    RUNS_TERMINATED,
     QUARANTINED,
     OUT_OF_MEMORY,
     REDIS_RECONNECTS,

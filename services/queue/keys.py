@@ -22,7 +22,7 @@ mr:2:{millrace:cpu}:epoch             string: changes when Redis lost its data (
 mr:2:{millrace}:pools                 set: pools that have workers (expires when none of them beats)
 mr:2:{millrace}:uploads               hash: uploads that are being received or checked, each with a time after which it counts no more
 mr:2:{millrace}:gateways              hash: gateways and the state of the repository that each routes by, with such a time, too
-mr:2:{millrace}:changes               channel: "model:<name>", "worker:<pool>", "died:<worker>", "poison:<digest>"
+mr:2:{millrace}:changes               channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>"
 """
 
 from __future__ import annotations

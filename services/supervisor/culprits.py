@@ -6,43 +6,62 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from services.errors import Failure
 from services.exit_status import LOAD_STUCK, RUN_STUCK, cause
 from services.load_marks import blame, left_behind
+from services.queue.deaths import Death
 from services.repository.folder import FolderRepository
+from services.run_marks import take
 
 #: signals by which people and service managers end processes; SIGKILL is also the kernel's when there is no memory
 _SENT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}
 _VMSTAT = Path("/proc/vmstat")
 
 
-class Culprits:
-    """For the workers of one supervisor. `run_dir`: where they leave marks. Blocking: call it in a thread."""
+class Finding(NamedTuple):
+    """`blamed`: on a model, so that the worker may start again at once. `death`: for the gateways."""
 
-    def __init__(self, run_dir: Path, models_dir: Path) -> None:
+    blamed: bool
+    death: Death
+
+
+class Culprits:
+    """For the workers of one supervisor. `run_dir`, `runs_dir`: where they leave marks of loads and runs.
+
+    Blocking: call it in a thread.
+    """
+
+    def __init__(self, run_dir: Path, models_dir: Path, runs_dir: Path) -> None:
         self._run_dir = run_dir
+        self._runs_dir = runs_dir
         self._models_dir = models_dir
         self._repository: FolderRepository | None = None
         self._out_of_memory = out_of_memory_kills()
 
-    def found(self, worker: str, code: int, *, planned: bool) -> bool:
-        """Whether the death of `worker` (its id), which ended with `code`, is blamed on a version; it is noted there then.
+    def found(self, worker: str, code: int, *, planned: bool) -> Finding:
+        """What `worker` (its id), which ended with `code`, died of. A load that ended it is noted with its version.
 
         `planned`: it was told to end. Never raises: a death that cannot be noted counts as our own.
         """
         marks = left_behind(self._run_dir, f"{worker}.")
+        run = take(self._runs_dir, worker)
+        lane = run.lane if run is not None else ""
+        # None: it may have been any that it had.
+        batches = None if run is None or (lane and not run.batches) else run.batches
         if planned or not self._by_itself(code):
-            return False
-        if code in {LOAD_STUCK, RUN_STUCK}:  # it has noted that itself
-            return True
-        if not marks:
-            return False
+            return Finding(False, Death(worker, batches))
+        death = Death(worker, batches, lane)
+        if code == LOAD_STUCK:  # it has noted that itself, and may have been running anything
+            return Finding(True, Death(worker, batches))
+        noted = not marks
         with suppress(Failure):
-            self._repository = self._repository or FolderRepository(self._models_dir)
-            blame(self._repository, marks, cause(code), time.time(), certain=True)  # noqa: TID251 - for people
-            return True
-        return False
+            if marks and code != RUN_STUCK:
+                self._repository = self._repository or FolderRepository(self._models_dir)
+                blame(self._repository, marks, cause(code), time.time(), certain=True, busy=bool(lane))  # noqa: TID251 - for people
+                noted = True
+        return Finding(bool(lane) or code == RUN_STUCK or (bool(marks) and noted), death)
 
     def _by_itself(self, code: int) -> bool:
         """Whether the process crashed, or the kernel took it for want of memory; not: somebody ended it."""

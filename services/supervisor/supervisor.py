@@ -29,6 +29,7 @@ from services.queue.server import (
     wait_until_answers,
 )
 from services.queue.url import RedisAddress
+from services.run_marks import runs_dir
 from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
@@ -76,7 +77,7 @@ class Supervisor:
         self._entry = entry or Entry()
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
-        self._culprits = Culprits(self._run_dir, self._settings.models_dir)
+        self._culprits: Culprits | None = None
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._reserved: socket.socket | None = None  # the port for gRPC
@@ -106,6 +107,7 @@ class Supervisor:
         self._lock.take()
         try:
             self._settings = self._settings.model_copy(update={"instance": instance_of(self._settings)})
+            self._culprits = Culprits(self._run_dir, self._settings.models_dir, runs_dir(self._settings))
             self._handle_signals()
             await self._serve()
         finally:
@@ -252,9 +254,11 @@ class Supervisor:
         if child.program.worker and pid and self._address is not None:
             worker = worker_id(child.program.name, child.start_id)
             # Before it is started again: the next one is to know what not to load.
-            blamed = await asyncio.to_thread(self._culprits.found, worker, child.code, planned=child.stopped)
+            assert self._culprits is not None
+            found = await asyncio.to_thread(self._culprits.found, worker, child.code, planned=child.stopped)
+            blamed = found.blamed
             # Its leases are taken over now, not when they run out.
-            task = asyncio.create_task(publish_death(self._address, self._keys(), worker))
+            task = asyncio.create_task(publish_death(self._address, self._keys(), found.death))
             self._told.add(task)
             task.add_done_callback(self._told.discard)
         give_up = not blamed and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START

@@ -11,7 +11,7 @@ import pytest
 
 from services.errors import Code, Failure
 from services.queue.board import GATEWAY_LIFE_S, UPLOAD_LIFE_S, Board
-from services.queue.deaths import publish_death
+from services.queue.deaths import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
 from services.queue.url import RedisAddress, client
@@ -172,7 +172,7 @@ def test_news_reach_everybody_who_listens(address):
                 await asyncio.sleep(0)
         await board.publish("model:digits")
         assert await first == "model:digits"
-        assert await publish_death(address, KEYS, "cpu-0-17")
+        assert await publish_death(address, KEYS, Death("cpu-0-17"))
         assert await anext(news) == "died:cpu-0-17"
         await news.aclose()  # type: ignore[attr-defined]
         await board.close()
@@ -219,7 +219,7 @@ def test_without_redis_every_call_says_so(tmp_path):
             assert isinstance(failure, Failure)
             assert "not reachable" in failure.message
             assert (failure.code, failure.retry_after_s) == (Code.UNAVAILABLE, 1)
-        assert not await publish_death(nowhere, KEYS, "cpu-0-17")
+        assert not await publish_death(nowhere, KEYS, Death("cpu-0-17"))
         await board.close()
 
     asyncio.run(ask())

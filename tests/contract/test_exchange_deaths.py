@@ -117,6 +117,60 @@ def test_of_suspects_the_one_that_ran_alone_is_at_fault(pool):
     assert not pool.redis.keys("*running*")
 
 
+def test_where_it_is_known_what_ran_the_rest_is_no_suspect(pool):
+    for name in ("b1", "b2", "b3"):
+        pool.put("m", name)
+    pool.join("w", "m")
+    assert len(pool.next("w")) == 3
+    assert pool.reclaim("w", ran=("b1", "b3")) == (1, 1, 2)
+    assert [decode_reply(data) for data in pool.replies()] == ["b1", "b3"]
+    assert [(entry.name, entry.attempt) for entry in pool.check().entries] == [("b2", 1)]
+    pool.join("v", "m")
+    assert names(pool.next("v")) == ["b2"]
+    assert pool.reclaim("v", ran=()) == (1, 1, 0)
+    assert [(entry.name, entry.attempt) for entry in pool.check().entries] == [("b2", 1)]
+
+
+def test_a_suspect_that_ran_is_given_up_again_and_others_are_not(pool):
+    for name in ("b1", "b2"):
+        pool.put("m", name, attempt=2)
+    pool.join("w", "m")
+    assert len(pool.next("w")) == 2
+    assert pool.reclaim("w", ran=("b2",)) == (1, 1, 1)
+    assert [decode_reply(data) for data in pool.replies()] == ["b2"]
+
+
+def test_a_worker_that_ends_itself_leaves_no_suspects(pool):
+    worker = pool.join("w", "m")
+    pool.put("m", "b1")
+    assert len(pool.next("w")) == 1
+    worker.leave(ATTEMPTS_MAX, dying=True)
+    assert [(entry.name, entry.attempt) for entry in pool.check().entries] == [("b1", 1)]
+
+
+def test_what_waits_behind_a_long_run_goes_to_others(pool):
+    worker = pool.join("w", "m", "n")
+    for number in range(150):
+        pool.put("m", f"b{number:03}", fill=0)
+    pool.put("n", "other")
+    in_hand = pool.next("w", wanted=200)
+    while (more := pool.next("w", wanted=200)) != []:
+        in_hand += more
+    assert len(in_hand) == 151
+    running = [lease for lease in in_hand if lease.header.name == "b120"]
+    pool.join("idle", "n")
+    pool.next("idle")
+    assert worker.give_back(running) == 150
+    picture = pool.check()
+    assert picture.leased("w") == ["b120"]
+    assert picture.leased("idle") == ["other"]
+    assert len(picture.waiting("m")) == 149
+    assert {entry.attempt for entry in picture.entries} == {1}
+    # It gives its reply to what it ran, and none to what is another's now.
+    pool.next("w", *in_hand, wanted=0)
+    assert pool.replies() == [b"b120 1 w"]
+
+
 def test_a_worker_with_very_many_leases_loses_all_of_them(pool):
     pool.join("w", "m")
     for number in range(250):

@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import ResponseError
 
 from services.queue.board import Board
-from services.queue.deaths import publish_death
+from services.queue.deaths import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
 from services.records import State
@@ -60,7 +60,7 @@ def test_an_installation_sees_and_hears_nothing_of_another(pool, others):
         while not pool.redis.pubsub_numsub(others.keys.of_instance.changes)[0][1]:
             await asyncio.sleep(0)
         await ours.publish("model:ours")
-        assert await publish_death(pool.address, pool.keys.of_instance, "cpu-0-1")
+        assert await publish_death(pool.address, pool.keys.of_instance, Death("cpu-0-1"))
         await theirs.publish("model:theirs")
         assert await first == "model:theirs"
         await news.aclose()  # type: ignore[attr-defined]

@@ -165,11 +165,17 @@ class Pool:
         )  # fmt: skip
         return int(delivered)
 
-    def reclaim(self, worker: str = "", attempts_max: int = ATTEMPTS_MAX) -> tuple[int, int, int]:
-        """(workers removed, batches put again, batches given up): of silent workers, or of one known to be dead."""
+    def reclaim(
+        self, worker: str = "", attempts_max: int = ATTEMPTS_MAX, ran: tuple[str, ...] | None = None
+    ) -> tuple[int, int, int]:
+        """(workers removed, batches put again, batches given up): of silent workers, or of one known to be dead.
+
+        `ran`: the batches that it was running; None: that is not known.
+        """
+        known: tuple[str | int, ...] = () if ran is None else (1, *ran)
         got = self._link.call(
             "EVALSHA", script("reclaim").sha, 1, self.keys.workers, self.keys.prefix, LEASE_MS, attempts_max, worker,
-            int(bool(worker)),
+            int(bool(worker)), *known,
         )  # fmt: skip
         return cast("tuple[int, int, int]", tuple(got))
 

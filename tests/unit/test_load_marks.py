@@ -122,8 +122,8 @@ def test_which_ends_are_blamed_on_a_load(
     repository: FolderRepository, tmp_path: Path, code: int, planned: bool, blamed: bool, counted: int
 ) -> None:
     die_loading(tmp_path, repository.manifest("bad", 1))
-    finder = Culprits(tmp_path, tmp_path / "repository")
-    assert finder.found(WORKER, code, planned=planned) is blamed
+    finder = Culprits(tmp_path, tmp_path / "repository", tmp_path / "runs")
+    assert finder.found(WORKER, code, planned=planned).blamed is blamed
     assert deaths(repository, "bad")[0] == counted
     assert list(marks_dir(tmp_path).iterdir()) == []
 
@@ -135,19 +135,27 @@ def test_the_kernel_that_ends_it_for_want_of_memory_counts(
     vmstat = tmp_path / "vmstat"
     vmstat.write_text("pgfault 1\noom_kill 3\n")
     monkeypatch.setattr(culprits, "_VMSTAT", vmstat)
-    finder = Culprits(tmp_path, tmp_path / "repository")
+    finder = Culprits(tmp_path, tmp_path / "repository", tmp_path / "runs")
     vmstat.write_text("pgfault 1\noom_kill 4\n")
-    assert finder.found(WORKER, -signal.SIGKILL, planned=False)
+    assert finder.found(WORKER, -signal.SIGKILL, planned=False).blamed
     assert deaths(repository, "bad") == (1, False)
 
 
 def test_a_death_without_a_mark_is_our_own(tmp_path: Path) -> None:
-    assert not Culprits(tmp_path, tmp_path / "repository").found(WORKER, -signal.SIGSEGV, planned=False)
+    assert (
+        not Culprits(tmp_path, tmp_path / "repository", tmp_path / "runs")
+        .found(WORKER, -signal.SIGSEGV, planned=False)
+        .blamed
+    )
 
 
 def test_what_cannot_be_noted_waits_as_any_crash(repository: FolderRepository, tmp_path: Path) -> None:
     die_loading(tmp_path, repository.manifest("bad", 1))
     (tmp_path / "repository" / "models" / "bad" / "verdicts").write_text("in the way")
-    assert not Culprits(tmp_path, tmp_path / "repository").found(WORKER, -signal.SIGFPE, planned=False)
+    assert (
+        not Culprits(tmp_path, tmp_path / "repository", tmp_path / "runs")
+        .found(WORKER, -signal.SIGFPE, planned=False)
+        .blamed
+    )
     with suppress(FileNotFoundError):
         assert list(marks_dir(tmp_path).iterdir()) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.quarantine import DIGESTS_MAX, REST_S, Quarantine
+from gateway.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
 from gateway.request import InputTensor, Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
@@ -47,7 +47,7 @@ def refused(quarantine: Quarantine, release: str, one: Request) -> bool:
 
 def test_the_same_data_of_the_same_release_is_refused_in_whatever_form_it_comes(quarantine):
     array = np.arange(4, dtype=np.float32).reshape(2, 2)
-    quarantine.add("m:1", request(array))
+    quarantine.add("m:1", request(array), DIED)
     assert refused(quarantine, "m:1", request(array.tobytes()))
     assert refused(quarantine, "m:1", request(memoryview(array.tobytes())))
     assert not refused(quarantine, "m:2", request(array))
@@ -56,9 +56,9 @@ def test_the_same_data_of_the_same_release_is_refused_in_whatever_form_it_comes(
 
 
 def test_it_ends_after_a_while(quarantine, clock):
-    quarantine.add("m:1", request(b"1234"))
+    quarantine.add("m:1", request(b"1234"), DIED)
     clock.now = REST_S - 1
-    quarantine.add("m:1", request(b"5678"))
+    quarantine.add("m:1", request(b"5678"), DIED)
     assert refused(quarantine, "m:1", request(b"1234"))
     clock.now = REST_S
     assert not refused(quarantine, "m:1", request(b"1234"))
@@ -73,7 +73,7 @@ def test_gateways_learn_from_each_other(quarantine):
     other = Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"))
     quarantine.tell = other.learn
     other.tell = quarantine.learn
-    quarantine.add("m:1", request(b"1234"))
+    quarantine.add("m:1", request(b"1234"), DIED)
     assert refused(other, "m:1", request(b"1234"))
     assert not refused(other, "m:1", request(b"5678"))
     for nonsense in ("", "zz", "00", "00" * 17):
@@ -84,7 +84,7 @@ def test_gateways_learn_from_each_other(quarantine):
 
 def test_it_is_bounded(quarantine):
     for number in range(DIGESTS_MAX + 5):
-        quarantine.add("m:1", request(b"%d" % number))
+        quarantine.add("m:1", request(b"%d" % number), DIED)
     assert len(quarantine) == DIGESTS_MAX
     assert not refused(quarantine, "m:1", request(b"0"))
     assert refused(quarantine, "m:1", request(b"%d" % DIGESTS_MAX))

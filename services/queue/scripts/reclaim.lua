@@ -1,9 +1,13 @@
 -- reclaim (gateway; worker, of itself when it leaves): take back the leases of workers that are gone or silent.
 -- KEYS: workers
--- ARGV: key prefix, lease (ms), most attempts, a worker that is gone or '', 1: it died
+-- ARGV: key prefix, lease (ms), most attempts, a worker that is gone or '', 1: it died,
+--       1: it is known which batches it was running then, and their names
 -- returns {workers removed, batches put again, batches given up}
--- Batches are put again. But one that a worker died with for the first time, or while it ran that one alone, and one that
--- was tried too often, is given up: byte 1 and its name are the reply, and the gateway decides what then.
+-- Batches are put again. But one that a worker was running when it died, and one that was tried too often, is given up:
+-- byte 1 and its name are the reply, and the gateway decides what then. Where it is not known what was running, it may
+-- have been any that a worker had for the first time, or the one that it said it ran alone.
+local known, ran = ARGV[6] == '1', {}
+for i = 7, #ARGV do ran[ARGV[i]] = true end
 local prefix, most, died = ARGV[1], tonumber(ARGV[3]), ARGV[5] == '1'
 local silent = ARGV[4] ~= '' and {ARGV[4]}
   or redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', '(' .. (clock() - ARGV[2]))
@@ -23,6 +27,7 @@ local again, dead = 0, 0
 local function take_back(lane, fields, running)
   local attempt = tonumber(fields[4])
   local suspect = died and (attempt == 1 or running == fields[10])
+  if known then suspect = ran[fields[10]] end
   if not suspect and attempt < most then
     -- Of a worker that died, but not of this one: no attempt is used up.
     append(prefix, lane, fields[2], died and attempt or attempt + 1, fields[6], fields[8], fields[10],
