@@ -179,12 +179,12 @@ PLUMBING = (
         "Shared memory in use",
         "Tensors that wait or run.",
         "bytes",
-        (("sum(millrace_segment_bytes_in_use)", "in use"),),
+        (("sum(millrace_segment_bytes_in_use)", "in use"), ("sum(millrace_receiving_bytes)", "being received")),
     ),
     Chart(
         "Mishaps survived",
         "In a minute: batches taken back from workers that died or fell silent, replies that came twice, connections "
-        "to Redis made again, metric series refused, runs halved for want of memory, outputs too large to be sent. And how many requests are refused because they killed workers.",
+        "to Redis made again, metric series refused, runs halved for want of memory, outputs too large to be sent, runs ended since their time was over. And how many requests are refused because they killed workers.",
         "short",
         (
             *(
@@ -196,9 +196,12 @@ PLUMBING = (
                     ("millrace_metrics_series_refused_total", "series refused"),
                     ("millrace_out_of_memory_total", "runs without memory"),
                     ("millrace_replies_refused_total", "outputs refused"),
+                    ("millrace_runs_terminated_total", "runs ended"),
+                    ("millrace_batches_unreadable_total", "batches of other releases"),
                 )
             ),
             ("sum(millrace_quarantined)", "quarantined requests"),
+            ("max(millrace_worker_records_unreadable)", "workers of other releases"),
         ),
     ),
 )
