@@ -118,7 +118,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
             host=host,
             batch_formats=BATCH_FORMATS,
             started=started,
-            instances=tuple(holding.record() for holding in held.all().values()),
+            instances=held.records(),
         )
 
     heart = Heart(connect, record, held.lanes, settings.lease_ms)

@@ -62,6 +62,7 @@ class Held:
     def __init__(self) -> None:
         self._holdings: dict[str, Holding] = {}
         self._changing = threading.Lock()
+        self._records: dict[str, tuple[Holding, InstanceRecord]] = {}  # as they were published last
         self.on_change: Callable[[], None] = lambda: None
 
     def get(self, release: str) -> Holding | None:
@@ -98,6 +99,17 @@ class Held:
         with self._changing:
             self._holdings.pop(release, None)
         self.on_change()
+
+    def records(self) -> tuple[InstanceRecord, ...]:
+        """What to publish of all of them; of one that did not change, the same object as last time."""
+        records: dict[str, tuple[Holding, InstanceRecord]] = {}
+        for release, holding in self.all().items():
+            known = self._records.get(release)
+            if known is None or known[0] is not holding or known[1].profile != dict(holding.measured):
+                known = (holding, holding.record())
+            records[release] = known
+        self._records = records
+        return tuple(record for _, record in records.values())
 
     def lanes(self) -> list[str]:
         """Releases that can run now."""
