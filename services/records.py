@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -18,9 +19,6 @@ class State(StrEnum):
     DRAINING = "draining"
     FAILED = "failed"
     UNLOADED = "unloaded"
-
-
-_STATES = frozenset(State)
 
 
 class InstanceRecord(BaseModel):
@@ -66,6 +64,12 @@ class WorkerRecord(BaseModel):
     @classmethod
     def _leave_out_unreadable(cls, instances: object) -> object:
         """An instance in a state that this release does not know is left out: the others serve."""
-        if not isinstance(instances, list):
-            return instances
-        return [one for one in instances if not isinstance(one, dict) or one.get("state") in _STATES]
+        return readable_instances(instances) if isinstance(instances, list) else instances
+
+
+_STATES = frozenset(State)
+
+
+def readable_instances(instances: list[Any]) -> list[Any]:
+    """Those of a record's instances whose states this release knows. Wrong types are left for the validation to refuse."""
+    return [one for one in instances if not isinstance(one, dict) or one.get("state") in _STATES]

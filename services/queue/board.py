@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
-from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from services.errors import Code, Failure
 from services.queue.keys import InstanceKeys
+from services.queue.record_cache import RecordCache
 from services.queue.url import RedisAddress, async_client
 from services.records import State, WorkerRecord
 
@@ -38,6 +38,7 @@ class Board:
         self._keys = keys
         self._quiet_s = quiet_s
         self.unreadable: frozenset[str] = frozenset()  # workers whose records could not be read when they were last
+        self._records = RecordCache()
         self._redis: Any = async_client(address)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
@@ -58,8 +59,8 @@ class Board:
                 for worker, data in zip(ids, found, strict=True):
                     if data is not None:
                         try:
-                            record = WorkerRecord.model_validate_json(data)
-                        except ValidationError as error:
+                            record = self._records.record(worker, data)
+                        except ValueError as error:
                             self._warn(worker, error)
                             unreadable.add(worker)
                         else:
@@ -67,9 +68,10 @@ class Board:
         except (RedisError, OSError) as error:
             raise _away(error) from error
         self.unreadable = frozenset(unreadable)
+        self._records.keep({record.id for record in records})
         return tuple(records)
 
-    def _warn(self, worker: str, error: ValidationError) -> None:
+    def _warn(self, worker: str, error: ValueError) -> None:
         if worker not in self.unreadable:  # once
             log.warning("the record of worker %s cannot be read (another release?): %s", worker, error)
 

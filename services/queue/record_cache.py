@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from services.records import InstanceRecord, WorkerRecord
+from services.records import InstanceRecord, WorkerRecord, readable_instances
 
 
 class _Known(NamedTuple):
@@ -33,11 +33,11 @@ class RecordCache:
         if known is not None and known.data == data:
             return known.record
         document = orjson.loads(data)
-        given = document.pop("instances", ()) if isinstance(document, dict) else ()
+        given = document.pop("instances", []) if isinstance(document, dict) else []
         before = known.instances if known is not None else {}
         head = WorkerRecord.model_validate(document)
         instances: dict[str, tuple[dict[str, Any], InstanceRecord]] = {}
-        for one in given:
+        for one in readable_instances(given) if isinstance(given, list) else [given]:
             made = before.get(one["release"]) if isinstance(one, dict) and isinstance(one.get("release"), str) else None
             if made is None or made[0] != one:
                 made = (one, InstanceRecord.model_validate(one))
