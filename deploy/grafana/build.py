@@ -70,12 +70,6 @@ STATS = (
     ),
     Chart("In flight", "Admitted and not yet answered.", "short", (("sum(millrace_requests_in_flight)", ""),)),
     Chart(
-        "Being received",
-        "Requests that have begun to arrive and are not admitted yet.",
-        "bytes",
-        (("sum(millrace_receiving_bytes)", ""),),
-    ),
-    Chart(
         "Instances ready",
         "Loaded, warm and able to serve.",
         "short",
