@@ -73,11 +73,13 @@ class _Builder:
         self.values[name] = array
         return name
 
-    def add(self, op: str, inputs: Sequence[str], outputs: int = 1, **attributes: Any) -> str:
+    def add(
+        self, op: str, inputs: Sequence[str], outputs: int = 1, captured: Sequence[str] = (), **attributes: Any
+    ) -> str:
         """The first output of a new node. Raises what the reference implementation raises if it does not run."""
         names = [f"v{len(self.values)}_{index}" for index in range(outputs)]
         node = helper.make_node(op, list(inputs), names, **attributes)
-        feeds = {name: self.values[name] for name in inputs if name}
+        feeds = {name: self.values[name] for name in (*inputs, *captured) if name}
         with np.errstate(all="ignore"):
             results: Any = ReferenceEvaluator(_single(node, feeds)).run(None, feeds)
         if any(not isinstance(result, np.ndarray) or result.size > _ELEMENTS_MAX for result in results):
@@ -318,7 +320,79 @@ def _gather_nd(b: _Builder) -> None:
     b.add("GatherND", [x, indices], batch_dims=b.number(0, 2))
 
 
+def _own_rows(b: _Builder) -> None:
+    """Rows picked by their numbers, or nearly."""
+    x = b.value(rank_min=1)
+    rows = b.add("Gather", [b.add("Shape", [x]), b.integers(b.number(0, 1))])
+    numbers = b.add("Range", [b.integers(b.one_of([0, 0, 0, 1])), rows, b.integers(1)])
+    if b.number(0, 2):
+        numbers = b.add("Unsqueeze", [numbers, b.integers([b.one_of([1, 1, 0])])])
+    if b.number(0, 1):
+        numbers = b.add("Mod", [numbers, b.integers(2)]) if not b.number(0, 4) else numbers
+        column = b.add(
+            "Mod",
+            [
+                b.add("Slice", [b.value("i", rank_min=2), b.integers([0]), b.integers([1]), b.integers([1])]),
+                b.integers(2),
+            ],
+        )
+        numbers = b.add("Concat", [numbers, column] if b.number(0, 3) else [column, numbers], axis=-1)
+    if b.number(0, 2):
+        b.add(b.one_of(["GatherND", "GatherND", "Gather"]), [x, numbers])
+    else:
+        b.add("ScatterND", [x, numbers, b.value()])
+
+
+def _branch(b: _Builder) -> None:
+    """If over a constant, a size or data."""
+    x, y = b.value(), b.value()
+    kind = b.number(0, 2)
+    if kind == 0:
+        condition = b.constant(np.array(bool(b.number(0, 1))))
+    elif kind == 1:
+        condition = b.add("Equal", [b.add("Size", [b.value()]), b.integers(b.number(1, 4))])
+    else:
+        condition = b.add("Greater", [b.add("ReduceMax", [b.value()], keepdims=0), b.floats([])])
+    branches = [
+        helper.make_graph(
+            [helper.make_node(op, inputs, [f"{op}_result"])],
+            op,
+            [],
+            [helper.make_empty_tensor_value_info(f"{op}_result")],
+        )
+        for op, inputs in (("Neg", [x]), ("Add", [x, y]))
+    ]
+    b.add("If", [condition], then_branch=branches[0], else_branch=branches[1], captured=[x, y])
+
+
+def _loop(b: _Builder) -> None:
+    """A state of rows, and a stack of what each turn gives."""
+    x, y = b.value(), b.value()
+    count = b.integers(b.number(0, 3)) if b.number(0, 2) else b.add("Size", [b.value()])
+    op = b.one_of(["Add", "Mul", "MatMul", "Sub"])
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["going"], ["going_on"]),
+            helper.make_node(op, ["state", y], ["next"]),
+            helper.make_node("Identity", ["state"], ["seen"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("going", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("going_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("seen", TensorProto.FLOAT, None),
+        ],
+    )
+    b.add("Loop", [count, "", x], outputs=2, body=body, captured=[y])
+
+
 STEPS = [
+    *(_own_rows, _own_rows, _branch, _loop),
     *(_unary, _binary, _weighted, _matmul, _gemm, _einsum, _transpose, _reshape, _by_shape, _count, _softmax, _norm),
     *(_reduce, _arg, _to_float, _concat, _slice, _gather, _embed, _axes, _flatten, _running, _top, _where, _pad, _conv),
     *(_pool, _split, _scatter, _one_hot, _positions, _nonzero, _triangle, _gather_nd),
@@ -369,6 +443,8 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onn
     for node in reversed(nodes):
         if wanted.intersection(node.output):
             wanted.update(node.input)
+            for attribute in node.attribute:
+                wanted.update(name for inner in attribute.g.node for name in inner.input)
             kept.append(node)
     return kept[::-1]
 

@@ -6,11 +6,12 @@ Graphs are written in ONNX's text form. Inputs whose names begin with "x" have r
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import onnx
 import pytest
 
-from services.compiler.independence import Proof, prove
+from services.compiler.independence import Proof, analysis, prove
 from services.compiler.rewrite import with_variable_rows
 from tests.kit import models
 
@@ -59,6 +60,14 @@ PROVEN = {
         both = Concat<axis = 0>(x, x)  s = Shape(x)  two = Constant<value_ints = [2]>()  t = Concat<axis = 0>(two, s)
         split = Reshape(both, t)  y = ReduceSum<keepdims = 0>(split, axes) }""",
     "an embedding": "g (int64[N, L] x, float[5, 3] table) => (float[N, L, 3] y) { y = Gather(table, x) }",
+    "each row's own token": """g (float[N, L, 4] x, int64[N] x_place) => (float[N, 4] y) {
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  s = Shape(x)  n = Gather(s, zero)
+        rows = Range(zero, n, one)  last = Constant<value_ints = [-1]>()  a = Unsqueeze(rows, last)
+        b = Unsqueeze(x_place, last)  i = Concat<axis = 1>(a, b)  y = GatherND(x, i) }""",
+    "each row's own token written": """g (float[N, L, 4] x, int64[N] x_place, float[N, 4] x_new) => (float[N, L, 4] y) {
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  s = Shape(x)  n = Gather(s, zero)
+        rows = Range(zero, n, one)  last = Constant<value_ints = [-1]>()  a = Unsqueeze(rows, last)
+        b = Unsqueeze(x_place, last)  i = Concat<axis = 1>(a, b)  y = ScatterND(x, i, x_new) }""",
     "If over a known condition": """g (float[N, 4] x) => (float[N, 4] y) {
         s = Shape<start = 1>(x)  four = Constant<value_ints = [4]>()  c = Equal(s, four)
         y = If(c) <then_branch = a () => (float[N, 4] u) { u = Relu(x) },
@@ -114,6 +123,20 @@ ENDED = {
     "the sum of all places": (
         "CumSum",
         "g (float[N, 4] x) => (float[N, 4] y) <int64 axis = {0}> { y = CumSum(x, axis) }",
+    ),
+    "the row after": (
+        "Concat",
+        """g (float[N, L, 4] x, int64[N] x_place) => (float[N, 4] y) {
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  s = Shape(x)  n = Gather(s, zero)
+        e = Add(n, one)  rows = Range(one, e, one)  m = Mod(rows, n)  last = Constant<value_ints = [-1]>()
+        a = Unsqueeze(m, last)  b = Unsqueeze(x_place, last)  i = Concat<axis = 1>(a, b)  y = GatherND(x, i) }""",
+    ),
+    "row numbers in the second column": (
+        "Concat",
+        """g (float[N, L, 4] x, int64[N] x_place) => (float[N, 4] y) {
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  s = Shape(x)  n = Gather(s, zero)
+        rows = Range(zero, n, one)  last = Constant<value_ints = [-1]>()  a = Unsqueeze(rows, last)
+        b = Unsqueeze(x_place, last)  i = Concat<axis = 1>(b, a)  y = GatherND(x, i) }""",
     ),
     "softmax over the rows": ("Softmax", "g (float[N, 4] x) => (float[N, 4] y) { y = Softmax<axis = 0>(x) }"),
     "rows against columns": (
@@ -201,6 +224,12 @@ def test_the_axes_of_softmax_follow_the_opset():
     assert proof(turned, opset=13).proven
     ends_with("Softmax", turned, opset=12)
     ends_with("Softmax", text.replace("[L, N, 4]", "[N]").replace("[N, 4, L]", "[N]"), opset=13)
+
+
+def test_the_limits_of_the_analysis_are_those_of_the_documentation():
+    page = (Path(__file__).parents[2] / "docs/batching.md").read_text()
+    assert f"{analysis.NODES_MAX:,} operators" in page
+    assert f"deeper than {analysis.DEPTH_MAX} levels" in page
 
 
 def test_inputs_without_rows_are_shared():

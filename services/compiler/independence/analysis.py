@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from services.compiler.independence import control, functions
+from services.compiler.independence import control, functions, row_numbers
 from services.compiler.independence.expression import ONE, ROWS, Symbols, number
 from services.compiler.independence.folding import fold
 from services.compiler.independence.node import Call
@@ -35,10 +35,10 @@ from services.compiler.independence.value import (
 )
 
 #: applications of operators, those in loops and functions each time; no real model comes near it
-_NODES_MAX = 300_000
+NODES_MAX = 300_000
 _NOTHING = Mixed("a function", "an input that it returns is missing")
 #: graphs within graphs and functions within functions
-_DEPTH_MAX = 24
+DEPTH_MAX = 24
 
 #: what a malformed node makes a rule raise
 _MALFORMED = (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
@@ -132,12 +132,12 @@ class _Proving:
     ) -> None:
         """Add the outputs of `nodes` to `scope`."""
         self._depth += 1
-        if self._depth > _DEPTH_MAX:
+        if self._depth > DEPTH_MAX:
             raise _Exhausted("it is nested too deeply to be analysed")
         for node in nodes:
             self._nodes += 1
-            if self._nodes > _NODES_MAX:
-                raise _Exhausted(f"it applies more than {_NODES_MAX} operators")
+            if self._nodes > NODES_MAX:
+                raise _Exhausted(f"it applies more than {NODES_MAX} operators")
             for name, value in zip(node.output, self._node(node, scope, versions, references), strict=False):
                 if name:
                     scope[name] = value
@@ -176,8 +176,7 @@ class _Proving:
             return control.RULES[call.op](call, context)
         if call.op == "Constant" and call.domain == "":
             return [_constant(call)]
-        folded = fold(call)
-        return folded if folded is not None else self._ruled(call)
+        return fold(call) or row_numbers.follow(call) or self._ruled(call)
 
     def _ruled(self, call: Call) -> Sequence[AnyValue]:
         rule = RULES.get(call.domain, {}).get(call.op)
@@ -198,6 +197,8 @@ class _Proving:
         rule = RULES.get(call.domain, {}).get(call.op)
         if rule is None and call.domain not in _STANDARD:
             raise Dependent("this operator is not known")
+        if call.op == "Range" and (numbers := row_numbers.numbers(call)) is not None:
+            return [numbers]
         depends = [index for index, value in enumerate(call.inputs) if value is not None and value.counted]
         if rule is not None and all(index in rule.shapes for index in depends):
             with suppress(Dependent, *_MALFORMED):

@@ -37,6 +37,10 @@ class Call:
         self.outputs = outputs
         self.symbols = symbols
 
+    def with_inputs(self, inputs: Sequence[Value | None]) -> Call:
+        """The same call of other operands."""
+        return Call(self.op, self.domain, self.version, self.attributes, inputs, self.outputs, self.symbols)
+
     def optional(self, index: int) -> Value | None:
         """An operand that may be absent."""
         return self.inputs[index] if index < len(self.inputs) else None

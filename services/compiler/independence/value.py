@@ -63,14 +63,25 @@ class Rows(NamedTuple):
         return self._replace(axis=axis)
 
 
+class Numbers(NamedTuple):
+    """Row numbers: along `axis` element i is i. `leading`: only at index 0 of the last axis, other data beside it."""
+
+    axis: int
+    leading: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A tensor that is rowed, free or counted. `dims`: None if the rank is not known (never of a rowed one)."""
+    """A tensor that is rowed, free or counted. `dims`: None if the rank is not known (never of a rowed one).
+
+    `numbers`: of a counted value alone.
+    """
 
     dims: Dims | None
     rows: Rows | None = None
     counted: bool = False
     content: Content | None = None
+    numbers: Numbers | None = None
 
     @property
     def free(self) -> bool:

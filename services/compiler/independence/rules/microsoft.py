@@ -42,8 +42,7 @@ def fused_convolution(call: Call) -> list[Value]:
     added = call.optional(3)
     if added is not None and added.rows != rows:
         raise Dependent("what it adds does not have the rows of its input")
-    plain = Call(call.op, call.domain, call.version, call.attributes, [value, call.input(1)], 1, call.symbols)
-    return convolution(plain)
+    return convolution(call.with_inputs([value, call.input(1)]))
 
 
 def fused_matmul(call: Call) -> list[Value]:

@@ -159,6 +159,17 @@ def scatter_elements(call: Call) -> list[Value]:
     return [same(data)]
 
 
+def scatter_nd(call: Call) -> list[Value]:
+    """Indices that all rows share address axes in front of that of the rows; updates have the rows where data has them."""
+    data, indices, updates = call.input(0), call.input(1), call.input(2)
+    depth = dims_of(indices)[-1].constant
+    if data.rows is None or indices.rows is not None or depth is None or data.rows.axis < depth:
+        raise Dependent("it writes to positions in the whole batch")
+    if updates.rows != data.rows.moved(len(dims_of(indices)) - 1 + data.rows.axis - depth):
+        raise Dependent("what it writes does not have the rows of its data")
+    return [same(data)]
+
+
 def one_hot(call: Call) -> list[Value]:
     """A new axis of `depth`, wherever the attribute puts it."""
     call.only_rowed(0)
@@ -264,6 +275,7 @@ RULES: Rules = {
     "Resize": Rule(resize, frozenset({2, 3})),
     "Scatter": Rule(scatter_elements),
     "ScatterElements": Rule(scatter_elements),
+    "ScatterND": Rule(scatter_nd),
     "Slice": Rule(cut, frozenset({1, 2})),
     "Upsample": Rule(resize, frozenset({1})),
 }
