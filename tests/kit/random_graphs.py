@@ -155,6 +155,21 @@ def _reshape(b: _Builder) -> None:
     b.add("Reshape", [x, b.integers(sizes)])
 
 
+def _shuffle(b: _Builder) -> None:
+    """Folded, turned and unfolded, as windows and heads are."""
+    x = b.value(rank_min=2)
+    sizes = list(b.shape(x))
+    place = b.number(0, len(sizes) - 1)
+    factor = b.one_of([1, 2, 3])
+    folded = sizes[:place] + ([factor, -1] if b.number(0, 1) else [-1, factor]) + sizes[place + 1 :]
+    if b.number(0, 1) and place + 1 < len(sizes):
+        folded = [*sizes[:place], -1, *sizes[place + 2 :]]
+    name = b.add("Reshape", [x, b.integers(folded)])
+    name = b.add("Transpose", [name], perm=b.draw(st.permutations(range(len(folded)))))
+    back = list(b.draw(st.permutations(sizes))) if not b.number(0, 2) else sizes
+    b.add("Reshape", [name, b.integers([-1, *back[1:]])])
+
+
 def _sizes(b: _Builder) -> str:
     """A shape that is computed from that of a value."""
     x = b.value(b.one_of("fi"), rank_min=1)
@@ -327,7 +342,11 @@ def _own_rows(b: _Builder) -> None:
     numbers = b.add("Range", [b.integers(b.one_of([0, 0, 0, 1])), rows, b.integers(1)])
     if b.number(0, 2):
         numbers = b.add("Unsqueeze", [numbers, b.integers([b.one_of([1, 1, 0])])])
-    if b.number(0, 1):
+    if not b.number(0, 4):
+        numbers = b.add("Expand", [numbers, b.integers([1, b.number(1, 2)])])
+    if not b.number(0, 4):
+        numbers = b.add("Concat", [numbers, numbers], axis=-1)
+    elif b.number(0, 1):
         numbers = b.add("Mod", [numbers, b.integers(2)]) if not b.number(0, 4) else numbers
         column = b.add(
             "Mod",
@@ -392,7 +411,7 @@ def _loop(b: _Builder) -> None:
 
 
 STEPS = [
-    *(_own_rows, _own_rows, _branch, _loop),
+    *(_shuffle, _shuffle, _shuffle, _own_rows, _own_rows, _branch, _loop),
     *(_unary, _binary, _weighted, _matmul, _gemm, _einsum, _transpose, _reshape, _by_shape, _count, _softmax, _norm),
     *(_reduce, _arg, _to_float, _concat, _slice, _gather, _embed, _axes, _flatten, _running, _top, _where, _pad, _conv),
     *(_pool, _split, _scatter, _one_hot, _positions, _nonzero, _triangle, _gather_nd),

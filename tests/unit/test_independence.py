@@ -131,6 +131,20 @@ ENDED = {
         e = Add(n, one)  rows = Range(one, e, one)  m = Mod(rows, n)  last = Constant<value_ints = [-1]>()
         a = Unsqueeze(m, last)  b = Unsqueeze(x_place, last)  i = Concat<axis = 1>(a, b)  y = GatherND(x, i) }""",
     ),
+    "row numbers in both columns": (
+        "GatherND",
+        """g (float[N, L, 4] x) => (float[N, 4] y) {
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  s = Shape(x)  n = Gather(s, zero)
+        rows = Range(zero, n, one)  last = Constant<value_ints = [-1]>()  a = Unsqueeze(rows, last)
+        i = Concat<axis = 1>(a, a)  y = GatherND(x, i) }""",
+    ),
+    "row numbers repeated to a second column": (
+        "GatherND",
+        """g (float[N, L, 4] x) => (float[N, 4] y) <int64[2] two = {1, 2}> {
+        zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()  s = Shape(x)  n = Gather(s, zero)
+        rows = Range(zero, n, one)  last = Constant<value_ints = [-1]>()  a = Unsqueeze(rows, last)
+        i = Expand(a, two)  y = GatherND(x, i) }""",
+    ),
     "row numbers in the second column": (
         "Concat",
         """g (float[N, L, 4] x, int64[N] x_place) => (float[N, 4] y) {

@@ -62,8 +62,9 @@ def _beside(call: Call) -> Value | None:
     rank = len(dims_of(first))
     if first.numbers is None or dims_of(first)[-1] != ONE or call.axis(rank, 0) != rank - 1:
         return None
-    values = [_as_rows(value) if value is not None and value.numbers else value for value in call.inputs]
-    return _numbered(layout.concat(call.with_inputs(values))[0], leading=True)
+    if any(value is None or value.rows is None for value in call.inputs[1:]):
+        return None  # row numbers in a further column would depend on the place of a row
+    return _numbered(layout.concat(call.with_inputs([_as_rows(first), *call.inputs[1:]]))[0], leading=True)
 
 
 def _depth(indices: Value) -> int:
