@@ -6,7 +6,7 @@ Manifest, views and records are how the parts talk among themselves; these docum
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -63,6 +63,10 @@ class Version(BaseModel):
     pool: str | None = None
     active: bool = Field(False, description="The version asked for; `serving` of the model is the one that answers.")
     batching: bool | None = None
+    batching_decided: Literal["proven", "requested", "off"] | None = Field(
+        None, description="Whether independent rows are proven, batching was asked for without a proof, or is off."
+    )
+    batching_reason: str | None = Field(None, description="Why it is off, or not proven.")
     rows_max: int | None = None
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
@@ -72,6 +76,7 @@ class Version(BaseModel):
     @classmethod
     def of(cls, view: VersionView, *, active: bool) -> Self:
         manifest = view.manifest
+        off = view.verdict.batching_off
         return cls(
             model=manifest.model,
             version=manifest.version,
@@ -82,7 +87,9 @@ class Version(BaseModel):
             created=manifest.created,
             pool=manifest.config.pool,
             active=active,
-            batching=manifest.signature.batching,
+            batching=manifest.signature.batching and not off,
+            batching_decided="off" if off else manifest.batching.decided,
+            batching_reason=off or manifest.batching.reason or None,
             rows_max=manifest.config.rows_max,
             inputs=[Tensor.of(spec) for spec in manifest.signature.inputs],
             outputs=[Tensor.of(spec) for spec in manifest.signature.outputs],

@@ -122,6 +122,19 @@ class SourceFile(BaseModel):
     sha256: str
 
 
+class Batching(BaseModel):
+    """How it was decided whether requests share runs of a version.
+
+    proven: an analysis of the graph shows that rows are independent, and trials agree. requested: the configuration asks
+    for it, without a proof. off: each request runs alone. `reason`: why it is not proven, or off.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    decided: Literal["proven", "requested", "off"] = "off"
+    reason: str = ""
+
+
 class Manifest(BaseModel):
     """An immutable version of a model.
 
@@ -146,6 +159,7 @@ class Manifest(BaseModel):
     opset: int
     ir_version: int
     producer: str = ""
+    batching: Batching = Field(Batching(), description="How it was decided whether requests share runs.")
     notes: tuple[str, ...] = Field((), description="What the check found worth saying, one sentence each.")
     origin: str | None = None
     triton: dict[str, Any] = {}

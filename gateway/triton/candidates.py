@@ -16,7 +16,7 @@ from services.compiler.files import described_file
 from services.compiler.in_place import examine
 from services.compiler.report import Checked
 from services.errors import Code, Failure, invalid
-from services.manifest import ROWS_MAX_DEFAULT, Manifest, ModelConfig, SourceFile
+from services.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
 from services.settings import Settings
 from services.triton.folder import files_named
 from services.triton.given import Given
@@ -52,8 +52,16 @@ async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: S
     checked = await examine(candidate.folder, candidate.served, wanted_batching(given), settings, rows_max)
     signature = fitted(given, checked.signature, checked.notes)
     how = serving(given, signature, pool)
-    checked = checked.model_copy(update={"signature": signature})
+    batching = checked.batching if signature.batching else _off(checked)
+    checked = checked.model_copy(update={"signature": signature, "batching": batching})
     return await asyncio.to_thread(_manifest, candidate, given, checked, how)
+
+
+def _off(checked: Checked) -> Batching:
+    """Why each request runs alone: the check says it, or else the configuration."""
+    if checked.batching.decided == "off":
+        return checked.batching
+    return Batching(decided="off", reason="the configuration says so")
 
 
 def _unchanged(candidate: Candidate, now: Manifest, given: Given, pool: str) -> bool:
@@ -82,6 +90,7 @@ def _manifest(candidate: Candidate, given: Given, checked: Checked, how: Serving
         opset=checked.opset,
         ir_version=checked.ir_version,
         producer=checked.producer,
+        batching=checked.batching,
         notes=(*checked.notes, *how.notes),
         origin=candidate.origin,
         triton=given.document(),

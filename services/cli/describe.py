@@ -56,8 +56,11 @@ def tensors(specs: Sequence[dict[str, Any]]) -> str:
 
 
 def batching(version: dict[str, Any]) -> str:
-    """How a version shares runs between requests."""
-    return f"up to {version['rows_max']} rows in a run" if version["batching"] else "none: each request runs alone"
+    """How a version shares runs between requests, and how that was decided."""
+    reason = f": {version['batching_reason']}" if version["batching_reason"] else ""
+    if not version["batching"]:
+        return f"off{reason}; each request runs alone"
+    return f"up to {version['rows_max']} rows in a run, {version['batching_decided']}{reason}"
 
 
 def _show(console: Console, version: dict[str, Any]) -> None:
@@ -72,7 +75,7 @@ def _show(console: Console, version: dict[str, Any]) -> None:
     console.print(f"  uploaded  {ago(version['created'])}, for pool {escape(version['pool'])}")
     console.print(f"  inputs    {escape(tensors(version['inputs']))}")
     console.print(f"  outputs   {escape(tensors(version['outputs']))}")
-    console.print(f"  batching  {batching(version)}")
+    console.print(f"  batching  {escape(batching(version))}")
     for note in version["notes"]:
         console.print(f"  [yellow]note[/]      {escape(note)}")
     for instance in version["instances"]:

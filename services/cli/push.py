@@ -139,7 +139,7 @@ def _show(document: dict[str, Any], where: Endpoint, *, activate: bool) -> None:
     )
     console.print(f"  inputs   {escape(tensors(document['inputs']))}")
     console.print(f"  outputs  {escape(tensors(document['outputs']))}")
-    console.print(f"  batching {batching(document)}")
+    console.print(f"  batching {escape(batching(document))}")
     for note in document["notes"]:
         console.print(f"  [yellow]note[/]     {escape(note)}")
     if not activate:

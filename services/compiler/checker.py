@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.compiler.archive import unpack
-from services.compiler.report import UPLOAD, Checked, CheckReport, CheckTask, Refused
+from services.compiler.report import MESSAGE_CHARACTERS_MAX, UPLOAD, Checked, CheckReport, CheckTask, Refused
 from services.errors import Code, Failure, invalid
 from services.repository.disk import storage_failure
 from services.sandbox.confine import confine
@@ -23,7 +23,6 @@ from services.sandbox.confine import confine
 _NICE = 10
 #: by how much a rewritten model may be larger than all that was uploaded
 _REWRITE_BYTES = 64 << 20
-_MESSAGE_CHARACTERS_MAX = 1000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -97,12 +96,14 @@ def _check(task: CheckTask) -> Checked:
     except MemoryError as error:
         raise ImportError("no memory left") from error
     checked = inspect(task, path)
-    return checked.model_copy(update={"notes": tuple(_one_line(note) for note in checked.notes)})
+    batching = checked.batching.model_copy(update={"reason": _one_line(checked.batching.reason)})
+    notes = tuple(_one_line(note) for note in checked.notes)
+    return checked.model_copy(update={"batching": batching, "notes": notes, "producer": _one_line(checked.producer)})
 
 
 def _one_line(text: str) -> str:
     """Messages quote names that a stranger chose: nothing in them may break a log line or fill a screen."""
-    shown = " ".join(text.split())[:_MESSAGE_CHARACTERS_MAX]
+    shown = " ".join(text.split())[:MESSAGE_CHARACTERS_MAX]
     return "".join(character if character.isprintable() else "?" for character in shown)
 
 

@@ -31,23 +31,28 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of the model."""
-    yield from _nodes(model.graph.node)
+    """Every node that may run: of the graph, the functions, and all graphs in attributes of these."""
+    yield from model.graph.node
     for function in model.functions:
-        yield from _nodes(function.node)
+        yield from function.node
+    for attribute in _attributes(model, training=False):
+        for graph in (attribute.g, *attribute.graphs):
+            yield from graph.node
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that is stored in the model."""
+    """Every tensor that is stored in the model, in whatever place."""
     yield from _initializers(model.graph)
-    for node in nodes(model):
-        for attribute in node.attribute:
-            yield attribute.t
-            yield from attribute.tensors
-            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                yield from (sparse.values, sparse.indices)
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _initializers(graph)
+    for training in model.training_info:
+        for graph in (training.initialization, training.algorithm):
+            yield from _initializers(graph)
+    for attribute in _attributes(model, training=True):
+        yield attribute.t
+        yield from attribute.tensors
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _initializers(graph)
 
 
 def fixed_inputs(graph: onnx.GraphProto) -> set[str]:
@@ -74,12 +79,18 @@ def _variable(value: onnx.ValueInfoProto) -> bool:
     return any(dim.WhichOneof("value") != "dim_value" for dim in dims)
 
 
-def _nodes(found: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in found:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nodes(graph.node)
+def _attributes(model: onnx.ModelProto, *, training: bool) -> Iterator[onnx.AttributeProto]:
+    """Every attribute of nodes and functions, where it is their default, at whatever depth."""
+    waiting: list[Iterable[onnx.AttributeProto]] = [function.attribute_proto for function in model.functions]
+    roots = [model.graph.node, *(function.node for function in model.functions)]
+    if training:
+        for info in model.training_info:
+            roots += [info.initialization.node, info.algorithm.node]
+    waiting += [node.attribute for root in roots for node in root]
+    while waiting:
+        for attribute in waiting.pop():
+            yield attribute
+            waiting += [node.attribute for graph in (attribute.g, *attribute.graphs) for node in graph.node]
 
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

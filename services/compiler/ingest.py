@@ -18,6 +18,7 @@ from typing import IO, Self, TypeVar
 
 from services.compiler.files import described_file
 from services.compiler.jail import check
+from services.compiler.kept import keep_only
 from services.compiler.report import UPLOAD, Checked, CheckTask
 from services.compiler.turns import turn
 from services.compiler.uninterrupted import uninterrupted
@@ -32,6 +33,8 @@ from services.version_files import check_labels
 from services.warmup import check_warmups
 
 PIECE_BYTES = 1 << 20
+#: kept, as it says how the model was meant to be served
+_CONFIG = "source/config.pbtxt"
 _NUMBER_TRIES_MAX = 100
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _Result = TypeVar("_Result")
@@ -165,6 +168,7 @@ class Incoming:
         named = check_warmups(self.config, checked.signature, self._folder())
         named += check_labels(self.config, checked.signature, self._folder())
         with storage_errors(self._folder()):
+            keep_only(self._folder(), {*checked.files, *checked.sources, *named, *self._found(_CONFIG)})
             files = tuple(described_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *named)))
         for attempt in range(1, _NUMBER_TRIES_MAX + 1):
             version = self._version or self._repository.next_version(self._model)
@@ -176,6 +180,11 @@ class Incoming:
                 if failure.code is not Code.CONFLICT or self._version is not None or attempt == _NUMBER_TRIES_MAX:
                     raise
         raise AssertionError  # the last attempt returned or raised
+
+    def _found(self, name: str) -> list[str]:
+        """`name`, if it is a file of the upload."""
+        path = self._folder() / name
+        return [name] if path.is_file() and not path.is_symlink() else []
 
     def _manifest(self, version: int, checked: Checked, digest: str, files: tuple[SourceFile, ...]) -> Manifest:
         return Manifest(
@@ -190,6 +199,7 @@ class Incoming:
             opset=checked.opset,
             ir_version=checked.ir_version,
             producer=checked.producer,
+            batching=checked.batching,
             notes=checked.notes,
         )
 

@@ -32,9 +32,9 @@ def inspect(task: CheckTask, path: Path) -> Checked:
     files = external_files(model, source, archived=in_place or _came_in_archive(source, path))
     check_operators(model)
     inputs, outputs = read_ports(model)
-    check_structure(path)
+    check_structure(path, in_place=in_place)
     compiled = None if in_place else task.folder / "compiled" / "onnx"
-    subject = Subject(model, path, files, compiled, inputs, outputs)
+    subject = Subject(model, path, files, compiled, inputs, outputs, task.rows_max)
     verdict, session = decide(subject, task.batching)
     defaults = usable(subject, verdict, read_defaults(model))
     seen = [_as_seen(port, array) for port, array in _observed(outputs, verdict)]
@@ -43,24 +43,26 @@ def inspect(task: CheckTask, path: Path) -> Checked:
         outputs=specs(seen, batching=verdict.batching),
         batching=verdict.batching,
     )
-    notes = [verdict.note, _rehearsed(task, session, signature)]
+    notes = [*verdict.notes, _rehearsed(task, session, signature, tried=verdict.observed is not None)]
     return Checked(
         served=str(verdict.served.relative_to(task.folder)),
         files=tuple(_files_read(task.folder, verdict.served, files)),
+        sources=tuple(_files_read(task.folder, path, files)),
         signature=signature,
         opset=_opset(model),
         ir_version=model.ir_version,
         producer=f"{model.producer_name} {model.producer_version}".strip()[:200],
+        batching=verdict.decision,
         notes=tuple(note for note in notes if note),
     )
 
 
-def _rehearsed(task: CheckTask, session: Session, signature: Signature) -> str | None:
+def _rehearsed(task: CheckTask, session: Session, signature: Signature, *, tried: bool) -> str | None:
     """Run what a worker runs before the version is ready; returns what is worth a note. Raises Failure(INVALID)."""
     check_warmups(ModelConfig(rows_max=task.rows_max, warmup=task.warmup), signature, task.folder)
     untried = rehearse(session, signature, task.rows_max)
     rehearse_requests(session, signature, task.warmup, task.folder)
-    if untried is None:
+    if untried is None or tried:
         return None
     return f"No made-up input runs, so only requests will show whether the model works: {untried}."
 

@@ -42,7 +42,8 @@ async def check(task: CheckTask, seconds_max: float) -> Checked:
     finally:
         # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
         await uninterrupted(_end(starting))
-    return _outcome(report, errors, status, task, seconds_max)
+    # A report may be as large as a model's list of files: reading it must not hold up the event loop.
+    return await asyncio.to_thread(_outcome, report, errors, status, task, seconds_max)
 
 
 async def _start(task: CheckTask) -> asyncio.subprocess.Process:
@@ -109,6 +110,8 @@ def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds
             f"the model ended its check with {_signal_name(-status)}: it crashes ONNX Runtime or needs more than the "
             f"{task.memory_bytes_max >> 20} MiB that a check may use (MILLRACE_CHECK_MEMORY_BYTES_MAX)"
         )
+    if len(report) >= _REPORT_BYTES_MAX:
+        raise invalid("the model's inputs, outputs and files take too much to describe")
     try:
         outcome = CheckReport.model_validate_json(report).outcome
     except ValidationError:

@@ -5,7 +5,8 @@ Imported by the checker process only. Source: onnx.proto, TypeProto and TensorPr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -13,9 +14,13 @@ import onnx
 from onnx import TensorProto
 
 from services.compiler.graph import default_inputs, fixed_inputs, nodes
-from services.datatypes import BYTES
+from services.compiler.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX
+from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure, invalid
 from services.tensor import TensorSpec
+
+#: bytes of one tensor whose dimensions are all fixed: gateways make up such inputs to probe readiness
+ROW_BYTES_MAX = 1 << 30
 
 Dim = int | str | None
 """A fixed size, a named variable one, or a variable one without a name."""
@@ -68,11 +73,33 @@ def read_ports(model: onnx.ModelProto) -> tuple[list[Port], list[Port]]:
     zipmaps = {name for node in nodes(model) if node.op_type == "ZipMap" for name in node.output}
     inputs = [_port(value, "input", zipmaps) for value in model.graph.input if value.name not in stored]
     outputs = [_port(value, "output", zipmaps) for value in model.graph.output]
+    _check_bounds([*inputs, *outputs])
     texts = [port.name for port in (*inputs, *outputs) if port.datatype == BYTES]
     halves = [port.name for port in outputs if port.datatype == "BF16"]
     if texts and halves:
         raise invalid(f"ONNX Runtime cannot return BF16 ({halves[0]!r}) from a model with text ({texts[0]!r})")
     return inputs, outputs
+
+
+def _check_bounds(ports: Sequence[Port]) -> None:
+    """Refuse what every gateway and worker would have to carry along for each request, or could not make at all."""
+    if len(ports) > TENSORS_MAX:
+        raise invalid(f"the model has {len(ports)} inputs and outputs: at most {TENSORS_MAX} can be served")
+    for port in ports:
+        shown = repr(port.name[:80])
+        if not port.name or len(port.name) > NAME_CHARACTERS_MAX:
+            raise invalid(
+                f"tensor {shown} has a name of {len(port.name)} characters: 1 to {NAME_CHARACTERS_MAX} are taken"
+            )
+        if len(port.dims) > RANK_MAX:
+            raise invalid(f"tensor {shown} has {len(port.dims)} dimensions: at most {RANK_MAX} can be served")
+        item = ITEM_BYTES.get(port.datatype, 1)
+        if math.prod(dim for dim in port.dims if isinstance(dim, int)) * item > ROW_BYTES_MAX:
+            raise invalid(f"tensor {shown} of shape {_shown(port.dims)} has more than {ROW_BYTES_MAX} bytes")
+
+
+def _shown(dims: Sequence[Dim]) -> list[int]:
+    return [dim if isinstance(dim, int) else -1 for dim in dims]
 
 
 def specs(ports: Iterable[Port], *, batching: bool) -> tuple[TensorSpec, ...]:

@@ -1,34 +1,38 @@
-"""Random inputs for trial runs, and when two outputs count as equal. Imported by the checker process only."""
+"""Random inputs for trial runs. Imported by the checker process only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 
-from services.compiler.ports import Port
+from services.agreement import FLOATS, as_float
+from services.compiler.ports import Dim, Port
 from services.compiler.session import Array, Session, TrialError
 from services.datatypes import BYTES, NUMPY
 
 ELEMENTS_MAX = 1 << 26
 #: sizes for variable dimensions, most likely first: images, audio and sequences have minimal lengths
-_SIZES = (8, 16, 32, 224, 1, 2, 3, 64, 128, 256)
+_SIZES = (8, 16, 32, 224, 1, 2, 3, 64, 128, 256, 384, 512, 1000, 1024, 2048, 16000)
 _WORDS = ("", "a", "b", "red", "green", "Bremen", "0", "1")
-_FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
-#: how far sums in another order may be apart, relative to the largest value of the tensor
-_TOLERANCE = {"FP16": 1e-2, "BF16": 4e-2, "FP32": 1e-4, "FP64": 1e-8}
+_LONG_WORD = "long " * 100
+_SUM = re.compile(r"\w+(?: *\+ *\w+)+", re.ASCII)
+#: what an extreme row is multiplied with: far from all others, and finite
+_EXTREME = {"FP16": 1e3, "BF16": 1e6, "FP32": 1e6, "FP64": 1e6}
 
 
 class Style(Enum):
-    """What random values look like: floats (low, high, normal?) and the largest integer."""
+    """What values look like: the floats, and the largest integer."""
 
     NORMAL = "normal floats, integers 0 and 1"
     UNIFORM = "floats from 0 to 1, integers 0 and 1"
     ONES = "floats from 0 to 1, integers 1"
     WIDE = "floats of large magnitude, integers up to 9"
+    ZEROS = "zeros"
 
 
 class Probe(NamedTuple):
@@ -46,7 +50,7 @@ def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
     for size in _SIZES if variable else _SIZES[:1]:
         if max((math.prod(shape_of(port, 1, size)) for port in inputs), default=0) > ELEMENTS_MAX:
             continue
-        for style in (Style.NORMAL, Style.ONES):
+        for style in (Style.NORMAL, Style.ONES, Style.ZEROS):
             try:
                 return Probe(size, style, session.run(draw(inputs, 1, size, style)))
             except TrialError as failed:
@@ -56,10 +60,20 @@ def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
 
 def shape_of(port: Port, rows: int, size: int) -> tuple[int, ...]:
     """The port's shape with `rows` rows and variable dimensions of `size`; a fixed first dimension stays for one row."""
-    fixed = tuple(dim if isinstance(dim, int) else size for dim in port.dims)
+    fixed = tuple(_size_of(dim, size) for dim in port.dims)
     if not fixed or (rows == 1 and isinstance(port.dims[0], int)):
         return fixed
     return (rows, *fixed[1:])
+
+
+def _size_of(dim: Dim, size: int) -> int:
+    """Exporters name a dimension "past + sequence" whose size is the sum of two others."""
+    if isinstance(dim, int):
+        return dim
+    if dim is None or len(dim) > 100 or not _SUM.fullmatch(dim):
+        return size
+    terms = [term.strip() for term in dim.split("+")]
+    return sum(min(int(term), size) if term.isdigit() else size for term in terms)
 
 
 def draw(inputs: Sequence[Port], rows: int, size: int, style: Style) -> list[Array]:
@@ -68,10 +82,26 @@ def draw(inputs: Sequence[Port], rows: int, size: int, style: Style) -> list[Arr
     return [_draw(port.datatype, shape_of(port, rows, size), style, generator) for port in inputs]
 
 
+def extreme_row(inputs: Sequence[Port], arrays: Sequence[Array]) -> list[Array]:
+    """A row like the first of `arrays`, but of huge floats and long text: it must not change the rows beside it."""
+    return [_extreme(port.datatype, array[:1]) for port, array in zip(inputs, arrays, strict=True)]
+
+
+def _extreme(datatype: str, row: Array) -> Array:
+    if datatype == BYTES:
+        return np.full(row.shape, _LONG_WORD, dtype=object)
+    if datatype not in FLOATS:  # integers may be sizes, counts and indices: huge ones are no rows
+        return row.copy()
+    values = as_float(datatype, row) * _EXTREME[datatype] + _EXTREME[datatype]
+    return _from_float(datatype, values.astype(np.float32 if datatype == "BF16" else np.float64))
+
+
 def _draw(datatype: str, shape: tuple[int, ...], style: Style, generator: np.random.Generator) -> Array:
     if datatype == BYTES:
         return generator.choice(np.array(_WORDS, dtype=object), shape)
-    if datatype in _FLOATS:
+    if style is Style.ZEROS:
+        return np.zeros(shape, NUMPY[datatype])
+    if datatype in FLOATS:
         return _from_float(datatype, _floats(shape, style, generator))
     if style is Style.ONES:
         return np.ones(shape, NUMPY[datatype])
@@ -90,31 +120,6 @@ def _from_float(datatype: str, values: Array) -> Array:
     return (values.view(np.uint32) >> 16).astype(np.uint16) if datatype == "BF16" else values.astype(NUMPY[datatype])
 
 
-def _to_float(datatype: str, array: Array) -> Array:
-    return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array.astype(np.float64)
-
-
-def rows_of(arrays: Sequence[Array], rows: int) -> Iterator[list[Array]]:
-    """Each row of the inputs, alone."""
-    for row in range(rows):
-        yield [np.ascontiguousarray(array[row : row + 1]) for array in arrays]
-
-
-def equal(datatype: str, actual: Array, expected: Array) -> bool:
-    """Same shape and same values; floats within what another order of summing explains, NaN equal to NaN."""
-    if actual.shape != expected.shape:
-        return False
-    if datatype not in _FLOATS:
-        return bool(np.array_equal(actual, expected))
-    left, right = _to_float(datatype, actual), _to_float(datatype, expected)
-    finite = np.abs(right[np.isfinite(right)])
-    tolerance = _TOLERANCE[datatype]
-    scale = float(finite.max()) if finite.size else 0.0
-    return bool(np.allclose(left, right, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
-
-
-def says_something(datatype: str, array: Array) -> bool:
-    """Whether equality with this output means anything: not when it is empty or all NaN."""
-    if datatype not in _FLOATS:
-        return array.size > 0
-    return not bool(np.isnan(_to_float(datatype, array)).all())
+def row_of(arrays: Sequence[Array], row: int) -> list[Array]:
+    """One row of the inputs, alone."""
+    return [np.ascontiguousarray(array[row : row + 1]) for array in arrays]

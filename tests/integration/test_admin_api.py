@@ -60,6 +60,8 @@ async def test_a_version_is_described_in_full(client: httpx.AsyncClient, version
         "pool": "cpu",
         "active": True,
         "batching": True,
+        "batching_decided": "proven",
+        "batching_reason": None,
         "rows_max": 64,
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
         "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from services.settings import child_environment
+from tests.kit import models
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
@@ -177,6 +178,7 @@ def test_push_describe_predict_and_rm(millrace):
     described = millrace.ok("describe", "mine")
     assert "version 7 is serving" in described
     assert "rows: 1 in " in described
+    assert "up to 8 rows in a run, proven" in described
     assert millrace.json("describe", "mine")["serving"] == 7
 
     assert "mine version 7" in millrace.ok("predict", "mine", "-i", DIGITS / "request.json")
@@ -188,6 +190,19 @@ def test_push_describe_predict_and_rm(millrace):
     assert [version["version"] for version in millrace.json("describe", "mine")["versions"]] == [7, 8]
     assert millrace.json("rm", "mine", "--yes") == {"deleted": {"model": "mine", "version": None}}
     assert "unknown model" in millrace.fails("describe", "mine")
+
+
+def test_describe_says_how_batching_was_decided(millrace, tmp_path):
+    mixing = models.row_mixing(tmp_path / "mixing.onnx")
+    assert "batching off: " in millrace.ok("push", "mixing", mixing)
+    described = millrace.ok("describe", "mixing")
+    assert "off: the fixed batch of 1 stays, as it is not proven that rows are independent: ReduceSum" in described
+    version = millrace.json("describe", "mixing")["versions"][0]
+    assert (version["batching"], version["batching_decided"]) == (False, "off")
+    assert "ReduceSum" in version["batching_reason"]
+    unasked = millrace.json("push", "mixing", DIGITS / "digits.onnx", "--config", '{"batching": false}')
+    assert (unasked["batching_decided"], unasked["batching_reason"]) == ("off", "the configuration says so")
+    millrace.ok("rm", "mixing", "--yes")
 
 
 def test_load_and_unload(millrace):
@@ -332,7 +347,21 @@ def test_a_bad_variable_is_named():
 
 @pytest.mark.parametrize(
     "command",
-    ["up", "restart", "push", "models", "describe", "predict", "load", "unload", "rm", "bench", "demo", "version"],
+    [
+        "up",
+        "restart",
+        "push",
+        "models",
+        "describe",
+        "doctor",
+        "predict",
+        "load",
+        "unload",
+        "rm",
+        "bench",
+        "demo",
+        "version",
+    ],
 )
 def test_every_command_explains_itself_with_an_example(tmp_path, command):
     said = Millrace(tmp_path).ok(command, "--help")

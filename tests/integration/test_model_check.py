@@ -18,6 +18,7 @@ import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
 from services.compiler import jail
+from services.compiler.in_place import examine
 from services.compiler.ingest import PIECE_BYTES, Incoming
 from services.compiler.turns import CHECKS_MAX
 from services.errors import Code, Failure
@@ -158,14 +159,26 @@ def test_weights_in_files_of_their_own_come_in_an_archive(
     repository: FolderRepository, pack: Callable[[dict[str, bytes]], bytes]
 ) -> None:
     model, weights = external_model()
-    content = pack({"net.onnx": model, "data/weights.bin": weights, "README": b"hello"})
+    unused = {"README": b"hello", "data/other.bin": b"0" * 100, "docs/a/b.md": b"", "old/net.onnx": model}
+    content = pack({"net.onnx": model, "data/weights.bin": weights, "config.pbtxt": b"", **unused})
     manifest = uploaded(repository, content)
     folder = repository.local_path("digits", 1)
     assert manifest.digest == hashlib.sha256(content).hexdigest()
     assert [file.path for file in manifest.files] == ["compiled/onnx/model.onnx", "compiled/onnx/data/weights.bin"]
-    assert sorted(path.name for path in (folder / "source").iterdir()) == ["README", "data", "net.onnx"]
+    kept = [str(path.relative_to(folder / "source")) for path in (folder / "source").rglob("*")]
+    assert sorted(kept) == ["config.pbtxt", "data", "data/weights.bin", "net.onnx"]
     session = onnxruntime.InferenceSession(folder / manifest.served, providers=["CPUExecutionProvider"])
     assert session.run(None, {"x": np.eye(4, dtype=np.float32)})[0].ravel().tolist() == list(range(16))
+
+
+def test_a_rewritten_version_with_weights_of_its_own_is_checked_again(repository: FolderRepository) -> None:
+    """A load with another configuration does so, where the version lies: its weights are linked, not copied."""
+    model, weights = external_model()
+    manifest = uploaded(repository, zipped({"model.onnx": model, "data/weights.bin": weights}))
+    folder = repository.local_path("digits", 1)
+    assert (folder / "compiled/onnx/data/weights.bin").stat().st_nlink == 2
+    again = asyncio.run(examine(folder, manifest.served, None, Settings()))
+    assert (again.served, again.signature, again.batching) == (manifest.served, manifest.signature, manifest.batching)
 
 
 def test_weights_that_stayed_at_home_are_asked_for(repository: FolderRepository) -> None:

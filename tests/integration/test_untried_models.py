@@ -47,7 +47,6 @@ SPECIAL = [
     "test_split_variable_parts_default_axis_opset13",
     "test_split_variable_parts_default_axis_opset18",
     "test_unsqueeze_three_axes",
-    "test_unsqueeze_two_axes",
     "test_unsqueeze_unsorted_axes",
 ]
 #: the same through a checker process, which takes longer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from services.manifest import Manifest, ModelConfig, SourceFile
+from services.manifest import Batching, Manifest, ModelConfig, SourceFile
 from services.repository.base import Repository
 from services.tensor import Signature, TensorSpec
 
@@ -31,6 +31,7 @@ def publish(repository: Repository, model: str, version: int, config: ModelConfi
         config=config or ModelConfig(),
         opset=17,
         ir_version=8,
+        batching=Batching(decided="proven"),
         notes=("made for a test",),
     )
     with repository.stage() as staging:
@@ -61,6 +62,7 @@ def publish_model(
         config=config or ModelConfig(),
         opset=17,
         ir_version=8,
+        batching=Batching(decided="proven"),
     )
     with repository.stage() as staging:
         (staging.path / "source").mkdir()

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from services.compiler.inspection import inspect
 from services.compiler.report import Checked, CheckTask
 from services.errors import Code, Failure
+from services.manifest import Batching
 from tests.kit import models
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
@@ -391,7 +392,7 @@ def test_a_model_that_mixes_rows_runs_alone_and_says_why(source: Path) -> None:
     assert not found.signature.batching
     assert found.served == "source/model.onnx"
     assert shapes(found.signature.inputs) == [("x", "FP32", (1, 4))]
-    assert "depends on the rows beside it" in found.notes[0]
+    assert "Div (which computes 'y')" in found.notes[0] or "ReduceSum (which computes 'total')" in found.notes[0]
     assert not (source.parent / "compiled").exists()
 
 
@@ -439,11 +440,10 @@ def square() -> onnx.ModelProto:
 
 
 ALONE = {
-    "depends on the rows beside it": softmax_over_rows,
-    "differs between two runs on the same row": noise,
-    "of a row depends": numbered_rows,
-    "no numbers to compare": all_nan,
-    "output 'y'": filtered,
+    "Softmax (which computes 'y')": softmax_over_rows,
+    "RandomNormalLike (which computes 'n')": noise,
+    "CumSum (which computes 'y')": numbered_rows,
+    "Compress (which computes 'y')": filtered,
     "different numbers of rows (M of 'b', N of 'a')": two_symbols,
     "output 'y' is a scalar": scalar_output,
     "is also another dimension of input 'x'": square,
@@ -458,6 +458,22 @@ def test_rows_that_may_not_share_a_run_do_not(source: Path, words: str, make: Ca
     assert not found.signature.batching
     assert words in found.notes[0]
     assert found.notes[0].startswith("Requests run one at a time: ")
+    assert found.batching.decided == "off"
+    assert found.batching.reason in found.notes[0]
+
+
+@pytest.mark.parametrize("make", [softmax_over_rows, noise, numbered_rows, filtered])
+def test_trials_refuse_wrong_batches_that_are_asked_for(source: Path, make: Callable[[], onnx.ModelProto]) -> None:
+    save(source, make())
+    message = refused(source, batching=True)
+    assert message.startswith("batching is not possible: output 'y'")
+
+
+def test_a_proof_holds_where_trials_say_nothing(source: Path) -> None:
+    save(source, all_nan())
+    found = checked(source)
+    assert found.batching == Batching(decided="proven")
+    assert "No trial input changes 'y'" in found.notes[0]
 
 
 def test_scalars_and_no_inputs_run_alone(source: Path) -> None:
@@ -498,11 +514,15 @@ def test_indices_stay_small_enough_to_be_found(source: Path) -> None:
     assert checked(source).signature.batching
 
 
-def test_a_model_that_no_trial_input_suits_still_batches_when_it_says_so(source: Path) -> None:
-    models.windowed(source / "model.onnx", window=1000)
+def test_a_model_that_no_trial_input_suits_batches_only_when_it_is_asked_to(source: Path) -> None:
+    models.windowed(source / "model.onnx", window=1013)
     found = checked(source)
-    assert found.signature.batching
-    assert "no trial input would run" in found.notes[0]
+    assert not found.signature.batching
+    assert "Requests run one at a time: no trial input would run" in found.notes[0]
+    asked = checked(source, batching=True)
+    assert asked.signature.batching
+    assert asked.batching.decided == "requested"
+    assert "because the configuration says so; no trial input would run" in asked.notes[0]
 
 
 def test_every_input_and_output_of_several_is_compared(source: Path) -> None:
@@ -515,7 +535,8 @@ def test_every_input_and_output_of_several_is_compared(source: Path) -> None:
     ]
     outputs = [value("fine", ["N", 4]), value("mixed", ["N", 4])]
     save(source, build(nodes, [value("x", ["N", 4])], outputs))
-    assert "output 'mixed'" in checked(source).notes[0]
+    assert "ReduceMean (which computes 'mean')" in checked(source).notes[0]
+    assert "output 'mixed'" in refused(source, batching=True)
 
 
 def test_a_model_of_scikit_learn_is_served(source: Path) -> None:

@@ -1,0 +1,139 @@
+"""Weights in other files: found wherever a model may have a tensor, and read only where an upload put them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+from google.protobuf.message import Message
+from onnx import TensorProto, helper
+
+from services.compiler.graph import tensors
+from services.compiler.weights import external_files
+from services.errors import Failure
+
+
+def external(location: str, **entries: str) -> onnx.TensorProto:
+    tensor = TensorProto(name=f"w {location}", data_type=TensorProto.FLOAT, dims=[1])
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, "length": "4", **entries}.items():
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def sparse(location: str) -> onnx.SparseTensorProto:
+    return onnx.SparseTensorProto(values=external(location), indices=external(f"{location}.indices"), dims=[4])
+
+
+def everywhere() -> onnx.ModelProto:
+    """A model with a tensor in each place where the format allows one, none of which is valid together."""
+
+    def graph(name: str, depth: int = 1) -> onnx.GraphProto:
+        made = onnx.GraphProto(name=name)
+        made.initializer.append(external(f"{name}.initializer"))
+        made.sparse_initializer.append(sparse(f"{name}.sparse"))
+        made.node.append(node(f"{name}.node", depth))
+        return made
+
+    def node(name: str, depth: int) -> onnx.NodeProto:
+        made = onnx.NodeProto(op_type="Any")
+        made.attribute.extend(attributes(name, depth))
+        return made
+
+    def attributes(name: str, depth: int) -> list[onnx.AttributeProto]:
+        one = onnx.AttributeProto(name="one", t=external(f"{name}.t"), sparse_tensor=sparse(f"{name}.st"))
+        many = onnx.AttributeProto(
+            name="many", tensors=[external(f"{name}.ts")], sparse_tensors=[sparse(f"{name}.sts")]
+        )
+        if depth:
+            one.g.CopyFrom(graph(f"{name}.g", depth - 1))
+            many.graphs.append(graph(f"{name}.gs", depth - 1))
+        return [one, many]
+
+    model = onnx.ModelProto(ir_version=10, graph=graph("main", 2))
+    function = model.functions.add(name="F", domain="own")
+    function.node.append(node("function.node", 1))
+    function.attribute_proto.extend(attributes("function.default", 1))
+    training = model.training_info.add()
+    training.initialization.CopyFrom(graph("training.initialization"))
+    training.algorithm.CopyFrom(graph("training.algorithm"))
+    return model
+
+
+def every_tensor(message: Message) -> Iterator[onnx.TensorProto]:
+    """All tensors below a message, found by what its fields hold, whatever they are called."""
+    if isinstance(message, TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if field.is_repeated else [value]:
+                yield from every_tensor(part)
+
+
+def test_every_place_of_a_tensor_is_known() -> None:
+    model = everywhere()
+    expected = sorted(tensor.name for tensor in every_tensor(model))
+    found = sorted(tensor.name for tensor in tensors(model) if tensor.name)
+    assert found == expected
+    assert len(found) > 100
+    assert any("function.default" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    "place", [f"w {name}" for name in ("main.initializer", "function.default.t", "main.node.g.node.t")]
+)
+def test_a_path_that_leads_out_is_refused_in_every_place(tmp_path: Path, place: str) -> None:
+    model = everywhere()
+    for tensor in every_tensor(model):
+        location = "../../../etc/passwd" if tensor.name == place else "w.bin"
+        next(entry for entry in tensor.external_data if entry.key == "location").value = location
+    (tmp_path / "w.bin").write_bytes(b"\0" * 4)
+    with pytest.raises(Failure, match="not a path inside the archive"):
+        external_files(model, tmp_path, archived=True)
+
+
+def of(tensor: onnx.TensorProto) -> onnx.ModelProto:
+    return onnx.ModelProto(graph=helper.make_graph([], "g", [], [], [tensor]))
+
+
+@pytest.mark.parametrize(
+    "location", ["", "/etc/passwd", "a/../../b", "..", "a\\b", "*/_ORT_MEM_ADDR_/*", "a\nb", "x" * 2000]
+)
+def test_paths_that_are_not_plain_are_refused(tmp_path: Path, location: str) -> None:
+    with pytest.raises(Failure, match="not a path inside the archive"):
+        external_files(of(external(location)), tmp_path, archived=True)
+    stored_here = external(location)
+    stored_here.data_location = TensorProto.DEFAULT
+    with pytest.raises(Failure, match="not a path inside the archive"):
+        external_files(of(stored_here), tmp_path, archived=True)
+
+
+@pytest.mark.parametrize("entries", [{"offset": "-4"}, {"length": "-1"}, {"offset": "1e3"}, {"length": "9" * 5000}])
+def test_extents_that_are_no_sizes_are_refused(tmp_path: Path, entries: dict[str, str]) -> None:
+    (tmp_path / "w.bin").write_bytes(b"\0" * 4)
+    with pytest.raises(Failure, match="external offset or length"):
+        external_files(of(external("w.bin", **entries)), tmp_path, archived=True)
+
+
+def test_links_folders_and_fifos_are_no_weights(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "source", tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "w.bin").write_bytes(b"\0" * 4)
+    folder.mkdir()
+    (folder / "file").symlink_to(outside / "deep" / "w.bin")
+    (folder / "folder").symlink_to(outside / "deep")
+    os.mkfifo(folder / "fifo")
+    (folder / "real").mkdir()
+    for location, why in (("file", "link"), ("folder/w.bin", "link"), ("fifo", "not in the"), ("real", "not in the")):
+        with pytest.raises(Failure, match=why):
+            external_files(of(external(location)), folder, archived=True)
+
+
+def test_more_files_than_an_archive_may_have_are_refused(tmp_path: Path) -> None:
+    model = onnx.ModelProto(graph=helper.make_graph([], "g", [], [], [external(f"{n}.bin") for n in range(10_001)]))
+    with pytest.raises(Failure, match="more than 10000 files"):
+        external_files(model, tmp_path, archived=True)
