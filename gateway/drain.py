@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.request_head import head_fault
+
 
 class Drain:
     """Begun once, and never over. Read by readiness and by every connection."""
@@ -32,6 +34,14 @@ class DrainingProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
 
+class _Plain(DrainingProtocol):
+    def on_headers_complete(self) -> None:
+        fault = head_fault(self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            raise ValueError(fault)  # uvicorn answers 400 and closes
+        super().on_headers_complete()
+
+
 def plain_lane(drain: Drain) -> type[DrainingProtocol]:
     """The protocol class of a server without the fast lane."""
-    return type("PlainLane", (DrainingProtocol,), {"drain": drain})
+    return type("PlainLane", (_Plain,), {"drain": drain})

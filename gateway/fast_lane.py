@@ -27,7 +27,7 @@ from gateway.movable_timer import MovableTimer
 from gateway.reader_watch import ReaderWatch
 from gateway.refusals import error_reply, too_large, unexpected
 from gateway.reply_head import head, ok_prefix
-from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, without_offer
+from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, without_offer
 from services.errors import Code, Failure
 
 __all__ = ["FastLane", "fast_lane"]
@@ -231,6 +231,10 @@ class FastLane(DrainingProtocol):
         self._head_bytes = -1
         existing = self.cycle
         if existing is GONE:
+            return
+        fault = head_fault(self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            self.send_400_response(fault)
             return
         url = self.url
         method = self.parser.get_method()

@@ -13,6 +13,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from gateway.cycle import Cycle
 from gateway.infer_path import InferPath, infer_path
 from gateway.infer_types import InferHeaders
+from gateway.request_head import head_fault
 
 HEADS_MAX = 1024
 KNOWN_BYTES_MAX = 1024  # longer heads are parsed each time: what is kept is bounded in bytes too
@@ -56,7 +57,8 @@ def read_head(head: bytes, body_bytes_max: int) -> KnownHead | None:
         return None
     names = [name for name, _ in reader.headers]
     plain = reader.heads == 1 and names.count(b"content-length") == 1 and _NOT_PLAIN.isdisjoint(names)
-    if not plain or parser.get_method() != b"POST" or parser.get_http_version() != "1.1":
+    version = parser.get_http_version()
+    if not plain or parser.get_method() != b"POST" or version != "1.1" or head_fault(version, reader.headers):
         return None
     path, body_bytes = infer_path(reader.url), int(dict(reader.headers)[b"content-length"])
     if path is None or not 0 < body_bytes <= body_bytes_max:

@@ -14,11 +14,11 @@ from gateway.batcher import RANK_MAX, Batcher
 from gateway.forecast import Forecast
 from gateway.gathering import Gathering
 from gateway.lane_tallies import LaneTallies
-from gateway.outputs import Outputs
+from gateway.outputs import Outputs, no_rows
 from gateway.outstanding import Outstanding
 from gateway.packing import Packer
 from gateway.quarantine import DIED, ENDED
-from gateway.request import Request
+from gateway.request import ABSENT, Request
 from gateway.shared import Shared
 from gateway.waiting import Waiting
 from services.batch import AGAIN, ENDLESS, Place, ReplyHeader
@@ -153,6 +153,9 @@ class Lane:
 
         Raises Failure: OVERLOADED (the lane is full, or it would be answered too late), UNAVAILABLE.
         """
+        if not request.rows:
+            self._answer_no_rows(request)
+            return
         batcher, forecast = self.batcher, self._forecast
         if self._waiting is not None:
             self._waiting.prepare(request)
@@ -166,7 +169,7 @@ class Lane:
         if max(forecast.free_at, request.arrival) + behind_s > request.deadline:
             self._check_time(request)
         if self.failed is not None:
-            raise Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
+            raise self._cannot_serve()
         if self._quarantine:
             self._quarantine.check(self.release, request)
         self._admission.admit(request, size_bytes)
@@ -182,6 +185,17 @@ class Lane:
                 self._soon(self._dispatch_scheduled)
         elif self._gathering.on:
             self._gathering.joined()
+
+    def _cannot_serve(self) -> Failure:
+        return Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
+
+    def _answer_no_rows(self, request: Request) -> None:
+        """No run could say more than the signature does, and many models fail on nothing. Raises Failure(UNAVAILABLE)."""
+        if self.failed is not None:
+            raise self._cannot_serve()
+        request.done = True
+        self._tallies.answered_without_run(self._clock() - request.arrival)
+        request.responder.answer_one(request, no_rows(self.manifest.signature))
 
     def _dispatch_scheduled(self) -> None:
         self._scheduled = False
@@ -353,7 +367,7 @@ class Lane:
             elif code == ENDLESS:
                 self._fail_endless(requests[i], outstanding, message)
             else:
-                self._fail([requests[i]], Failure(Code(code), message))
+                self._fail([requests[i]], _failure(requests[i], Code(code), message))
         if self._traces.on:
             self._traces.batch(self.manifest, outstanding, header, live, outputs, self.replied)
         if outstanding.places:
@@ -559,3 +573,10 @@ class Lane:
         )
         self._fail(self.batcher.drain(), gone)
         self._tallies.close()
+
+
+def _failure(request: Request, code: Code, message: str) -> Failure:
+    """What the worker says of a request. A model that fails on a tensor without elements was asked for too little."""
+    if code is Code.MODEL and any(not tensor.size_bytes and tensor.shape != ABSENT.shape for tensor in request.inputs):
+        return Failure(Code.INVALID, f"the model takes no input without elements: {message}")
+    return Failure(code, message)

@@ -83,6 +83,12 @@ class LaneTallies:
             at = end
         self._ok.add(count)
 
+    def answered_without_run(self, seconds: float) -> None:
+        """A request for no rows."""
+        self._seconds.observe(seconds)
+        self._sums.add(1, seconds, 0.0, 0.0, 0.0, 0.0, 0)
+        self._ok.add()
+
     @staticmethod
     def _bound_of(seconds: float) -> float:
         """The upper bound, inclusive, of the bucket that `seconds` falls into."""

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from services.datatypes import BYTES, NUMPY
+from services.tensor import Signature
+
 #: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
 _new = tuple.__new__
 
@@ -24,6 +27,15 @@ class OutputTensor(NamedTuple):
 
 Reply = Sequence[OutputTensor]
 """All outputs of the version, in the signature's order."""
+
+
+def no_rows(signature: Signature) -> list[OutputTensor]:
+    """The outputs of a request for no rows, in the signature's order: variable dimensions are 0, too."""
+    return [
+        OutputTensor(spec.datatype, shape, [] if spec.datatype == BYTES else np.empty(shape, NUMPY[spec.datatype]))
+        for spec in signature.outputs
+        for shape in [(0, *[max(dim, 0) for dim in spec.shape[1:]])]
+    ]
 
 
 class Column(NamedTuple):

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 Headers = list[tuple[bytes, bytes]]
 
 HEAD_BYTES_MAX = 64 * 1024
+
+
+#: RFC 3986 section 3.2: a name or an address, and a port; empty where the target has no authority
+_HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
+_VERSIONS = frozenset({"1.1", "1.0"})
+
+
+def head_fault(version: str, headers: Headers) -> str | None:
+    """What a server must refuse a request's head for, beside its grammar; None: nothing.
+
+    Source: RFC 9112 section 3.2 (Host), RFC 9110 section 2.5 (versions). Names of `headers` are in lower case.
+    """
+    if version not in _VERSIONS:
+        return f"HTTP/{version[:8]} is not spoken here: send HTTP/1.1"
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) != 1:
+        return "a request has one Host header" if hosts or version == "1.1" else None
+    return None if _HOST.fullmatch(hosts[0].strip()) else "the Host header is no host"
 
 
 class _Nowhere(Headers):

@@ -22,7 +22,7 @@ from gateway.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict
 from gateway.v2.document import shown
 from gateway.v2.plan import InputPlan
 from gateway.v2.plans import InputPlans
-from services.datatypes import BYTES
+from services.datatypes import BYTES, ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature
 
@@ -31,6 +31,7 @@ CSV = "text/csv"
 NPY = "application/x-npy"
 
 _HEADER_BYTES_MAX = 10_000
+_DIMS_MAX = 32  # of numpy's arrays in each of its versions
 
 
 class Asked(NamedTuple):
@@ -160,12 +161,23 @@ def array_of(body: bytes) -> np.ndarray[Any, Any]:
         raise
     except Exception as error:  # numpy reads the header with Python's own parser, which trips over much
         raise invalid(f"the body is no array in numpy's format: {shown(str(error).partition(chr(10))[0])}") from None
-    if dtype.hasobject or dtype.fields or dtype.subdtype or not dtype.itemsize or min(shape, default=0) < 0:
+    if dtype.hasobject or dtype.fields or dtype.subdtype or not dtype.itemsize:
         raise invalid(f"an array of {shown(str(dtype))} is not taken: numbers, booleans or strings alone")
+    _check_shape(shape, dtype.itemsize)
     data = memoryview(body)[file.tell() :]
     if prod(shape) * dtype.itemsize != len(data):
         raise invalid(f"the array's header says {prod(shape) * dtype.itemsize} bytes, {len(data)} are there")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
+
+
+def _check_shape(shape: tuple[Any, ...], item_bytes: int) -> None:
+    """Numpy's reader takes any literal for a dimension, and its arrays refuse products that overflow behind a 0."""
+    if len(shape) > _DIMS_MAX:
+        raise invalid(f"the array has {len(shape)} dimensions: at most {_DIMS_MAX}")
+    if any(type(dim) is not int or not 0 <= dim <= ELEMENTS_MAX for dim in shape):
+        raise invalid(f"the array's shape {shown(str(shape))} is not taken")
+    if prod(dim or 1 for dim in shape) * item_bytes > ELEMENTS_MAX:
+        raise invalid(f"the array's shape {shown(str(shape))} is larger than any memory")
 
 
 def _only(plans: InputPlans, form: str) -> InputPlan:

@@ -6,6 +6,7 @@ Source: Triton's classification extension; floating-point values with six decima
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batchin
     scores = _comparable(output)
     rows = scores.reshape(output.shape[0], -1) if batching and scores.size else scores.reshape(1, -1)
     if batching and not scores.size:
-        return OutputTensor(BYTES, (output.shape[0], 0), [])
+        return OutputTensor(BYTES, (output.shape[0], min(count, prod(output.shape[1:]))), [])
     best = min(count, rows.shape[1])
     elements = [_text(row, index, labels) for row in rows for index in _ranking(row)[:best]]
     return OutputTensor(BYTES, (len(rows), best) if batching else (best,), elements)

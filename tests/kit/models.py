@@ -280,6 +280,13 @@ def add_sub() -> onnx.ModelProto:
 
 
 @_builder
+def largest() -> onnx.ModelProto:
+    """ "x" FP32 [M] -> "y" INT64 []: where the largest number is, of which an empty tensor has none."""
+    node = helper.make_node("ArgMax", ["x"], ["y"], axis=0, keepdims=0)
+    return _model([node], [_value("x", "FP32", ["M"])], [_value("y", "INT64", [])])
+
+
+@_builder
 def scaled() -> onnx.ModelProto:
     """An optional input: "x" FP32 [N, 4], "scale" FP32 [M, 1], which is 2 where it is left out -> "y" = scale * x."""
     node = helper.make_node("Mul", ["x", "scale"], ["y"])
