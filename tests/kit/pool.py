@@ -227,7 +227,8 @@ class Pool:
     def picture(self) -> Picture:
         picture = Picture()
         prefix = self.keys.prefix.decode()
-        found = sorted(key.decode() for key in self.redis.keys("*"))
+        tag = b"mr:*:{%s[:}]*" % self.keys.of_instance.instance.encode()
+        found = sorted(key.decode() for key in self.redis.keys(tag))
         pipeline = self.redis.pipeline(transaction=False)
         read = {
             "stream": lambda key: (

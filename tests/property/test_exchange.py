@@ -74,9 +74,11 @@ class Worker:
 class ExchangeMachine(RuleBasedStateMachine):
     """Rules are what gateways, workers, the network and the operating system do."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, others: Pool) -> None:
         super().__init__()
         self.pool = pool
+        self.others = others
+        self.theirs: dict[bytes, bytes] = {}
         self.picture = Picture()
         self.batches: dict[str, Batch] = {}
         self.workers: dict[str, Worker] = {}
@@ -86,7 +88,19 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     @initialize()
     def clear(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        """An empty Redis, but for another installation, whose lanes, workers and batches have the same names."""
         self.pool.clear()
+        self.others.join("w1", *LANES)
+        for name in ("b1", "b2"):
+            self.others.put("l0", name)
+        self.others.next("w1", wanted=1)
+        self.theirs = self._of_others()
+
+    def _of_others(self) -> dict[bytes, bytes]:
+        return {key: self.pool.redis.dump(key) for key in self.pool.redis.keys(b"*:{another*")}
 
     # Gateways.
 
@@ -301,6 +315,41 @@ class ExchangeMachine(RuleBasedStateMachine):
         assert keys(got) == self.picture.inbox[worker.name][:4]
         worker.hand += got
 
+    @rule(data=st.data(), lane=st.sampled_from(LANES), joins=st.booleans(), tries=st.booleans())
+    def pass_on(self, data: st.DataObject, lane: str, joins: bool, tries: bool) -> None:
+        """It cannot read a batch, and some others could not: an idle holder of the lane has it now, else any, else nobody."""
+        while joins and len(self.workers) < min(3, WORKERS_MAX):
+            self.join({lane}, ["beat", "hold", "next"])
+        if not any(worker.awake and worker.hand for worker in self.workers.values()):
+            self.put(lane, GATEWAYS[0], 1, 1, 0.25)
+        has = [w for w in self.workers.values() if w.awake and (w.hand or self.picture.inbox.get(w.name))]
+        if not has:
+            return
+        worker = data.draw(st.sampled_from(has))
+        if not worker.hand:
+            worker.hand += self.pool.wait(worker.name)
+            self.picture = self.pool.picture()
+        lease = data.draw(st.sampled_from(worker.hand))
+        tried = data.draw(st.sets(st.sampled_from(sorted(self.workers)))) if tries else set()
+        before = self.picture
+        self.pool.worker(worker.name)._pass_on(
+            lease.lane, lease.entry, [other.encode() for other in tried], ValueError("from another release")
+        )
+        worker.hand.remove(lease)
+        mine = {entry.key for entry in before.entries if entry.worker == worker.name}
+        if not mine.intersection(keys([lease])):
+            assert self.pool.picture() == before
+            return
+        others = {other for other in before.workers if lease.lane in before.held.get(other, ())}
+        others -= tried | {worker.name}
+        if not others:
+            self._end(lease.header.name, b"\2" + lease.header.name.encode())
+            return
+        after = self.pool.picture()
+        [now] = [str(entry.worker) for entry in after.entries if entry.key in keys([lease])]
+        assert now in (others & set(before.idle) or others)
+        assert after.inbox[now][-1:] == keys([lease])
+
     @precondition(lambda self: any(worker.awake and worker.hand for worker in self.workers.values()))
     @rule(data=st.data())
     def run_alone(self, data: st.DataObject) -> None:
@@ -349,7 +398,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     @rule()
     def lose_everything(self) -> None:
         """Redis restarts empty; gateways put again what has no answer, as new batches."""
-        self.pool.clear()
+        self._clear()
         self.pool.next_millisecond()  # a restart takes longer than that, so entries get other ids than before
         self.picture = Picture()
         for worker in list(self.workers.values()):
@@ -384,6 +433,7 @@ class ExchangeMachine(RuleBasedStateMachine):
                 assert picture.held.get(worker.name, set()) == worker.lanes
         assert {str(entry.worker) for entry in picture.entries if entry.worker} <= set(self.workers)
         assert picture.workers <= set(self.workers)
+        assert self._of_others() == self.theirs, "another installation lost or got something"
 
     def teardown(self) -> None:
         """Whatever happened: all that was asked is answered in the end, once, and nothing is left behind."""
@@ -402,17 +452,26 @@ class ExchangeMachine(RuleBasedStateMachine):
         answered = [_answered(answer) for answer in answers]
         before = [_answered(answer) for replies in self.replies.values() for answer in replies]
         assert sorted(answered) == sorted([*self.batches, *before])
-        assert set(self.pool.redis.keys()) <= {self.pool.keys.of_instance.pools}
+        left = set(self.pool.redis.keys()) - self.theirs.keys()
+        assert left <= {self.pool.keys.of_instance.pools}
 
 
 def _answered(answer: bytes) -> str:
-    given_up = decode_reply(answer) if answer[0] == 1 else None
+    given_up = decode_reply(answer) if answer[0] in {1, 2} else None
     return given_up if isinstance(given_up, str) else answer.decode().split()[0]
 
 
 def test_the_exchange_loses_nothing_whatever_happens(server):
+    others = Pool(server.address, server.name, "another")
+    try:
+        run(server, others)
+    finally:
+        others.close()
+
+
+def run(server: Pool, others: Pool) -> None:
     run_state_machine_as_test(
-        lambda: ExchangeMachine(server),  # type: ignore[arg-type]
+        lambda: ExchangeMachine(server, others),  # type: ignore[arg-type]
         settings=settings(
             max_examples=150,
             stateful_step_count=40,
