@@ -107,17 +107,20 @@ class Lane:
         shared: bool,
         failed: str | None,
         batch_format: int | None = None,
+        alone: bool = False,
     ) -> None:
         """What the workers say: ready instances, how long runs take, efficient rows, whether all share memory with us.
 
-        `batch_format`: that they read; None: the newest of ours.
+        `batch_format`: that they read; None: the newest of ours. `alone`: requests share no runs, since rows of this
+        version were found to influence each other.
         """
         self._packer.batch_format = batch_format
         self._instances = instances
         self._packer.shared = shared
         self.failed = failed
         self._profile = profile
-        self._rows_efficient = min(self._rows_max, max((rows, *self._preferred)))
+        self._rows_efficient = 1 if alone else min(self._rows_max, max((rows, *self._preferred)))
+        self._tallies.batching_off(alone)
         self._size()
         self._tallies.instances.set(instances)
         self.dispatch()

@@ -20,6 +20,7 @@ class LaneTallies:
         self._tally = tally
         version = str(manifest.version)
         self._labels = (manifest.model, version, manifest.config.pool)
+        self._off = False
         self._outcome = (manifest.model, version)
         self._release = (manifest.model, version, manifest.release)
         self._seconds = tally.histogram(catalogue.REQUEST_SECONDS, *self._labels)
@@ -36,6 +37,15 @@ class LaneTallies:
         self._waiting = tally.gauge(catalogue.LANE_ROWS, *self._labels)
         self._pending = tally.gauge(inference.PENDING, *self._release)
         self.instances = tally.gauge(catalogue.INSTANCES_READY, *self._labels)
+
+    def batching_off(self, off: bool) -> None:
+        """Whether requests of the version share no runs although it says that they may."""
+        if off is not self._off:
+            self._off = off
+            if off:
+                self._tally.gauge(catalogue.BATCHING_OFF, *self._outcome).set(1)
+            else:
+                self._tally.remove(catalogue.BATCHING_OFF, *self._outcome)
 
     def waiting(self, requests: int, rows: int) -> None:
         """So many wait now."""
@@ -107,6 +117,7 @@ class LaneTallies:
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 
     def close(self) -> None:
+        self.batching_off(False)
         for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
             self._tally.remove(metric, *self._labels)
         self._tally.remove(inference.PENDING, *self._release)

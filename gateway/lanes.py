@@ -221,7 +221,8 @@ class Lanes:
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unreadable.get(lane.release) or unread
         rows = knows.rows_efficient if knows is not None else 1
-        lane.place(len(ready), profile, rows, shared=shared, failed=failed, batch_format=batch_format)
+        alone = bool(view.verdict.batching_off)
+        lane.place(len(ready), profile, rows, shared=shared, failed=failed, batch_format=batch_format, alone=alone)
 
     def find(self, model: str, version: str | None) -> Route:
         """The route of a path; where it is not in `routes` as it is written, its version may have leading zeros.

@@ -104,6 +104,11 @@ class Settings(BaseSettings):
         le=10_000,
         description="Microseconds that a process looks for work or a reply before it sleeps; 0: none.",
     )
+    check_batches_one_in: int = Field(
+        10_000,
+        ge=0,
+        description="Of so many shared runs of a version one is checked, in idle time, against runs of one row; 0: none.",
+    )
     worker_memory_bytes_max: int | None = Field(
         None,
         ge=0,

@@ -10,12 +10,13 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from services import run_marks
 from services.batch import BATCH_FORMATS
-from services.errors import Failure
+from services.errors import Code, Failure
 from services.exit_status import LOAD_STUCK, RUN_STUCK
 from services.garbage import settle_garbage
 from services.instance import instance_of
@@ -38,12 +39,15 @@ from services.spin import Spin
 from services.supervisor.plan import parse_pools
 from services.worker_id import new_start, worker_id
 from workers.backends import get_backend
+from workers.backends.base import Array
+from workers.batching_off import BatchingOff
 from workers.drain import Drain
 from workers.exchange import Exchange, Finished
 from workers.heart import Heart
-from workers.held import Held
+from workers.held import Held, Holding
 from workers.keeper import Keeper
 from workers.lease import ReplyWriter
+from workers.live_check import LiveCheck
 from workers.loading import Placement
 from workers.loads import Limits
 from workers.memory_limit import go_first, limit_memory
@@ -167,7 +171,9 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     grace_s = GRACE_S if settings.device == "cpu" else DEVICE_GRACE_S
     watchdog = Watchdog(clock, settings.run_seconds_max, on_long, on_stuck, grace_s)
     mark = _run_mark(runs_dir(settings), worker)
-    loop = Worker(connect_loop, held, segments, replies, tallies, clock, watchdog, mark)
+    settle = BatchingOff(repository, held, tallies).settle
+    live = LiveCheck(settings.check_batches_one_in, held, partial(_run_rows, settings.run_seconds_max), settle)
+    loop = Worker(connect_loop, held, segments, replies, tallies, clock, live, watchdog, mark)
     if settings.metrics_port:
         serve(settings.metrics_port, tally)
 
@@ -203,6 +209,19 @@ def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
         marks = left_behind(run_dir, worker)
         with contextlib.suppress(Failure):
             blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
+
+
+def _run_rows(seconds_max: float, holding: Holding, inputs: Mapping[str, Array]) -> Sequence[Array]:
+    """Run rows that nobody waits for."""
+    if holding.instance is None:
+        raise Failure(Code.UNAVAILABLE, "the version is not loaded any more")
+    limit = threading.Timer(seconds_max, holding.instance.terminate)
+    limit.daemon = True
+    limit.start()
+    try:
+        return holding.instance.run(inputs)
+    finally:
+        limit.cancel()
 
 
 def _memory_bytes_max(settings: Settings) -> int:

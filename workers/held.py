@@ -27,6 +27,7 @@ class Holding:
     rows_fitting: int = 1 << 30  # more found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
     exploration: Exploration | None = None  # which corrects it
+    alone: str = ""  # why requests share no runs, although the version says so; empty: they may
 
     @property
     def rows_max(self) -> int:
@@ -35,7 +36,7 @@ class Holding:
     @property
     def rows_merged_max(self) -> int:
         """Rows up to which batches are run together."""
-        return min(self.rows_max, self.rows_efficient)
+        return 1 if self.alone else min(self.rows_max, self.rows_efficient)
 
     def run_s(self, rows: int) -> float:
         """Seconds that a run takes, as measured with this number of rows or the next larger one; 0 if nothing was."""
@@ -93,6 +94,15 @@ class Held:
                 return
             limit = holding.rows_fitting if fitting is None else min(fitting, holding.rows_fitting)
             self._holdings[release] = replace(holding, rows_efficient=rows, rows_fitting=limit)
+        self.on_change()
+
+    def run_alone(self, release: str, reason: str) -> None:
+        """From now on requests of a version share no runs, for `reason`; empty: they may again."""
+        with self._changing:
+            holding = self._holdings.get(release)
+            if holding is None or holding.alone == reason:
+                return
+            self._holdings[release] = replace(holding, alone=reason)
         self.on_change()
 
     def remove(self, release: str) -> None:

@@ -72,6 +72,7 @@ class Keeper:
         self._stored = StoredModels(repository)
         self._stopping = threading.Event()
         self._retry_at: dict[str, float] = {}
+        self._alone: set[str] = set()  # releases that are not batched because of it
         self._by_verdict: set[str] = set()  # releases that are not loaded because of their verdict
         self._settling = threading.Lock()  # whether a load that ends is still wanted
         self._loads = Loads(self._load, self._on_stuck, limits)
@@ -131,6 +132,7 @@ class Keeper:
         release = manifest.release
         holding = self._held.get(release)
         verdict = self._repository.verdicts.of(manifest)
+        self._heed_batching(release, verdict)
         if verdict.failed:
             if holding is None or holding.state in {State.LOADING, State.WARMING, State.FAILED}:
                 self._by_verdict.add(release)
@@ -147,6 +149,15 @@ class Keeper:
         if holding is None or holding.state is State.FAILED:
             self._held.set(Holding(manifest, State.LOADING))
         return Wanted(manifest, suspect=verdict.load_deaths > 0)
+
+    def _heed_batching(self, release: str, verdict: Verdict) -> None:
+        """Requests of a version share runs, or not, as its verdict says since it was last looked at."""
+        if verdict.batching_off:
+            self._alone.add(release)
+            self._held.run_alone(release, verdict.batching_off)
+        elif release in self._alone:
+            self._alone.discard(release)
+            self._held.run_alone(release, "")
 
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
@@ -213,6 +224,7 @@ class Keeper:
             state=State.READY,
             instance=loaded.instance,
             measured=measured,
+            alone=self._repository.verdicts.of(manifest).batching_off,
             exploration=Exploration(measured, holding.rows_max),
             rows_efficient=profile.rows_worth_running(holding.rows_max),
         )
@@ -269,6 +281,7 @@ class Keeper:
         self._held.remove(release)
         self._retry_at.pop(release, None)
         self._by_verdict.discard(release)
+        self._alone.discard(release)
         self._tallies.gone(holding)
         if holding.instance is not None and holding.state is not State.WARMING:  # that is its load's to close
             holding.instance.close()

@@ -16,6 +16,8 @@ from workers.held import Holding
 from workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
 from workers.watchdog import Guarded
 
+Keep = Callable[[Inputs, list[Array]], None]
+
 
 class Run(NamedTuple):
     """What came of one lease. `outputs`: of its live requests, None when none is left.
@@ -60,12 +62,13 @@ def run(
     on_no_memory: Callable[[int], None] = lambda _: None,
     on_halves: Callable[[int], None] = lambda _: None,
     guarded: Guarded | None = None,
+    keep: Keep | None = None,
 ) -> list[Run]:
     """Run leases of one lane together; never raises for what a model or a caller did, but Terminated for a run whose
     time, as `guarded` has it, was over.
 
     `on_no_memory`: called with the rows of a run that found no memory, before its halves are tried if it has any.
-    `on_halves`: called with the same number when they ran.
+    `on_halves`: called with the same number when they ran. `keep`: sees the inputs and outputs of a run of several rows.
     """
     began = time.perf_counter()
     now_ms = clock.now_ms()
@@ -85,7 +88,7 @@ def run(
             live.append(lease)
     results: dict[int, list[Array] | None] = {}
     rows = sum(lease.rows for lease in live)
-    runner = _Runner(holding, on_no_memory, on_halves, guarded)
+    runner = _Runner(holding, on_no_memory, on_halves, guarded, keep)
     if live:
         try:
             merged = arrays[0]
@@ -122,9 +125,12 @@ class _Runner:
         on_no_memory: Callable[[int], None],
         on_halves: Callable[[int], None],
         guarded: Guarded | None,
+        keep: Keep | None,
     ) -> None:
         self._holding = holding
         self._guarded = guarded
+        self._keep = keep
+        self.alone = bool(holding.alone)  # requests share no runs
         self._on_no_memory = on_no_memory
         self._on_halves = on_halves
         self.began = 0.0
@@ -138,7 +144,7 @@ class _Runner:
         except OutOfMemory:
             rows = _rows(inputs) if self._holding.manifest.signature.batching else 1
             self._on_no_memory(rows)
-            if rows < 2:
+            if rows < 2 or self._holding.alone:  # rows that influence each other are not parted
                 raise
         halves = [self.run(_part(inputs, part)) for part in (slice(rows // 2), slice(rows // 2, None))]
         self._on_halves(rows)
@@ -168,6 +174,8 @@ class _Runner:
         rows = _rows(inputs)
         check_outputs(outputs, signature, rows)
         self.runs.append(rows if signature.batching else 1)
+        if self._keep is not None and rows > 1:
+            self._keep(inputs, outputs)
         return outputs
 
 
@@ -184,6 +192,8 @@ def _part(inputs: Inputs, rows: slice) -> Inputs:
 
 def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int, list[Array] | None]:
     """Outputs by position in `live`; requests at fault are failed in their lease."""
+    if runner.alone and sum(len(lease.alive) for lease in live) > 1:
+        return _bisect(live, runner, inputs, None)
     try:
         outputs = runner.run(inputs)
     except Terminated:
@@ -196,8 +206,13 @@ def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int
     return {i: [array[bounds[i] : bounds[i + 1]] for array in outputs] for i in range(len(live))}
 
 
-def _bisect(live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Failure) -> dict[int, list[Array] | None]:
-    """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit."""
+def _bisect(
+    live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Failure | None
+) -> dict[int, list[Array] | None]:
+    """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit.
+
+    `failure` None: nothing ran yet, and each request is to run alone.
+    """
     requests = [(i, position) for i, lease in enumerate(live) for position in lease.alive]
     rows = np.cumsum([0, *(live[i].header.rows[position] for i, position in requests)])
     pieces: dict[int, list[list[Array]]] = {i: [] for i in range(len(live))}
@@ -224,7 +239,11 @@ def _bisect(live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Fai
         attempt(low, middle, None)
         attempt(middle, high, None)
 
-    attempt(0, len(requests), failure)
+    if failure is None:
+        for k in range(len(requests)):
+            attempt(k, k + 1, None)
+    else:
+        attempt(0, len(requests), failure)
     for i, position, error in failed:
         live[i].fail(position, error.code, error.message)
     return {i: _joined(live[i], parts) for i, parts in pieces.items()}

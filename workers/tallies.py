@@ -8,6 +8,7 @@ from services.metrics import catalogue
 from services.metrics.tally import Tally
 
 if TYPE_CHECKING:
+    from services.manifest import Manifest
     from workers.held import Holding
     from workers.lease import ReplyWriter
 
@@ -52,6 +53,10 @@ class WorkerTallies:
     def memory_limit(self, bytes_max: int) -> None:
         """What this worker may take; 0: no limit."""
         self._tally.gauge(catalogue.WORKER_MEMORY_LIMIT_BYTES, self._pool, self._worker).set(bytes_max)
+
+    def batch_checked(self, manifest: Manifest, outcome: str) -> None:
+        """A live batch was compared with runs of one row."""
+        self._tally.counter(catalogue.BATCH_CHECKS, manifest.model, str(manifest.version), outcome).add()
 
     def reply_not_taken(self) -> None:
         """Redis refused the outputs of a batch."""

@@ -23,6 +23,7 @@ from workers.backends.base import Terminated
 from workers.exchange import Exchange, Finished
 from workers.held import Held, Holding
 from workers.lease import Lease, ReplyWriter, RunCost
+from workers.live_check import LiveCheck
 from workers.out_of_memory import OutOfMemoryPolicy
 from workers.runner import Run, merge, run
 from workers.tallies import WorkerTallies
@@ -53,6 +54,7 @@ class Worker:
         replies: ReplyWriter,
         tallies: WorkerTallies,
         clock: RedisClock,
+        live: LiveCheck,
         watchdog: Watchdog,
         mark: RunMark | None = None,
     ) -> None:
@@ -63,6 +65,7 @@ class Worker:
         self._replies = replies
         self._tallies = tallies
         self._clock = clock
+        self._live = live
         self._memory = OutOfMemoryPolicy(held, tallies)
         self._watchdog = watchdog
         self._mark = mark
@@ -110,14 +113,17 @@ class Worker:
         ahead = False  # whether the next batch was asked for during the last run
         while not self._stopping.is_set():
             if not in_hand:
-                exchange.send_wait(self._done, ENTRIES_WANTED, INBOX_WAIT_S)
+                exchange.send_wait(self._done, ENTRIES_WANTED, self._live.wait_s(INBOX_WAIT_S))
                 self._count()
                 leases, ahead = exchange.receive_wait()
                 self._done = []
                 if not leases:
                     self._segments.forget_removed()
+                    self._live.step()
                     continue
                 in_hand += leases
+            if self._live.overdue:
+                self._live.step()
             group = self._take()
             if group[0].suspect:
                 self._run_alone(exchange, group)
@@ -188,6 +194,8 @@ class Worker:
         if holding is None:
             return [self._refuse(lease) for lease in group]
         lane, memory = group[0].lane, self._memory
+        shared = len(group) > 1 or len(group[0].header.rows) > 1
+        keep = partial(self._live.keep, holding) if shared and self._live.due(holding) else None
         if self._mark is not None:
             self._mark.begin(group[0].lane, [lease.header.name for lease in group])
         guarded = self._watchdog.arm(group, holding)
@@ -200,6 +208,7 @@ class Worker:
                 partial(memory.failed, lane),
                 partial(memory.halves_ran, lane),
                 guarded,
+                keep,
             )
         except Terminated:
             return self._overdue(guarded)

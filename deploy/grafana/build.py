@@ -198,10 +198,12 @@ PLUMBING = (
                     ("millrace_replies_refused_total", "outputs refused"),
                     ("millrace_runs_terminated_total", "runs ended"),
                     ("millrace_batches_unreadable_total", "batches of other releases"),
+                    ("millrace_batch_checks_total", "batches checked"),
                 )
             ),
             ("sum(millrace_quarantined)", "quarantined requests"),
             ("max(millrace_worker_records_unreadable)", "workers of other releases"),
+            ("sum(max by (model, version) (millrace_batching_off))", "versions with batching off"),
         ),
     ),
 )

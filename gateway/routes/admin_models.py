@@ -45,13 +45,14 @@ async def version(name: str, version: int, deps: DepsOf) -> documents.Version:
     "/models/{name}/versions/{version}/activate",
     summary="Make this the version that answers",
     description="The version before it goes on answering until this one is ready: no request fails in between. A version "
-    "that no worker loads any more, since loading it ended processes or took too long, is tried again.",
+    "that no worker loads any more, since loading it ended processes or took too long, is tried again; one whose batching was "
+    "turned off is batched again.",
     responses=documented(400, 404, 409),
 )
 async def activate(name: str, version: int, deps: DepsOf) -> documents.Model:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
-    if view.verdict.failed:  # an operator wants it tried again
+    if view.verdict.failed or view.verdict.batching_off:  # an operator wants it tried again
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")

@@ -101,6 +101,18 @@ WORKER_MEMORY_LIMIT_BYTES = Metric(
 WORKER_BUSY_SECONDS = Metric(
     "millrace_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
 )
+BATCH_CHECKS = Metric(
+    "millrace_batch_checks_total",
+    Kind.COUNTER,
+    "Live batches that were compared with runs of one row: agrees, differs, undecided.",
+    ("model", "version", "outcome"),
+)
+BATCHING_OFF = Metric(
+    "millrace_batching_off",
+    Kind.GAUGE_MAX,
+    "1: requests of this version run one at a time, since its rows influence each other.",
+    ("model", "version"),
+)
 REPLIES_REFUSED = Metric(
     "millrace_replies_refused_total",
     Kind.COUNTER,
@@ -166,6 +178,8 @@ CATALOGUE: tuple[Metric, ...] = (
     REDIS_BYTES,
     SEGMENT_BYTES,
     BATCHES,
+    BATCH_CHECKS,
+    BATCHING_OFF,
     REPLIES_REFUSED,
     RECLAIMED,
     BATCHES_UNREADABLE,

@@ -395,3 +395,16 @@ def test_a_request_that_asks_for_too_much_alone_changes_no_size_of_the_others(ec
     assert one.lease.failures == {2: [Code.MODEL, "no memory"]}
     assert fit == []
     assert 1 in without
+
+
+def test_requests_of_a_version_that_batches_no_more_run_one_by_one(echo):
+    held = replace(echo(), alone="its rows influence each other")
+    assert held.rows_merged_max == 1
+    one, two = run([lease([1], [2, 3], [BAD]), lease([4])], held, SEGMENTS, CLOCK)
+    assert (values(one), values(two)) == ([1, 2, 3], [4])
+    assert list(one.lease.failures) == [2]
+    assert runs(held) == [1, 2, 1, 1]
+    kept: list[int] = []
+    run([lease([1], [2])], echo(), SEGMENTS, CLOCK, keep=lambda inputs, outputs: kept.append(len(outputs[0])))
+    run([lease([1])], echo(), SEGMENTS, CLOCK, keep=lambda inputs, outputs: kept.append(len(outputs[0])))
+    assert kept == [2]

@@ -1,0 +1,242 @@
+"""The live check: whether rows that shared a run got what they get alone. On copies of a few live batches, in idle time.
+
+a shared run, one of so many ─> Sample (copies of some rows) ─> idle: a row alone, compare ─> … ─> agrees
+                                                   it differs ─> is it the other rows? ─> batching off for the version
+
+A row alone may differ although no row looks at another: another number of rows is another order of summing, and where a
+model rounds, a small difference becomes a step. So a row that differs runs once more in a batch of the same size that is
+filled with itself. If that gives what the live batch gave, the other rows had no influence, and only a large difference
+counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from services.agreement import FLOATS, REPEATED, column_scale, disagreeing_rows
+from services.errors import Failure
+from services.manifest import Manifest
+from services.tensor import Signature
+from workers.backends.base import Array
+from workers.held import Held, Holding
+
+log = logging.getLogger("millrace.live_check")
+
+ROWS_MAX = 16  # of a batch, that are checked
+BYTES_MAX = 16 << 20  # of the copies that are kept
+#: a larger difference, relative to its column, is none of rounding
+LOOSE = 0.05
+#: how long an idle worker waits for work before it looks at the next row
+IDLE_WAIT_S = 0.05
+#: a worker that is never idle runs one row in so many seconds all the same
+BUSY_STEP_S = 1.0
+
+Run = Callable[[Holding, Mapping[str, Array]], Sequence[Array]]
+
+
+class Outcome(StrEnum):
+    """What came of a sample; UNDECIDED: the model is not the same from run to run, or is gone, or had no memory."""
+
+    AGREES = "agrees"
+    DIFFERS = "differs"
+    UNDECIDED = "undecided"
+
+
+class Sample(NamedTuple):
+    """Rows of a live run. `places`: where each of them was among the `rows` of the run; `outputs`: of these rows."""
+
+    release: str
+    rows: int
+    places: list[int]
+    inputs: dict[str, Array]
+    outputs: list[Array]
+
+
+def sampled(release: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> Sample | None:
+    """Copies of rows from all over a run, as many as are kept; None if a single one is too large."""
+    rows = len(outputs[0])
+    row_bytes = sum(_bytes(array[:1]) for array in (*inputs.values(), *outputs))
+    count = min(rows, ROWS_MAX, BYTES_MAX // max(1, row_bytes))
+    if count < 1:
+        return None
+    places = sorted({round(at) for at in np.linspace(0, rows - 1, count)})
+    return Sample(
+        release,
+        rows,
+        places,
+        {name: array[places] for name, array in inputs.items()},
+        [array[places] for array in outputs],
+    )
+
+
+def _bytes(array: Array) -> int:
+    return array.nbytes if array.dtype != object else sum(map(len, array.reshape(-1).tolist()))
+
+
+class Mismatch(Exception):
+    """A row got in a batch what it does not get alone; the message says how."""
+
+
+class Undecided(Exception):
+    """Nothing can be said."""
+
+
+def compare(
+    sample: Sample, signature: Signature, run: Callable[[Mapping[str, Array]], Sequence[Array]]
+) -> Iterator[None]:
+    """Check a sample; yields after each run of the model. Raises Mismatch or Undecided. `run` raises Failure."""
+    datatypes = [spec.datatype for spec in signature.outputs]
+    scales = [column_scale(*pair) for pair in zip(datatypes, sample.outputs, strict=True)]
+    flipped = 0
+    for at, place in enumerate(sample.places):
+        row = {name: array[at : at + 1] for name, array in sample.inputs.items()}
+        live = [array[at : at + 1] for array in sample.outputs]
+        alone = list(run(row))
+        yield
+        if _differing(datatypes, live, alone, scales) is None:
+            continue
+        if _differing(datatypes, list(run(row)), alone, scales, REPEATED) is not None:
+            raise Undecided("the same row alone does not give the same twice")
+        yield
+        filled = run({name: np.repeat(array, sample.rows, axis=0) for name, array in row.items()})
+        same = [array[place : place + 1] for array in filled]
+        yield
+        output = _differing(datatypes, live, same, scales, REPEATED)
+        if output is not None:
+            raise Mismatch(_said(signature, output, "depends on the other rows of its batch"))
+        output = _differing(datatypes, live, alone, scales, dict.fromkeys(FLOATS, LOOSE), floats=True)
+        if output is not None:
+            raise Mismatch(_said(signature, output, "depends on how many rows run with it"))
+        output = _differing(datatypes, live, alone, scales, floats=False)
+        flipped += output is not None
+        if output is not None and flipped > 1:  # a single one may have been on the edge between two values
+            raise Mismatch(_said(signature, output, "depends on how many rows run with it"))
+
+
+def _said(signature: Signature, output: int, how: str) -> str:
+    return f"a row of output '{signature.outputs[output].name}' {how}"
+
+
+def _differing(
+    datatypes: Sequence[str],
+    actual: Sequence[Array],
+    expected: Sequence[Array],
+    scales: Sequence[Array],
+    relative: Mapping[str, float] | None = None,
+    *,
+    floats: bool | None = None,
+) -> int | None:
+    """The first output that does not agree. `floats`: look at those alone (False: at the others); None: at all."""
+    for i, datatype in enumerate(datatypes):
+        if floats is not None and (datatype in FLOATS) is not floats:
+            continue
+        tolerance = None if relative is None else relative.get(datatype)
+        scale = scales[i] if expected[i].shape[1:] == scales[i].shape else None
+        if disagreeing_rows(datatype, actual[i], expected[i], tolerance, scale):
+            return i
+    return None
+
+
+class LiveCheck:
+    """For the main loop alone; one sample at a time. `one_in`: of how many shared runs one is sampled; 0: none.
+
+    The first shared run of each version is. `run` runs rows of a version; `settle(manifest, outcome, why)` is told the end.
+    """
+
+    def __init__(
+        self,
+        one_in: int,
+        held: Held,
+        run: Run,
+        settle: Callable[[Manifest, Outcome, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._one_in = one_in
+        self._held = held
+        self._run = run
+        self._settle = settle
+        self._clock = clock
+        self._until_next: dict[str, int] = {}  # shared runs of a release before one is sampled
+        self._undecided: set[str] = set()  # releases whose runs say nothing
+        self._comparison: Iterator[None] | None = None
+        self._sample: Sample | None = None
+        self._next_step = 0.0
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a row should run although there is work."""
+        return self._sample is not None and self._clock() >= self._next_step
+
+    def wait_s(self, otherwise: float) -> float:
+        """How long an idle worker may wait for work."""
+        return otherwise if self._sample is None else IDLE_WAIT_S
+
+    def due(self, holding: Holding) -> bool:
+        """Whether this shared run is to be sampled. Counts it."""
+        if not self._one_in or holding.alone:
+            return False
+        release = holding.manifest.release
+        left = self._until_next.get(release, 0)
+        if left > 0:
+            self._until_next[release] = left - 1
+            return False
+        if self._sample is not None or release in self._undecided:
+            return False
+        self._until_next[release] = self._one_in - 1
+        return True
+
+    def keep(self, holding: Holding, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
+        """Keep copies of some rows of a run, before its memory is somebody else's."""
+        if self._sample is not None or not outputs:
+            return
+        try:
+            self._sample = sampled(holding.manifest.release, inputs, outputs)
+        except MemoryError:
+            return
+        if self._sample is not None:
+            self._comparison = None
+            self._next_step = self._clock() + BUSY_STEP_S
+
+    def step(self) -> None:
+        """Run one row of the sample."""
+        sample = self._sample
+        if sample is None:
+            return
+        self._next_step = self._clock() + BUSY_STEP_S
+        holding = self._held.get(sample.release)
+        if holding is None or holding.instance is None or holding.alone:
+            self._sample = self._comparison = None
+            return
+        if self._comparison is None:
+            self._comparison = compare(
+                sample, holding.manifest.signature, lambda inputs: self._run(self._holding_of(sample), inputs)
+            )
+        try:
+            next(self._comparison)
+        except StopIteration:
+            self._end(holding, Outcome.AGREES, "")
+        except Mismatch as mismatch:
+            self._end(holding, Outcome.DIFFERS, str(mismatch))
+        except Undecided as why:
+            self._undecided = {one for one in self._undecided if self._held.get(one) is not None} | {sample.release}
+            self._end(holding, Outcome.UNDECIDED, str(why))
+        except (Failure, MemoryError, ValueError) as error:
+            self._end(holding, Outcome.UNDECIDED, str(error))
+
+    def _holding_of(self, sample: Sample) -> Holding:
+        holding = self._held.get(sample.release)
+        assert holding is not None  # `step` looked
+        return holding
+
+    def _end(self, holding: Holding, outcome: Outcome, why: str) -> None:
+        self._sample = self._comparison = None
+        if len(self._until_next) > 2 * len(self._held.all()) + 16:
+            held = self._held.all()
+            self._until_next = {release: left for release, left in self._until_next.items() if release in held}
+        self._settle(holding.manifest, outcome, why)
