@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.agreement import column_scale, disagreeing_rows
+from services.compiler.memory import room_for
 from services.compiler.ports import Port
 from services.compiler.session import Array, Session, TrialError
 from services.compiler.trial import Probe, Style, draw, extreme_row, row_of
@@ -71,6 +72,7 @@ def check(session: Session, outputs: Sequence[Port], expected: Sequence[Expected
     """Run the rows together, with at most `rows_max` in a batch. Raises Contradiction."""
     generator = np.random.default_rng(rows_max)
     start = time.monotonic()
+    largest = 1
     for trial in expected:
         _compare(session, outputs, trial, np.array([0]))
         order = generator.permutation(trial.rows)
@@ -79,11 +81,12 @@ def check(session: Session, outputs: Sequence[Port], expected: Sequence[Expected
         for trial in expected[:1]:
             left_s = _SECONDS_MAX - (time.monotonic() - start)
             row_bytes = sum(array[:1].nbytes for array in trial.inputs)
-            if size * trial.seconds > left_s or size * row_bytes > INPUT_BYTES_MAX:
+            if size * trial.seconds > left_s or size * row_bytes > INPUT_BYTES_MAX or not room_for(size, largest):
                 return
             order = generator.permutation(np.resize(generator.permutation(trial.rows), size))
             if not _compare(session, outputs, trial, order):
                 return
+            largest = size
 
 
 def batch_sizes(rows_max: int) -> list[int]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.compiler.memory import room_for
 from services.compiler.session import Session, TrialError
 from services.errors import Failure, invalid
 from services.manifest import Warmup
@@ -42,6 +43,8 @@ def rehearse(session: Session, signature: Signature, rows_max: int) -> str | Non
     largest = 1
     for rows in run_sizes(signature, rows_max):
         if time.monotonic() - start > _SECONDS_MAX or made_bytes(signature, rows, size) > INPUT_BYTES_MAX:
+            break
+        if not room_for(rows, largest):
             break
         try:
             session.run_as_worker(signature, make_inputs(signature, rows, size, fill))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from services.datatypes import BYTES, NUMPY
 ELEMENTS_MAX = 1 << 26
 #: sizes for variable dimensions, most likely first: images, audio and sequences have minimal lengths
 _SIZES = (8, 16, 32, 224, 1, 2, 3, 64, 128, 256, 384, 512, 1000, 1024, 2048, 16000)
+#: no further size is tried after this time
+_PROBE_S_MAX = 10.0
 _WORDS = ("", "a", "b", "red", "green", "Bremen", "0", "1")
 _LONG_WORD = "long " * 100
 _SUM = re.compile(r"\w+(?: *\+ *\w+)+", re.ASCII)
@@ -44,8 +47,12 @@ class Probe(NamedTuple):
 
 
 def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
-    """The first size of variable dimensions, and style of values, that run. Raises TrialError with the last reason."""
-    error = TrialError("its inputs are too large to try")
+    """The first size of variable dimensions, and style of values, that run.
+
+    Raises TrialError with the first reason; with one of memory only if nothing failed for another reason.
+    """
+    reasons: list[TrialError] = []
+    start = time.monotonic()
     variable = any(not isinstance(dim, int) for port in inputs for dim in port.dims[1:])
     for size in _SIZES if variable else _SIZES[:1]:
         if max((math.prod(shape_of(port, 1, size)) for port in inputs), default=0) > ELEMENTS_MAX:
@@ -54,8 +61,10 @@ def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
             try:
                 return Probe(size, style, session.run(draw(inputs, 1, size, style)))
             except TrialError as failed:
-                error = failed
-    raise error
+                reasons.append(failed)
+        if time.monotonic() - start > _PROBE_S_MAX:
+            break
+    raise min(reasons, key=lambda reason: reason.memory, default=TrialError("its inputs are too large to try"))
 
 
 def shape_of(port: Port, rows: int, size: int) -> tuple[int, ...]:

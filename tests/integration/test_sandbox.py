@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from services.compiler.in_place import examine
 from services.compiler.ingest import Incoming
 from services.errors import Failure
 from services.manifest import ModelConfig
@@ -185,6 +186,17 @@ def test_the_checker_process_is_confined(tmp_path: Path) -> None:
     status = asyncio.run(look())
     assert status["NoNewPrivs"] == "1"
     assert int(status["CapEff"], 16) & ~0b110 == 0
+
+
+def test_a_model_file_that_is_a_link_is_served_in_place(tmp_path: Path) -> None:
+    """The operator's own folder: deployments often link files into it. Of what the link leads to, that file is read."""
+    (tmp_path / "blobs").mkdir()
+    models.mlp(tmp_path / "blobs" / "5f3a")
+    (tmp_path / "linked" / "1").mkdir(parents=True)
+    (tmp_path / "linked" / "1" / "model.onnx").symlink_to("../../blobs/5f3a")
+    found = asyncio.run(examine(tmp_path / "linked", "1/model.onnx", None, Settings()))
+    assert found.batching.decided == "proven"
+    assert [path.name for path in (tmp_path / "linked" / "1").iterdir()] == ["model.onnx"]
 
 
 def confined_checkers(folder: Path) -> list[dict[str, str]]:

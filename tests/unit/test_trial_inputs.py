@@ -1,0 +1,75 @@
+"""Inputs for trials: sizes that are sums of others, extreme rows, and how long they are looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from services.compiler.memory import available_bytes, room_for
+from services.compiler.ports import Port
+from services.compiler.session import Session, TrialError
+from services.compiler.trial import Style, draw, extreme_row, find_probe, shape_of
+from tests.kit import models
+
+
+class Fussy:
+    """A session that runs only where `accepts` says so, and fails with `reasons` in turn."""
+
+    def __init__(self, reasons: Sequence[str], accepts: int = -1) -> None:
+        self.sizes: list[int] = []
+        self._reasons, self._accepts = reasons, accepts
+
+    def run(self, arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        size = arrays[0].shape[1]
+        self.sizes.append(size)
+        if size == self._accepts:
+            return [np.zeros((1, 1))]
+        raise TrialError(self._reasons[min(len(self.sizes), len(self._reasons)) - 1])
+
+
+INPUTS = [Port("x", "FP32", ("N", "L"))]
+
+
+def test_the_first_reason_that_is_not_memory_is_given() -> None:
+    fussy = Fussy(["the window does not fit", "bad_alloc"])
+    with pytest.raises(TrialError, match="the window does not fit") as caught:
+        find_probe(cast("Session", fussy), INPUTS)
+    assert not caught.value.memory
+    with pytest.raises(TrialError) as caught:
+        find_probe(cast("Session", Fussy(["bad_alloc"])), INPUTS)
+    assert caught.value.memory
+
+
+def test_unusual_sizes_are_tried_last() -> None:
+    fussy = Fussy(["no"], accepts=1000)
+    assert find_probe(cast("Session", fussy), INPUTS).size == 1000
+    assert fussy.sizes[0] == 8
+
+
+def test_a_dimension_that_is_the_sum_of_others_has_their_size() -> None:
+    port = Port("mask", "INT64", ("N", "past + sequence", "sequence", "past_length + 1", None, "a+b+c"))
+    assert shape_of(port, 3, 8) == (3, 16, 8, 9, 8, 24)
+    assert shape_of(Port("x", "FP32", ("N", "+".join("a" * 200), "1 + ", "")), 2, 8) == (2, 8, 8, 8)
+
+
+@pytest.mark.parametrize("datatype", sorted(models.ELEMENT_TYPE))
+def test_extreme_rows_are_finite_and_of_the_same_kind(datatype: str) -> None:
+    ports = [Port("x", datatype, ("N", 5))]
+    arrays = draw(ports, 4, 8, Style.NORMAL)
+    (row,) = extreme_row(ports, arrays)
+    assert (row.shape, row.dtype) == ((1, 5), arrays[0].dtype)
+    if datatype in {"FP16", "FP32", "FP64"}:
+        assert np.isfinite(row.astype(np.float64)).all()
+        assert np.abs(row.astype(np.float64)).max() > 50 * np.abs(arrays[0].astype(np.float64)).max()
+
+
+def test_no_larger_run_is_tried_than_memory_allows(tmp_path: Path) -> None:
+    assert room_for(8, 8)
+    assert available_bytes() > 0
+    assert available_bytes(tmp_path / "missing") == float("inf")
+    (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:   50 kB\n")
+    assert available_bytes(tmp_path / "meminfo") == 50 * 1024
