@@ -28,6 +28,7 @@ from gateway.inbound import Inbound
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
+from gateway.outbound import Outbound
 from gateway.server import Beside, Server
 from gateway.shared_document import SharedDocument, follow
 from gateway.triton.configurations import VersionConfigurations
@@ -89,6 +90,7 @@ class Gateway:
             self.tally.counter(catalogue.REFUSED, "gateway_full"),
         )
         self.inbound = Inbound(settings.inflight_bytes_max, self.tally.counter(catalogue.REFUSED, "receiving_full"))
+        self.outbound = Outbound(settings.unread_bytes_max, self.tally.counter(catalogue.REFUSED, "unread_full"))
         self.drain = Drain()
         self.repository = FolderRepository(settings.models_dir)
         self.board = Board(address, keys)
@@ -105,6 +107,7 @@ class Gateway:
             host_token(settings.segments_dir),
             self._labels,
             self.client_memory,
+            self.outbound,
         )
         self.exchange.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
@@ -129,8 +132,7 @@ class Gateway:
             at_start(settings.trace),
         )
         self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
-        receiving = self.tally.gauge(catalogue.RECEIVING_BYTES)
-        self._memory = HeldMemory(self.admission, self.inbound, receiving)
+        self._memory = HeldMemory(self.admission, self.inbound, self.outbound, self.tally)
         self._loops: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
@@ -225,6 +227,7 @@ class Gateway:
             caller=self.caller,
             client_memory=self.client_memory,
             inbound=self.inbound,
+            outbound=self.outbound,
             statistics=self.statistics,
             configurations=self.configurations,
             control=self.control,
@@ -294,6 +297,7 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
         settings.body_bytes_max,
         settings.connections_max,
         gateway.inbound,
+        gateway.outbound,
         settings.slow_s_max,
         gateway.drain,
     )

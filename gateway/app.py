@@ -36,6 +36,7 @@ from gateway.routes import (
     v1,
 )
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
+from gateway.routes.reply_budget import ReplyBudget
 from gateway.uploads import Uploads
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
@@ -112,6 +113,7 @@ def build_app(deps: Deps) -> FastAPI:
     app.include_router(models_api.managed)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
+    app.add_middleware(ReplyBudget, outbound=deps.outbound)
     app.add_middleware(_HeadAsGet)
     return app
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from gateway.lanes import Route
-from gateway.outputs import Outputs, Reply
+from gateway.outbound import PERMIT, ReplyPermit
+from gateway.outputs import Outputs, Reply, size_of
 from gateway.refusals import unexpected
 from gateway.request import InputTensor, Request
 from services.errors import Failure
@@ -31,6 +32,7 @@ TERMS = Terms()
 
 class _Call(Request, Generic[T]):
     read: Callable[[Reply], T]
+    permit: ReplyPermit | None
     answered: asyncio.Future[T]
 
     def settle(self, reply: Reply) -> None:
@@ -38,6 +40,8 @@ class _Call(Request, Generic[T]):
         if self.answered.done():
             return
         try:
+            if self.permit is not None:
+                self.permit.take(size_of(reply))
             self.answered.set_result(self.read(reply))
         except Failure as failure:
             self.answered.set_exception(failure)
@@ -80,17 +84,20 @@ class Caller:
         size_bytes: int,
         read: Callable[[Reply], T],
         terms: Terms = TERMS,
+        permit: ReplyPermit | None = None,
     ) -> T:
         """Have `inputs` (of the signature, in its order; `rows` of them) run, and return `read` of the reply.
 
         `read` is called in the event loop and keeps no view of the tensors it is given. `size_bytes`: of the request, for
-        admission. Raises Failure. Cancelling drops the request unless it has left the lane.
+        admission. `permit`: holds the reply in the reply budget; None: that of the HTTP request which this task answers. Raises
+        Failure. Cancelling drops the request unless it has left the lane.
         """
         lane = route.lane
         now = time.monotonic()
         timeout_s = route.timeout_s if terms.timeout_s is None else min(terms.timeout_s, self._timeout_s_max)
         request: _Call[T] = _Call(inputs, rows, terms.priority, now, now + timeout_s, self._responder)
         request.read = read
+        request.permit = permit or PERMIT.get()
         request.answered = asyncio.get_running_loop().create_future()
         try:
             lane.add(request, size_bytes, single=True)

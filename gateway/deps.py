@@ -9,6 +9,7 @@ from typing import Protocol
 from gateway.caller import Caller
 from gateway.inbound import Inbound
 from gateway.infer_types import InferHandler
+from gateway.outbound import Outbound
 from gateway.triton import ports
 from gateway.views import Snapshot
 from services.records import State
@@ -47,7 +48,7 @@ class Catalog(Protocol):
 class Deps:
     """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this release did.
 
-    `inbound`: the receive budget of the gateway. `metrics`: Accept header -> page, content type.
+    `inbound`: the receive budget of the gateway; `outbound`: its reply budget. `metrics`: Accept header -> page, content type.
 
     `start` and `stop` are awaited when the application starts and stops.
     """
@@ -64,6 +65,7 @@ class Deps:
     control: ports.Control
     client_memory: ports.ClientMemory
     inbound: Inbound
+    outbound: Outbound
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]

@@ -24,6 +24,7 @@ from gateway.infer_path import InferPath, learn
 from gateway.infer_types import HttpReply, InferHandler
 from gateway.known_head import KNOWN_BYTES_MAX, KnownHead, learn_head
 from gateway.movable_timer import MovableTimer
+from gateway.outbound import SMALL_BYTES_MAX, Outbound
 from gateway.reader_watch import ReaderWatch
 from gateway.refusals import error_reply, too_large, unexpected
 from gateway.reply_head import head, ok_prefix
@@ -45,6 +46,7 @@ class FastLane(DrainingProtocol):
     body_bytes_max: ClassVar[int]
     connections_max: ClassVar[int]
     inbound: ClassVar[Inbound]
+    outbound: ClassVar[Outbound]
     slow_s_max: ClassVar[float]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, KnownHead | None]]
@@ -53,7 +55,7 @@ class FastLane(DrainingProtocol):
     cycle: Any  # the last request that was read: a Cycle, or uvicorn's own
     pipeline: deque[tuple[Any, Any]]  # (cycle, ASGI app) of those that wait for their turn, the next one at the right
     _active: Any = None  # the request whose turn it is
-    _blocked: Cycle | None = None  # answered, but the client does not read: the next one waits
+    _blocked: Any = None  # answered, but the client does not read: the next one waits
     _last_head = b""
     _known: KnownHead | None = None  # the one that this connection used last
     _timer: MovableTimer
@@ -64,6 +66,7 @@ class FastLane(DrainingProtocol):
     _due = 0.0  # when the client has been too slow with it
     _watch: ReaderWatch
     _advancing = False
+    _unread_bytes = 0  # of replies, as they count in `outbound`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -181,13 +184,23 @@ class FastLane(DrainingProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._watch.begin()
+        self._count_unread(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._watch.end()
+        self._count_unread(0)
         blocked, self._blocked = self._blocked, None
-        if blocked is not None and not self.transport.is_closing():
+        if blocked is None or self.transport.is_closing():
+            return
+        if type(blocked) is Cycle:
             self._finish(blocked)
+        else:
+            self._take_turn()
+
+    def _count_unread(self, size_bytes: int) -> None:
+        self.outbound.bytes += size_bytes - self._unread_bytes
+        self._unread_bytes = size_bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
         active = self._active
@@ -203,6 +216,7 @@ class FastLane(DrainingProtocol):
             active.message_event.set()
         self._timer.close()
         self._watch.end()
+        self._count_unread(0)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
@@ -361,6 +375,8 @@ class FastLane(DrainingProtocol):
         cycle.ticket = None  # an idle connection keeps nothing of its last request
         if self.drain.begun and not self.pipeline and not (self._receiving and cycle.complete):
             cycle.keep_alive = False  # nothing is behind it
+        if len(reply.body) > SMALL_BYTES_MAX and not self.outbound.room(len(reply.body)):
+            reply = error_reply(self.outbound.full())
         status, headers, body = reply
         if status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
@@ -386,14 +402,19 @@ class FastLane(DrainingProtocol):
     def on_response_complete(self) -> None:
         """Called by both kinds of cycles: the next request's turn, or the wait for one."""
         self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        if self.pipeline:
+        if not self.transport.is_closing():
+            self._take_turn()
+
+    def _take_turn(self) -> None:
+        if self.flow.write_paused:
+            self._blocked = self._active
+            self.flow.pause_reading()
+        elif self.pipeline:
             self._advance()
-            return
-        if self.flow.read_paused:
-            self.flow.resume_reading()
-        self._timer.set(self.timeout_keep_alive)
+        else:
+            if self.flow.read_paused:
+                self.flow.resume_reading()
+            self._timer.set(self.timeout_keep_alive)
 
     def _advance(self) -> None:
         """Start what waits, in a loop: a handler that answers at once would come back here for each request."""
@@ -482,6 +503,7 @@ def fast_lane(
     body_bytes_max: int,
     connections_max: int,
     inbound: Inbound,
+    outbound: Outbound,
     slow_s_max: float = 60.0,
     drain: Drain | None = None,
 ) -> type[FastLane]:
@@ -497,6 +519,7 @@ def fast_lane(
             "body_bytes_max": body_bytes_max,
             "connections_max": connections_max,
             "inbound": inbound,
+            "outbound": outbound,
             "slow_s_max": slow_s_max,
             "drain": drain or Drain(),
             "paths": {},

@@ -7,8 +7,10 @@ import logging
 
 from gateway.admission import Admission
 from gateway.inbound import Inbound
+from gateway.outbound import Outbound
 from services.allocator import IdleTrim, resident_bytes, trim
-from services.metrics.tally import Gauge
+from services.metrics import catalogue
+from services.metrics.tally import Tally
 
 log = logging.getLogger("millrace.memory")
 
@@ -17,16 +19,14 @@ QUIET_BYTES_MAX = 1 << 20  # in flight: a gateway that holds less is at rest
 
 
 class HeldMemory:
-    """Await `run` in the gateway's event loop.
+    """Await `run` in the gateway's event loop."""
 
-    Args:
-        receiving: shows the bytes of bodies that are being received.
-    """
-
-    def __init__(self, admission: Admission, inbound: Inbound, receiving: Gauge) -> None:
+    def __init__(self, admission: Admission, inbound: Inbound, outbound: Outbound, tally: Tally) -> None:
         self._admission = admission
         self._inbound = inbound
-        self._receiving = receiving
+        self._outbound = outbound
+        self._receiving = tally.gauge(catalogue.RECEIVING_BYTES)
+        self._unread = tally.gauge(catalogue.UNREAD_BYTES)
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
@@ -34,7 +34,8 @@ class HeldMemory:
         while True:
             await asyncio.sleep(LOOK_S)
             self._receiving.set(self._inbound.bytes)
-            held_bytes = self._admission.bytes + self._inbound.bytes
+            self._unread.set(self._outbound.bytes)
+            held_bytes = self._admission.bytes + self._inbound.bytes + self._outbound.bytes
             quiet = held_bytes < QUIET_BYTES_MAX
             if policy.due(idle=quiet and not self._admission.requests, quiet=quiet):
                 before = resident_bytes()

@@ -11,10 +11,10 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from gateway.asking import apart
 from gateway.inbound import Inbound
 from gateway.infer_types import Cancel, InferHeaders
 from gateway.lanes import Lanes, Route
+from gateway.offload import apart
 from gateway.refusals import error_reply, unexpected
 from gateway.rest_responder import Done, RestRequest
 from gateway.v2.compression import decompress

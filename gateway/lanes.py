@@ -15,6 +15,7 @@ from gateway.exchange import Exchange
 from gateway.json_text import JsonLimits
 from gateway.lane import Lane
 from gateway.lane_tallies import LaneTallies
+from gateway.outbound import Outbound
 from gateway.packing import Packer
 from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
@@ -62,7 +63,7 @@ class Route(NamedTuple):
 class Lanes:
     """`host`: the token of the host whose workers share memory with this gateway.
 
-    `labels`: reads the class names of a version. `memory`: of clients.
+    `labels`: reads the class names of a version. `memory`: of clients. `outbound`: the reply budget.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Lanes:
         host: str,
         labels: Callable[[Manifest], Labels],
         memory: Memory,
+        outbound: Outbound,
     ) -> None:
         self.routes: Mapping[Path, Route] = {}
         self.traces = Traces()
@@ -86,6 +88,7 @@ class Lanes:
         self._host = host
         self._labels = labels
         self._memory = memory
+        self._outbound = outbound
         self.quarantine = Quarantine(
             tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined")
         )
@@ -174,7 +177,9 @@ class Lanes:
                 plans,
                 extensions,
                 Decoder(plans, bytes_max, extensions),
-                RestResponder(Encoder(manifest.model, manifest.version, manifest.signature, extensions)),
+                RestResponder(
+                    Encoder(manifest.model, manifest.version, manifest.signature, extensions), self._outbound
+                ),
                 manifest.config.timeout_ms_default / 1000,
             )
         self._place(route.lane, view)

@@ -38,6 +38,15 @@ def no_rows(signature: Signature) -> list[OutputTensor]:
     ]
 
 
+def size_of(outputs: Reply) -> int:
+    """Bytes of outputs, about."""
+    return sum([_elements_bytes(array) if isinstance(array, list) else array.nbytes for _, _, array in outputs])
+
+
+def _elements_bytes(elements: list[bytes]) -> int:
+    return sum(map(len, elements)) + 8 * len(elements)
+
+
 class Column(NamedTuple):
     """One output of all requests of a batch. `inner`: its shape without the rows (whole when the version does not batch).
 
@@ -54,6 +63,16 @@ class Outputs(NamedTuple):
 
     columns: Sequence[Column]
     batching: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all requests, about."""
+        return sum(
+            [
+                sum(map(_elements_bytes, column.array)) if isinstance(column.array, list) else column.array.nbytes
+                for column in self.columns
+            ]
+        )
 
     def replies(self, rows: Sequence[int]) -> list[list[OutputTensor]]:
         """Each request's own. `rows`: of each of them."""

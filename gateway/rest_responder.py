@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
+from gateway.arrays import owned
 from gateway.infer_types import HttpReply, ReplyHeaders, reply_headers
 from gateway.lane import Lane
-from gateway.outputs import Outputs, Reply
+from gateway.offload import apart
+from gateway.outbound import Outbound
+from gateway.outputs import Outputs, Reply, size_of
 from gateway.refusals import JSON_HEADERS, error_reply, unexpected
 from gateway.request import Request
 from gateway.v2.call import Options
@@ -27,6 +30,8 @@ log = logging.getLogger("millrace.infer")
 Done = Callable[[HttpReply], None]
 
 OCTETS = b"application/octet-stream"
+#: of the outputs of a batch: writing more as text would keep the event loop's other requests waiting
+LARGE_BYTES_MIN = 256 * 1024
 COMPRESS_BYTES_MIN = 1024  # below this a compressed body is hardly smaller, and both sides pay for it
 COMPRESS_INLINE_BYTES_MAX = 64 * 1024  # above this compressing goes to a thread
 
@@ -54,22 +59,25 @@ class RestRequest(Request):
 class RestResponder:
     """For the requests of one version. All of them are RestRequests."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, outbound: Outbound) -> None:
         self._encoder = encoder
+        self._outbound = outbound
         self._tasks: set[asyncio.Future[None]] = set()
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         mine = cast("Sequence[RestRequest]", requests)
         options = mine[0].options
         written = None
-        if all([request.options is options for request in mine]):  # noqa: C419 - a list is the faster one here
+        large = outputs.size_bytes >= LARGE_BYTES_MIN
+        if (not large or self._encoder.all_raw(options)) and all([request.options is options for request in mine]):  # noqa: C419 - a list is the faster one here
             try:
                 written = self._encoder.encode_all(options, outputs, len(mine))
             except Exception:
                 log.exception("replies could not be written at once")
         if written is None:
+            write = self._write_large if large else self._write
             for request, reply in zip(mine, outputs.replies([request.rows for request in mine]), strict=True):
-                self.answer_one(request, reply)
+                write(request, reply)
             return
         bodies, header_length = written
         headers = _headers(header_length)
@@ -78,14 +86,45 @@ class RestResponder:
 
     def answer_one(self, request: Request, reply: Reply) -> None:
         mine = cast("RestRequest", request)
+        (self._write_large if size_of(reply) >= LARGE_BYTES_MIN else self._write)(mine, reply)
+
+    def _write(self, mine: RestRequest, reply: Reply) -> None:
         try:
             body, header_length = self._encoder.encode(mine.options, reply)
         except Failure as failure:
-            self.fail(request, failure)
+            self.fail(mine, failure)
         except Exception as error:
             mine.done_with(error_reply(unexpected("a reply could not be written", error)))
         else:
             self._send(mine, _headers(header_length), body)
+
+    def _write_large(self, mine: RestRequest, reply: Reply) -> None:
+        """Write a reply for which there is room: numbers as text in a thread, raw bytes at once, which is one copy."""
+        size_bytes = size_of(reply)
+        if not self._outbound.room(size_bytes):
+            self.fail(mine, self._outbound.full())
+        elif mine.options.asks is not None or self._encoder.all_raw(mine.options):
+            self._write(mine, reply)
+        else:
+            self._outbound.take(size_bytes)
+            self._spawn(self._write_in_thread(mine, owned(reply), size_bytes))
+
+    async def _write_in_thread(self, mine: RestRequest, reply: Reply, size_bytes: int) -> None:
+        try:
+            body, header_length = await apart(size_bytes, self._encoder.encode, mine.options, reply)
+        except Failure as failure:
+            self.fail(mine, failure)
+        except Exception as error:
+            mine.done_with(error_reply(unexpected("a reply could not be written", error)))
+        else:
+            self._send(mine, _headers(header_length), body)
+        finally:
+            self._outbound.give(size_bytes)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def fail(self, request: Request, failure: Failure) -> None:
         cast("RestRequest", request).done_with(error_reply(failure))
@@ -107,15 +146,20 @@ class RestResponder:
         elif len(reply.body) <= COMPRESS_INLINE_BYTES_MAX:
             done(_compressed(reply, encoding))
         else:
-            task = asyncio.ensure_future(self._compress_in_thread(reply, encoding, done))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._spawn(self._compress_in_thread(reply, encoding, done))
 
     async def _compress_in_thread(self, reply: HttpReply, encoding: bytes, done: Done) -> None:
+        size_bytes = len(reply.body)
+        if not self._outbound.room(size_bytes):
+            done(error_reply(self._outbound.full()))
+            return
+        self._outbound.take(size_bytes)
         try:
             compressed = await asyncio.to_thread(_compressed, reply, encoding)
         except Exception as error:
             compressed = error_reply(unexpected("a reply could not be compressed", error))
+        finally:
+            self._outbound.give(size_bytes)
         done(compressed)
 
 

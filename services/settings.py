@@ -82,6 +82,9 @@ class Settings(BaseSettings):
         ge=1024,
         description="Bytes of requests that one gateway receives, and of those that it has admitted.",
     )
+    unread_bytes_max: int = Field(
+        1024 * MIB, ge=1024, description="Bytes of replies that one gateway holds for clients that have not read them."
+    )
     queue_rows_max: int = Field(8192, ge=1, description="Rows that may wait in one lane of one gateway.")
     timeout_ms_max: float = Field(600_000, gt=0, description="Longest deadline a request may ask for.")
     segment_bytes_max: int = Field(256 * MIB, ge=0, description="Shared memory of one gateway; 0: none.")

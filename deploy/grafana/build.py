@@ -176,10 +176,14 @@ PLUMBING = (
         ),
     ),
     Chart(
-        "Shared memory in use",
-        "Tensors that wait or run.",
+        "Memory held for clients",
+        "Tensors in shared memory that wait or run, requests that are being received, replies that are not read yet.",
         "bytes",
-        (("sum(millrace_segment_bytes_in_use)", "in use"), ("sum(millrace_receiving_bytes)", "being received")),
+        (
+            ("sum(millrace_segment_bytes_in_use)", "shared memory"),
+            ("sum(millrace_receiving_bytes)", "being received"),
+            ("sum(millrace_unread_bytes)", "not read yet"),
+        ),
     ),
     Chart(
         "Mishaps survived",

@@ -11,15 +11,23 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote
 
-_RECEIVED_AT, _RECEIVED = 128, struct.Struct("=Q")  # tcpi_bytes_received
-_INFO_BYTES = _RECEIVED_AT + _RECEIVED.size
+_BYTES_AT, _BYTES = 120, struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
+_INFO_BYTES = _BYTES_AT + _BYTES.size
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
 #: a scan of all descriptors is followed by a pause of so many times its own length
 _PAUSE_SHARE = 20
 
 Address = tuple[str, int]
+
+
+class Traffic(NamedTuple):
+    """Bytes that the peer has acknowledged, and that came from it."""
+
+    acknowledged: int
+    received: int
 
 
 def address_of(peer: str) -> Address:
@@ -40,8 +48,8 @@ class Connections:
         self._descriptors: dict[Address, int] = {}
         self._scan_again = 0.0
 
-    def received_bytes(self, peer: Address) -> int | None:
-        """How many bytes have come from `peer` since it connected; None: the connection is not found."""
+    def bytes_of(self, peer: Address) -> Traffic | None:
+        """What went over the connection with `peer` since it connected; None: it is not found."""
         for _ in range(2):
             descriptor = self._descriptors.get(peer)
             if descriptor is not None:
@@ -56,7 +64,7 @@ class Connections:
     def reset(self, peer: Address) -> bool:
         """End the connection with `peer` at once: all its calls fail. False: there is none."""
         self._scan_again = 0.0
-        if self.received_bytes(peer) is None:
+        if self.bytes_of(peer) is None:
             return False
         with suppress(OSError), socket.socket(fileno=os.dup(self._descriptors.pop(peer))) as connection:
             if _peer_of(connection) == peer:  # not another one that has its number meanwhile
@@ -65,7 +73,7 @@ class Connections:
                 return True
         return False
 
-    def _info(self, descriptor: int, peer: Address) -> int | None:
+    def _info(self, descriptor: int, peer: Address) -> Traffic | None:
         try:
             connection = socket.socket(fileno=descriptor)
         except OSError:
@@ -74,8 +82,7 @@ class Connections:
             if _peer_of(connection) != peer:
                 return None
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-            received: int = _RECEIVED.unpack_from(info, _RECEIVED_AT)[0]
-            return received
+            return Traffic(*_BYTES.unpack_from(info, _BYTES_AT))
         except (OSError, struct.error):
             return None
         finally:

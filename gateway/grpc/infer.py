@@ -18,6 +18,7 @@ from gateway.grpc.encode import Encoder
 from gateway.grpc.envelopes import Envelopes, inputs_of
 from gateway.grpc.messages import PACKED, Messages, answer_alike, parse
 from gateway.lanes import Route
+from gateway.outbound import ReplyPermit
 from gateway.refusals import unexpected
 from gateway.v2.document import shown
 from gateway.v2.plans import InputPlans
@@ -41,10 +42,10 @@ class Infer:
     async def model_infer(self, _: Any, context: Any) -> bytes:
         """The handler of ModelInfer."""
         messages = self._messages
-        messages.call(context)
+        permit = messages.call(context)
         try:
             body = await messages.read(context)
-            reply = await self.reply(body, context.time_remaining())
+            reply = await self.reply(body, context.time_remaining(), permit)
         except Failure as failure:
             await messages.refuse(context, failure)
         except Exception as error:
@@ -53,14 +54,17 @@ class Infer:
         messages.ending(context, len(reply))
         return reply
 
-    async def reply(self, body: bytes, remaining_s: float | None, extra: bytes = b"") -> bytes:
-        """The reply to one request. `remaining_s`: until its call's deadline. `extra`: as in Encoder. Raises Failure."""
+    async def reply(self, body: bytes, remaining_s: float | None, permit: ReplyPermit, extra: bytes = b"") -> bytes:
+        """The reply to one request, which `permit` holds. `remaining_s`: until its call's deadline. `extra`: as in Encoder.
+
+        Raises Failure.
+        """
         envelope = self._envelopes.find(body)
         if envelope is not None:
             route = self._caller.find(envelope.model, envelope.version or None)
             if route.plans is envelope.plans:
                 call = Call(inputs_of(body, envelope), envelope.rows, TERMS, envelope.outputs)
-                return await self._run(route, call, len(body), remaining_s, extra)
+                return await self._run(route, call, len(body), remaining_s, permit, extra)
         size_bytes = len(body)
         if body and body[0] in PACKED:
             body = await self._messages.plain(body)
@@ -74,17 +78,23 @@ class Infer:
             route.lane.turned_away(failure.code)
             raise
         self._envelopes.learn(body, request, route.plans, call)
-        return await self._run(route, call, size_bytes, remaining_s, extra)
+        return await self._run(route, call, size_bytes, remaining_s, permit, extra)
 
     def _run(
-        self, route: Route, call: Call, size_bytes: int, remaining_s: float | None, extra: bytes
+        self,
+        route: Route,
+        call: Call,
+        size_bytes: int,
+        remaining_s: float | None,
+        permit: ReplyPermit,
+        extra: bytes,
     ) -> Coroutine[Any, Any, bytes]:
         inputs, rows, terms, outputs, request_id, asks, held_bytes = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if terms.timeout_s is None else terms.timeout_s
             terms = Terms(min(timeout_s, remaining_s), terms.priority)
         read = partial(self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, asks=asks)
-        return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms)
+        return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms, permit)
 
     def _new_codec(self, route: Route) -> _Codec:
         manifest = route.lane.manifest

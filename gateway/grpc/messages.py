@@ -16,6 +16,7 @@ from gateway.grpc.receiver import Receiver
 from gateway.grpc.reply_watch import ReplyWatch
 from gateway.grpc.status import refuse
 from gateway.inbound import Inbound
+from gateway.outbound import Outbound, ReplyPermit
 from gateway.refusals import too_large
 from gateway.v2.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
@@ -46,16 +47,34 @@ class Messages:
 
     Args:
         inbound: the gateway's receive budget.
+        outbound: its reply budget.
         bytes_max: of a message, decompressed.
     """
 
-    def __init__(self, inbound: Inbound, receiver: Receiver, watch: ReplyWatch, bytes_max: int) -> None:
-        self.call = watch.call  # a call begins
+    def __init__(
+        self, inbound: Inbound, outbound: Outbound, receiver: Receiver, watch: ReplyWatch, bytes_max: int
+    ) -> None:
+        self._outbound = outbound
         self.read = receiver.message  # of a unary call
         self.next = receiver.next  # of a stream
         self._inbound = inbound
         self._watch = watch
         self._bytes_max = bytes_max
+
+    def call(self, context: Any) -> ReplyPermit:
+        """A call begins. What holds its reply until the transport has it."""
+        permit = self.permit()
+
+        def over(_: Any) -> None:
+            self._watch.end(context)
+            permit.give_back()
+
+        context.add_done_callback(over)
+        return permit
+
+    def permit(self) -> ReplyPermit:
+        """For one reply of a stream. Whoever asks for it gives it back."""
+        return ReplyPermit(self._outbound)
 
     async def plain(self, body: bytes) -> bytes:
         """A message as it was before it was compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""

@@ -193,8 +193,9 @@ class Receiver:
     def _measure(self, connection: _Connection, now: float) -> None:
         if self._connections is None:
             return
-        received = self._connections.received_bytes(connection.peer)
-        if received is not None:
+        traffic = self._connections.bytes_of(connection.peer)
+        if traffic is not None:
+            received = traffic.received
             connection.received = received - self._delivered.get(connection.peer, 0)
             if received >= connection.moved_bytes + SENT_BYTES_MIN:
                 connection.moved, connection.moved_bytes = now, received

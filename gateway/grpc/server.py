@@ -103,7 +103,7 @@ class GrpcServer:
         settings = deps.settings
         self._receiver = Receiver(deps.inbound, settings.slow_s_max, _calls_max(settings) // 2)
         self._watch = ReplyWatch(settings.slow_s_max)
-        messages = Messages(deps.inbound, self._receiver, self._watch, settings.body_bytes_max)
+        messages = Messages(deps.inbound, deps.outbound, self._receiver, self._watch, settings.body_bytes_max)
         self._table = Table(deps, drain, messages)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None

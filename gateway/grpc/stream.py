@@ -18,6 +18,7 @@ from gateway.grpc.encode import FINAL, stream_response
 from gateway.grpc.infer import Infer
 from gateway.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse
 from gateway.grpc.status import details
+from gateway.outbound import ReplyPermit
 from gateway.refusals import unexpected
 from services.cancel import cancel_all
 from services.errors import Code, Failure
@@ -29,7 +30,7 @@ IDLE_S = 0.5
 
 _GONE = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
 
-_Answer = tuple[bytes, Failure | None]
+_Answer = tuple[bytes, Failure | None, ReplyPermit]
 
 
 class Stream:
@@ -53,10 +54,11 @@ class Stream:
         answering: asyncio.Task[_Answer] | None = None
         try:
             while (answering := await self._next(line)) is not None:
-                reply, failure = await answering
+                reply, failure, permit = await answering
                 if failure is not None and strict:
                     await messages.refuse(context, failure)
                 await messages.write(context, reply)
+                permit.give_back()
             if not reading.done():
                 await messages.refuse(context, _GONE)
             try:
@@ -66,7 +68,11 @@ class Stream:
             messages.ending(context)
         finally:
             left = [line.get_nowait() for _ in range(line.qsize())]
-            await cancel_all([task for task in (reading, answering, *left) if task is not None])
+            tasks = [task for task in (answering, *left) if task is not None]
+            await cancel_all([reading, *tasks])
+            for task in tasks:
+                if not task.cancelled():
+                    task.result()[2].give_back()
 
     async def _next(self, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
         """The next answer's task; None at the stream's end, or when the gateway leaves and nothing is asked."""
@@ -91,13 +97,19 @@ class Stream:
             await line.put(None)
 
     async def _answer(self, body: bytes, context: Any) -> _Answer:
+        permit = self._messages.permit()
         try:
-            return stream_response(await self._infer.reply(body, context.time_remaining(), FINAL)), None
+            reply = await self._infer.reply(body, context.time_remaining(), permit, FINAL)
+            return stream_response(reply), None, permit
         except Failure as error:
             failure = error
         except Exception as error:
             failure = unexpected("a request of a stream", error)
-        return await self._failed(body, failure), failure
+        except BaseException:
+            permit.give_back()
+            raise
+        permit.give_back()
+        return await self._failed(body, failure), failure, permit
 
     async def _failed(self, body: bytes, failure: Failure) -> bytes:
         """What went wrong, under the request's id."""

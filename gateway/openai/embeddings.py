@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.asking import apart, ask, turning_away
+from gateway.asking import ask, turning_away
 from gateway.caller import Caller
 from gateway.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.lanes import Route
+from gateway.offload import apart
 from gateway.openai.embedder import Embedder, embedder, shortened
 from gateway.openai.request import Wanted, check_tokens, read
 from gateway.openai.tokenizers import Tokenizers

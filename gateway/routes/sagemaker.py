@@ -8,9 +8,11 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gateway.asking import apart, ask, size_of, turning_away
+from gateway.asking import ask, turning_away
 from gateway.deps import Deps
 from gateway.lanes import Route
+from gateway.offload import apart
+from gateway.outputs import size_of
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented

@@ -8,10 +8,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.arrays import Inputs
-from gateway.asking import apart, ask, size_of, turning_away
+from gateway.asking import ask, turning_away
 from gateway.deps import Deps
 from gateway.lanes import Route
-from gateway.outputs import OutputTensor
+from gateway.offload import apart
+from gateway.outputs import OutputTensor, size_of
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented

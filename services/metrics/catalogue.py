@@ -84,6 +84,9 @@ REQUESTS_IN_FLIGHT = Metric("millrace_requests_in_flight", Kind.GAUGE_SUM, "Requ
 RECEIVING_BYTES = Metric(
     "millrace_receiving_bytes", Kind.GAUGE_SUM, "Bytes of requests that gateways receive and have not admitted."
 )
+UNREAD_BYTES = Metric(
+    "millrace_unread_bytes", Kind.GAUGE_SUM, "Bytes of replies that gateways hold because clients have not read them."
+)
 LANE_ROWS = Metric("millrace_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the gateways' lanes.", _LANE)
 STREAM_ENTRIES = Metric("millrace_stream_entries", Kind.GAUGE_MAX, "Batches in the stream: waiting and leased.", _LANE)
 INSTANCES_READY = Metric("millrace_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
@@ -167,6 +170,7 @@ CATALOGUE: tuple[Metric, ...] = (
     REFUSED,
     REQUESTS_IN_FLIGHT,
     RECEIVING_BYTES,
+    UNREAD_BYTES,
     LANE_ROWS,
     STREAM_ENTRIES,
     INSTANCES_READY,

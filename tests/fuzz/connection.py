@@ -23,6 +23,7 @@ from gateway.app import build_app
 from gateway.cycle import is_whole
 from gateway.fast_lane import fast_lane
 from gateway.inbound import Inbound
+from gateway.outbound import Outbound
 from services.metrics import catalogue
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
@@ -72,7 +73,7 @@ class Connections:
         application = Application(home / "application", admin_key="sesame", body_bytes_max=BODY_BYTES_MAX)
         app = build_app(dataclasses.replace(application.app.state.deps, infer=self._loopback.infer))
         self._inbound = Inbound(1 << 24)
-        self._lane: type[Any] = fast_lane(self._loopback.infer, BODY_BYTES_MAX, 100, self._inbound)
+        self._lane: type[Any] = fast_lane(self._loopback.infer, BODY_BYTES_MAX, 100, self._inbound, Outbound(1 << 30))
         self._config = uvicorn.Config(
             app, http=self._lane, log_config=None, ws="none", lifespan="off", server_header=False
         )

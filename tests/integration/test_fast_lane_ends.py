@@ -13,6 +13,7 @@ import pytest
 import gateway.fast_lane
 from gateway.fast_lane import fast_lane
 from gateway.inbound import Inbound
+from gateway.outbound import Outbound
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
 from tests.kit.wire import Wire, post, request, serving
@@ -126,7 +127,7 @@ async def test_an_application_hears_that_its_client_left_whatever_waits_behind()
             pass
         left.set()
 
-    lane = fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26))
+    lane = fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26), Outbound(1 << 30))
     async with serving(app, lane) as served:
         async with await Wire.connect(served.port) as wire:
             await wire.send(LIVE + post(PATH) + LIVE)

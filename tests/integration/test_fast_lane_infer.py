@@ -19,6 +19,7 @@ from gateway.fast_lane import fast_lane
 from gateway.inbound import SMALL_BYTES_MAX, Inbound
 from gateway.infer import Infer
 from gateway.infer_types import HttpReply, InferHeaders
+from gateway.outbound import Outbound
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
 from tests.kit.wire import Served, Wire, WireReply, chunked, post, serving
@@ -45,7 +46,7 @@ async def servers(loopback: Loopback) -> AsyncIterator[tuple[Served, Served]]:
     """The fast lane, and plain uvicorn."""
     application = Application(loopback.settings.home, body_bytes_max=BODY_BYTES_MAX)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=loopback.infer))
-    lane = fast_lane(loopback.infer, BODY_BYTES_MAX, 100, Inbound(1 << 26))
+    lane = fast_lane(loopback.infer, BODY_BYTES_MAX, 100, Inbound(1 << 26), Outbound(1 << 30))
     async with serving(app, lane) as fast, serving(app, "httptools") as plain:
         yield fast, plain
 

@@ -13,6 +13,7 @@ import gateway.fast_lane
 from gateway.fast_lane import fast_lane
 from gateway.inbound import Inbound
 from gateway.infer_path import PATHS_MAX, InferPath, learn
+from gateway.outbound import Outbound
 from gateway.request_head import HEAD_BYTES_MAX
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
@@ -188,7 +189,7 @@ async def test_garbage_in_a_body_ends_the_application_that_reads_it() -> None:
         await send({"type": "http.response.body", "body": b"never seen"})
         ended.set()
 
-    async with serving(app, fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26))) as served:
+    async with serving(app, fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26), Outbound(1 << 30))) as served:
         async with await Wire.connect(served.port) as wire:
             await wire.send(chunked("/upload", [b"abc"], end=b"garbage"))
             assert (await wire.reply()).body == NOT_HTTP

@@ -12,6 +12,7 @@ import pytest
 from gateway.fast_lane import PIPELINE_MAX, fast_lane
 from gateway.inbound import Inbound
 from gateway.infer_types import HttpReply, InferHeaders
+from gateway.outbound import Outbound
 from gateway.refusals import JSON_HEADERS
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
@@ -99,7 +100,7 @@ async def test_what_waits_is_bounded_while_replies_go_out(front: Front) -> None:
         def cancel(self) -> None:
             return
 
-    async with serving(None, fast_lane(Soon(), BODY_BYTES_MAX, 100, Inbound(1 << 26))) as served:
+    async with serving(None, fast_lane(Soon(), BODY_BYTES_MAX, 100, Inbound(1 << 26), Outbound(1 << 30))) as served:
         async with await Wire.connect(served.port) as wire:
             await served.settled(1)
             protocols = list(served.connections)
@@ -208,7 +209,7 @@ async def test_a_handler_that_answers_at_once_and_fails_answers_once() -> None:
             raise ZeroDivisionError
 
     async with (
-        serving(None, fast_lane(Both(), BODY_BYTES_MAX, 100, Inbound(1 << 26))) as served,
+        serving(None, fast_lane(Both(), BODY_BYTES_MAX, 100, Inbound(1 << 26), Outbound(1 << 30))) as served,
         await Wire.connect(served.port) as wire,
     ):
         await wire.send(post(PATH), post(PATH))

@@ -16,6 +16,7 @@ import pytest
 from gateway.app import build_app
 from gateway.fast_lane import fast_lane
 from gateway.inbound import Inbound
+from gateway.outbound import Outbound
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, chunked, post, request, serving
@@ -40,7 +41,7 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports
     application = Application(home, body_bytes_max=BODY_BYTES_MAX)
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_lane(echo, BODY_BYTES_MAX, 100, Inbound(1 << 24))
+    lane = fast_lane(echo, BODY_BYTES_MAX, 100, Inbound(1 << 24), Outbound(1 << 30))
     async with serving(app, lane) as fast, serving(app, "httptools") as plain:
         yield fast.port, plain.port
 

@@ -16,6 +16,7 @@ from gateway.drain import Drain, plain_lane
 from gateway.fast_lane import fast_lane
 from gateway.inbound import Inbound
 from gateway.known_head import read_head
+from gateway.outbound import Outbound
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, serving
@@ -38,7 +39,7 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports
     application = Application(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX)
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_lane(echo, BODY_BYTES_MAX, 100, Inbound(1 << 24))
+    lane = fast_lane(echo, BODY_BYTES_MAX, 100, Inbound(1 << 24), Outbound(1 << 30))
     async with serving(app, lane) as fast, serving(app, plain_lane(Drain())) as plain:
         yield {"fast lane": fast.port, "plain": plain.port}
 

@@ -18,6 +18,7 @@ from gateway.deps import Deps
 from gateway.inbound import Inbound
 from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
+from gateway.outbound import Outbound
 from gateway.shared_document import SharedDocument
 from gateway.traces import Traces
 from gateway.triton.configurations import VersionConfigurations
@@ -116,6 +117,7 @@ class Application:
         self.catalog = RepositoryCatalog(self.repository)
         self.control = RepositoryControl(self.repository, self.catalog, self.settings)
         self.inbox = Inbox()
+        self.outbound = Outbound(self.settings.unread_bytes_max)
         self.inbound = Inbound(self.settings.inflight_bytes_max)
         self.ready = True
         self.is_ready: Callable[[], bool] = lambda: self.ready
@@ -132,6 +134,7 @@ class Application:
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
                 inbound=self.inbound,
+                outbound=self.outbound,
                 client_memory=ClientMemory(home, "test", allowed=self.settings.allow_client_shm),
                 traces=SharedTraceSettings(
                     SharedDocument(home / "trace.json"),

@@ -13,6 +13,7 @@ from gateway.app import build_app
 from gateway.drain import Drain, plain_lane
 from gateway.fast_lane import fast_lane
 from gateway.inbound import Inbound
+from gateway.outbound import Outbound
 from tests.kit.application import Application
 from tests.kit.handlers import Held
 from tests.kit.wire import PATIENCE_S, Served, serving
@@ -24,6 +25,7 @@ class Front(NamedTuple):
     served: Served
     held: Held
     inbound: Inbound
+    outbound: Outbound
 
     @property
     def port(self) -> int:
@@ -45,20 +47,25 @@ async def fronting(
     connections_max: int = 100,
     slow_s_max: float = 60.0,
     inbound_bytes_max: int = 1 << 26,
+    unread_bytes_max: int = 1 << 30,
     drain: Drain | None = None,
     **config: Any,
 ) -> AsyncIterator[Front]:
     """`config`: of `serving`. At the end nothing is left of any request."""
     drain = drain or Drain()
-    held, inbound = Held(), Inbound(inbound_bytes_max)
+    held, inbound, outbound = Held(), Inbound(inbound_bytes_max), Outbound(unread_bytes_max)
     application = Application(home, body_bytes_max=body_bytes_max)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
-    lane = fast_lane(held, body_bytes_max, connections_max, inbound, slow_s_max, drain) if fast else plain_lane(drain)
+    lane = (
+        fast_lane(held, body_bytes_max, connections_max, inbound, outbound, slow_s_max, drain)
+        if fast
+        else plain_lane(drain)
+    )
     async with serving(app, lane, **config) as served:
-        yield Front(served, held, inbound)
+        yield Front(served, held, inbound, outbound)
         await served.settled(0)
         assert not served.server.server_state.tasks
-        assert inbound.bytes == 0
+        assert inbound.bytes == outbound.bytes == 0
         assert held.empty
 
 

@@ -63,6 +63,15 @@ def setting(key: int, value: int) -> bytes:
     return frame(SETTINGS, 0, 0, struct.pack(">HI", key, value))
 
 
+def unread(port: int) -> socket.socket:
+    """A connected socket with hardly any room for what comes."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(WAIT_S)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
 class Connection:
     """A client connection. It keeps the server's flow control windows; it reads only when told to."""
 

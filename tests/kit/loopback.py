@@ -16,6 +16,7 @@ from gateway.exchange import Exchange
 from gateway.inbound import Inbound
 from gateway.infer import Infer
 from gateway.lanes import Lanes
+from gateway.outbound import Outbound
 from gateway.pool_link import PoolLink
 from gateway.triton.memory import ClientMemory
 from gateway.views import ModelView, Placed, Snapshot, VersionView
@@ -102,7 +103,10 @@ class Loopback:
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
-        self.lanes = Lanes(self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory)
+        self.outbound = Outbound(self.settings.unread_bytes_max)
+        self.lanes = Lanes(
+            self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory, self.outbound
+        )
         self.inbound = Inbound(self.settings.inflight_bytes_max)
         self.infer = Infer(self.lanes, self.inbound, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
 

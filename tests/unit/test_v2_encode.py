@@ -11,7 +11,7 @@ import pytest
 
 from gateway.outputs import OutputTensor
 from gateway.v2.call import Options
-from gateway.v2.encode import Encoder
+from gateway.v2.encode import Encoder, numbers
 from services.datatypes import NUMPY
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
@@ -166,3 +166,19 @@ def test_many_shapes_do_not_add_up() -> None:
         for binary in (False, True):
             writer.encode(call(binary_default=binary), [tensor("INT8", [1] * count)])
     assert max(len(writer._json[0]), len(writer._binary[0])) <= 256
+
+
+@pytest.mark.parametrize("shape", [(100_000,), (3, 50_000), (1, 2, 40_000), (40_000, 3), (5, 1, 1, 70_000)])
+def test_large_arrays_are_written_in_pieces_as_in_one(shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(1).random(shape, np.float32)
+    assert numbers(array) == orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    array.reshape(-1)[[0, 40_000, -1]] = np.nan, np.inf, -np.inf
+    text = numbers(array)
+    assert text.count(b"NaN") == text.count(b"-Infinity") == 1
+    np.testing.assert_array_equal(np.array(json.loads(text), np.float32), array)
+
+
+def test_many_texts_are_written_in_pieces_as_in_one() -> None:
+    texts = [b"t%d" % number for number in range(100_000)]
+    body, _ = encoder("BYTES").encode(call(), [strings(*texts)])
+    assert json.loads(body)["outputs"][0]["data"] == [text.decode() for text in texts]

@@ -1,0 +1,33 @@
+"""ASGI middleware: what a route makes of a reply counts in the reply budget until the server has it."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.outbound import PERMIT, Outbound, ReplyPermit
+
+
+class ReplyBudget:
+    """From the moment in which tensors come back until the server has taken the reply made of them."""
+
+    def __init__(self, app: ASGIApp, outbound: Outbound) -> None:
+        self.app = app
+        self._outbound = outbound
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        permit = ReplyPermit(self._outbound)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                permit.resize(len(message.get("body", b"")))
+            await send(message)
+
+        token = PERMIT.set(permit)
+        try:
+            await self.app(scope, receive, counted)
+        finally:
+            PERMIT.reset(token)
+            permit.give_back()

@@ -1,0 +1,122 @@
+"""Clients that ask for much and read nothing: replies of all protocols share one budget, and its memory goes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from tritonclient.grpc import service_pb2 as pb
+
+from tests.faults.test_grpc_half_sent import Caller, gateway, port
+from tests.kit import http2, models
+from tests.kit.memory import MIB, forget_peak, peak_bytes, resident_bytes
+from tests.kit.stack import Stack, assert_quiet, running_stack
+from tests.kit.wait import wait_until
+from tests.kit.wire import post
+
+BUDGET = 64 * MIB
+REPLY = 8 * MIB
+ASKED = 60
+#: a batch on its way through Redis and what is made of it, beside what the allocator does not give back
+SLACK = 224 * MIB
+SLOW_S = 4
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder = tmp_path_factory.mktemp("unread")
+    settings = {"unread_bytes_max": BUDGET, "reply_bytes_max": 2 * REPLY, "slow_s_max": SLOW_S}
+    with running_stack(folder, settings=settings, models={"small": models.scale(folder / "s.onnx")}) as stack:
+        stack.push("spread", models.spread(folder / "spread.onnx", columns=REPLY // 4))
+        yield stack
+
+
+@pytest.fixture
+def stack(served: Stack) -> Iterator[Stack]:
+    yield served
+    assert_quiet(served)
+
+
+def raw(*, binary: bool = True) -> bytes:
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.5]}
+    text = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": binary}})
+    return text.encode()
+
+
+def message() -> bytes:
+    built = pb.ModelInferRequest(model_name="spread", raw_input_contents=[np.float32(1.5).tobytes()])
+    built.inputs.add(name="x", datatype="FP32", shape=[1, 1])
+    body: bytes = built.SerializeToString()
+    return http2.prefix(len(body)) + body
+
+
+def ask_http(stack: Stack, open_until: ExitStack, path: str, body: bytes, each: int) -> None:
+    """Clients with `each` pipelined requests, of whose replies nobody reads anything."""
+    for _ in range(ASKED // each):
+        client = open_until.enter_context(http2.unread(stack.port))
+        client.sendall(post(path, body) * each)
+
+
+def ask_grpc(stack: Stack, open_until: ExitStack, path: str, each: int) -> None:
+    """A client whose windows let no reply go."""
+    closed = http2.setting(http2.INITIAL_WINDOW_SIZE, 0)
+    connection = open_until.enter_context(http2.Connection(port(stack), closed))
+    connection.take()  # its settings came, or the windows would be those of before
+    for _ in range(ASKED // each):
+        stream = connection.begin(path)
+        for at in range(each):
+            connection.give(stream, message(), end=at + 1 == each)
+
+
+INFER = "/v2/models/spread/infer"
+KINDS: dict[str, Callable[[Stack, ExitStack], None]] = {
+    "fast lane": lambda stack, until: ask_http(stack, until, INFER, raw(), 1),
+    "fast lane, JSON": lambda stack, until: ask_http(stack, until, INFER, raw(binary=False), 1),
+    "fast lane, pipelined": lambda stack, until: ask_http(stack, until, INFER, raw(), 15),
+    "routes": lambda stack, until: ask_http(stack, until, "/v2/models/spread/generate", b'{"x": 1.5}', 1),
+    "routes, streamed": lambda stack, until: ask_http(
+        stack, until, "/v2/models/spread/generate_stream", b'{"x": 1.5}', 1
+    ),
+    "gRPC": lambda stack, until: ask_grpc(stack, until, http2.INFER, 1),
+    "gRPC streams": lambda stack, until: ask_grpc(stack, until, http2.STREAM_INFER, 30),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unread_replies_share_one_budget(stack: Stack, kind: str) -> None:
+    pid = gateway(stack)
+    page = stack.metrics()
+    refused = page.value("millrace_refused_total", reason="unread_full")
+    before = resident_bytes(pid)
+    forget_peak(pid)
+    with ExitStack() as until, Caller(stack.grpc) as caller:
+        KINDS[kind](stack, until)
+        wait_until(lambda: stack.metrics().value("millrace_unread_bytes") > BUDGET / 4, WAIT_S, "replies are held")
+        answered = caller.answered
+        wait_until(lambda: caller.answered > answered + 5, what="others are answered")
+        assert not caller.failed
+        wait_until(lambda: stack.metrics().value("millrace_unread_bytes") == 0, WAIT_S, "slow readers are cut off")
+    peak = peak_bytes(pid) - before
+    print(f"{kind}: {ASKED * REPLY // MIB} MiB were asked for, {peak // MIB} MiB were held")
+    assert peak < BUDGET + SLACK
+    if "pipelined" not in kind:  # there each client has one reply at a time
+        assert stack.metrics().value("millrace_refused_total", reason="unread_full") > refused
+
+
+def test_memory_goes_back_after_a_burst(stack: Stack) -> None:
+    pid = gateway(stack)
+    assert_quiet(stack)
+    columns = np.zeros((1, 40 * MIB // 4), np.float32)
+    body = b'{"x": [[1.5]]}'
+    before = resident_bytes(pid)
+    forget_peak(pid)
+    for _ in range(3):
+        tensor = {"name": "x", "shape": [1, 10_000_000], "datatype": "FP32", "data": columns[0, :10_000_000].tolist()}
+        assert stack.http.post("/v2/models/spread/infer", json={"inputs": [tensor]}).status_code == 400, body
+    peak = peak_bytes(pid) - before
+    assert peak > 64 * MIB
+    wait_until(lambda: resident_bytes(pid) - before < peak / 2, WAIT_S, "at least half of it goes back")
