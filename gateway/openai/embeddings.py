@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from gateway.offload import apart
 from gateway.openai.embedder import Embedder, embedder, shortened
 from gateway.openai.request import Wanted, check_tokens, read
 from gateway.openai.tokenizers import Tokenizers
+from gateway.openai.tokenizing import Tokenizing
 from gateway.v2.encode import numbers
 
 RUNS_AT_ONCE_MAX = 16
@@ -33,6 +35,7 @@ class Embeddings:
         self._caller = caller
         self._json_limits = json_limits
         self._tokenizers = tokenizers
+        self._tokenizing = Tokenizing()
 
     async def answer(self, body: bytes) -> bytes:
         """The reply to `body`. Raises Failure."""
@@ -54,7 +57,8 @@ class Embeddings:
             how.inputs(entries[:1])  # refuses token ids
             return entries, 0
         if texts:
-            entries = await asyncio.to_thread(self._tokenizers.encode, route.lane.manifest, entries)
+            manifest = route.lane.manifest
+            entries = await self._tokenizing.run(manifest.release, partial(self._tokenizers.encode, manifest, entries))
             check_tokens([len(ids) for ids in entries])
         return entries, sum(map(len, entries))
 

@@ -5,16 +5,18 @@ The library is loaded when the first text comes: who serves no text need not hav
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 from gateway.openai.request import unknown_words
 from services.errors import invalid
 from services.manifest import Manifest
 from services.repository.base import Repository
+from services.version_files import read_inside
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 64 << 20
@@ -27,36 +29,34 @@ class Tokenizers:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
         self._kept: OrderedDict[str, Any] = OrderedDict()
-        self._loading = threading.Lock()
+        self._changing = threading.Lock()
 
     def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text. Raises Failure(INVALID): the version has no tokenizer, or a broken one."""
         tokenizer = self._of(manifest)
         try:
             return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-        except Exception as error:
+        except BaseException as error:  # a panic of the library is no Exception
             raise invalid(f"the text cannot be tokenized: {error}") from None
 
     def _of(self, manifest: Manifest) -> Any:
-        with self._loading:
+        with self._changing:
             tokenizer = self._kept.get(manifest.release)
-            if tokenizer is None:
-                tokenizer = self._kept[manifest.release] = self._load(manifest)
+        if tokenizer is None:
+            tokenizer = self._load(manifest)  # without the lock: it may take long, and others need not wait for it
+        with self._changing:
+            self._kept[manifest.release] = tokenizer
             self._kept.move_to_end(manifest.release)
             while len(self._kept) > KEPT_MAX:
                 self._kept.popitem(last=False)
-            return tokenizer
+        return tokenizer
 
     def _load(self, manifest: Manifest) -> Any:
-        path = self._path(manifest)
-        if path is None:
-            raise invalid(unknown_words(manifest.model))
+        content = self._content(manifest)
         from tokenizers import Tokenizer
 
-        if path.stat().st_size > FILE_BYTES_MAX:
-            raise invalid(f"the {FILE} of model '{manifest.model}' is larger than {FILE_BYTES_MAX} bytes")
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(content)
             tokenizer.no_padding()  # it is padded here, to the longest entry of a run
         except BaseException as error:  # the library is no Python: what it trips over may be no Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
@@ -64,8 +64,11 @@ class Tokenizers:
             raise invalid(f"the {FILE} of model '{manifest.model}' cannot be read: {error}") from None
         return tokenizer
 
-    def _path(self, manifest: Manifest) -> Path | None:
-        """Beside the model, as it was uploaded, or in the version's folder."""
+    def _content(self, manifest: Manifest) -> bytes:
+        """The file beside the model, as it was uploaded, or in the version's folder. Raises Failure(INVALID)."""
         folder = self._repository.local_path(manifest.model, manifest.version)
-        places = ((folder / manifest.served).parent / FILE, folder / "source" / FILE, folder / FILE)
-        return next((path for path in places if path.is_file()), None)
+        for place in (PurePosixPath(manifest.served).parent, PurePosixPath("source"), PurePosixPath()):
+            path = str(place / FILE)
+            if os.path.lexists(folder / path):
+                return read_inside(folder, path, FILE_BYTES_MAX, f"the tokenizer of model '{manifest.model}':")
+        raise invalid(unknown_words(manifest.model))

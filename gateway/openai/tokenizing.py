@@ -1,0 +1,71 @@
+"""tokenizing: runs a version's tokenizer in a thread of its own, and for a bounded time.
+
+A tokenizer.json is somebody else's: its regular expressions may take for ever on the right text. A thread cannot be ended,
+so one that does not end keeps its version's turn, and nothing else: neither other versions nor the event loop's threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from services.errors import Code, Failure
+
+T = TypeVar("T")
+
+#: How long the texts of one request may take, waiting for the version's turn included.
+SECONDS_MAX = 20.0
+#: Versions whose tokenizers may run at once; beyond it, requests with texts are refused.
+VERSIONS_MAX = 16
+
+
+class Tokenizing:
+    """One run at a time for each version. For one event loop."""
+
+    def __init__(self, seconds_max: float = SECONDS_MAX) -> None:
+        self._seconds_max = seconds_max
+        self._running: dict[str, asyncio.Future[None]] = {}  # release -> done when its thread has ended
+
+    async def run(self, release: str, work: Callable[[], T]) -> T:
+        """What `work` returns. Raises what it raises, and Failure: EXPIRED (too slow), UNAVAILABLE (too many)."""
+        try:
+            async with asyncio.timeout(self._seconds_max):
+                while (before := self._running.get(release)) is not None:
+                    await asyncio.shield(before)
+                return await self._start(release, work)
+        except TimeoutError:
+            raise Failure(
+                Code.EXPIRED,
+                f"the texts took longer than {self._seconds_max:g} s to tokenize: send shorter ones, or tokens",
+            ) from None
+
+    def _start(self, release: str, work: Callable[[], T]) -> asyncio.Future[T]:
+        if len(self._running) >= VERSIONS_MAX:
+            raise Failure(Code.UNAVAILABLE, "too many texts are being tokenized: try again", retry_after_s=1)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+        ended = self._running[release] = loop.create_future()
+
+        def run() -> None:
+            try:
+                result = work()
+            except BaseException as error:
+                tell: Callable[[], None] = partial(outcome.set_exception, error)
+            else:
+                tell = partial(outcome.set_result, result)
+            with suppress(RuntimeError):  # the event loop has gone
+                loop.call_soon_threadsafe(end, tell)
+
+        def end(tell: Callable[[], None]) -> None:
+            del self._running[release]
+            ended.set_result(None)
+            if not outcome.done():  # else nobody waits any more
+                tell()
+
+        # A daemon: a tokenizer that does not end must not keep the process from leaving.
+        threading.Thread(target=run, name=f"tokenize {release}", daemon=True).start()
+        return outcome
