@@ -35,6 +35,8 @@ from services.warmup import check_warmups
 PIECE_BYTES = 1 << 20
 #: kept, as it says how the model was meant to be served
 _CONFIG = "source/config.pbtxt"
+#: What the gateway tokenizes texts with (OpenAI's embeddings); it is no file of the model, but one of the version's.
+_TOKENIZER = "source/tokenizer.json"
 _NUMBER_TRIES_MAX = 100
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _Result = TypeVar("_Result")
@@ -167,6 +169,7 @@ class Incoming:
         assert self._staging
         named = check_warmups(self.config, checked.signature, self._folder())
         named += check_labels(self.config, checked.signature, self._folder())
+        named += self._found(_TOKENIZER)
         with storage_errors(self._folder()):
             keep_only(self._folder(), {*checked.files, *checked.sources, *named, *self._found(_CONFIG)})
             files = tuple(described_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *named)))
