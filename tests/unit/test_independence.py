@@ -5,11 +5,14 @@ Graphs are written in ONNX's text form. Inputs whose names begin with "x" have r
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from services.compiler.independence import Proof, analysis, prove
 from services.compiler.rewrite import with_variable_rows
@@ -283,3 +286,128 @@ def test_a_model_of_a_fixed_batch_is_proven_after_the_rewrite(tmp_path):
     assert prove(with_variable_rows(model, 0), ["image"]) == Proof(True, "", "")
     mixing = onnx.load(models.row_mixing(tmp_path / "model.onnx"))
     assert prove(with_variable_rows(mixing, 0), ["x"]).culprit == "ReduceSum (which computes 'total')"
+
+
+def named_function(name: str, body: Sequence[onnx.NodeProto]) -> onnx.FunctionProto:
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    return helper.make_function("f", name, ["a"], ["z"], list(body), imports)
+
+
+def chain(nodes: Sequence[onnx.NodeProto], functions: Sequence[onnx.FunctionProto] = (), weights=()) -> onnx.ModelProto:
+    """From "x" [N, 4] to the last node's output."""
+    inputs = [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 4])]
+    outputs = [helper.make_tensor_value_info(nodes[-1].output[0], onnx.TensorProto.FLOAT, None)]
+    graph = helper.make_graph(list(nodes), "chain", inputs, outputs, list(weights))
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    return helper.make_model(graph, functions=list(functions), opset_imports=imports, ir_version=8)
+
+
+def test_functions_are_followed_with_their_attributes():
+    axis = onnx.AttributeProto(name="axis", ref_attr_name="along", type=onnx.AttributeProto.INT)
+    body = helper.make_node("Softmax", ["a"], ["z"])
+    body.attribute.append(axis)
+    function = named_function("F", [body])
+    function.attribute.append("along")
+    for along, proven in ((1, True), (0, False)):
+        model = chain([helper.make_node("F", ["x"], ["y"], domain="f", along=along)], [function])
+        found = prove(model, ["x"])
+        assert (found.proven, found.culprit) == (proven, "" if proven else "Softmax (which computes 'z')")
+
+
+def test_functions_that_call_each_other_without_end_are_given_up():
+    again = named_function("F", [helper.make_node("F", ["a"], ["z"], domain="f")])
+    found = prove(chain([helper.make_node("F", ["x"], ["y"], domain="f")], [again]), ["x"])
+    assert (found.proven, found.culprit) == (False, "the graph")
+
+
+def test_functions_that_call_each_other_twice_are_given_up():
+    """Twenty levels of two calls each: a million operators from forty nodes."""
+    functions = []
+    for level in range(20):
+        inner, domain = (f"F{level - 1}", "f") if level else ("Relu", "")
+        calls = [helper.make_node(inner, [a], [b], domain=domain) for a, b in (("a", "b"), ("b", "z"))]
+        functions.append(named_function(f"F{level}", calls))
+    found = prove(chain([helper.make_node("F19", ["x"], ["y"], domain="f")], functions), ["x"])
+    assert found == Proof(False, "the graph", f"it applies more than {analysis.NODES_MAX} operators")
+
+
+def test_a_function_does_not_replace_an_operator_of_the_standard():
+    function = helper.make_function(
+        "", "Relu", ["a"], ["z"], [helper.make_node("Neg", ["a"], ["z"])], [helper.make_opsetid("", 17)]
+    )
+    for domain in ("", "ai.onnx"):
+        found = prove(chain([helper.make_node("Relu", ["x"], ["y"], domain=domain)], [function]), ["x"])
+        assert not found.proven
+        assert found.culprit.startswith("Relu")
+
+
+def test_large_graphs_are_proven_and_growing_ones_given_up():
+    names = ["x", *(f"a{index}" for index in range(20_000))]
+    deep = [helper.make_node("Add", [a, a], [b]) for a, b in pairwise(names)]
+    assert prove(chain(deep), ["x"]).proven
+    axis = numpy_helper.from_array(np.array([1]), "axis")
+    growing = [helper.make_node("Unsqueeze", [a, "axis"], [b]) for a, b in pairwise(names)]
+    found = prove(chain(growing, weights=[axis]), ["x"])
+    assert not found.proven
+    assert found.reason == f"a tensor has more than {analysis.RANK_MAX} axes"
+
+
+def test_contents_that_grow_are_given_up():
+    doubling = [helper.make_node("Shape", ["x"], ["s0"])]
+    doubling += [helper.make_node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0) for i in range(40)]
+    assert not prove(chain([*doubling, helper.make_node("Reshape", ["x", "s40"], ["y"])]), ["x"]).proven
+    squaring = [helper.make_node("Shape", ["x"], ["s0"])]
+    squaring += [helper.make_node("Mul", [f"s{i}"] * 2, [f"s{i + 1}"]) for i in range(60)]
+    assert not prove(chain([*squaring, helper.make_node("Expand", ["x", "s60"], ["y"])]), ["x"]).proven
+
+
+MALFORMED = {
+    "a constant of the wrong size": onnx.TensorProto(name="w", data_type=1, dims=[3], raw_data=b"123"),
+    "a constant of an unknown type": onnx.TensorProto(name="w", data_type=99, dims=[1], raw_data=b"1234"),
+    "a constant of a negative size": onnx.TensorProto(name="w", data_type=1, dims=[-1]),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_constants_end_the_proof(name: str):
+    found = prove(chain([helper.make_node("Add", ["x", "w"], ["y"])], weights=[MALFORMED[name]]), ["x"])
+    assert not found.proven
+    assert found.reason
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Softmax", ["x"], ["y"], axis=5),
+        helper.make_node("Transpose", ["x"], ["y"], perm=[0, 0]),
+        helper.make_node("Add", ["x"], ["y"], axis="text"),
+        helper.make_node("Conv", ["x", "x"], ["y"]),
+        helper.make_node("If", ["x"], ["y"]),
+        helper.make_node("Loop", ["", "", "x"], ["y"]),
+        helper.make_node("Scan", ["x"], ["y"], num_scan_inputs=7),
+        helper.make_node("Einsum", ["x"], ["y"], equation="ijk->i"),
+        helper.make_node("Split", ["x"], ["y", "z", "u"], axis=-9),
+        helper.make_node("Relu", [], ["y"]),
+        helper.make_node("Relu", ["nowhere"], ["y"]),
+        helper.make_node("Relu", ["x"], ["z", "y"]),
+        helper.make_node("Constant", [], ["y"]),
+        helper.make_node("Gather", ["x", "x"], ["y"], axis=[1, 2]),
+    ],
+    ids=lambda node: node.op_type,
+)
+def test_malformed_nodes_end_the_proof(node: onnx.NodeProto):
+    model = chain([node])
+    model.graph.output[0].name = "y"
+    found = prove(model, ["x"])
+    assert not found.proven or node.op_type == "Add"
+    assert found.proven or found.reason
+
+
+def test_inputs_must_have_rows():
+    model = chain([helper.make_node("Relu", ["x"], ["y"])])
+    assert prove(model, ["nothing"]).culprit == "the graph"
+    assert not prove(model, []).proven
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 3
+    assert prove(model, ["x"]) == Proof(False, "input 'x'", "its first dimension is fixed at 3")
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    assert prove(model, ["x"]) == Proof(False, "input 'x'", "it has no axis for rows")

@@ -34,8 +34,14 @@ from services.compiler.independence.value import (
     stored,
 )
 
-#: applications of operators, those in loops and functions each time; no real model comes near it
+#: applications of operators, those in loops and functions each time, and more for operators with many operands; no real
+#: model comes near it
 NODES_MAX = 300_000
+#: axes of a tensor; a graph that adds one in each node would take quadratic time
+RANK_MAX = 64
+#: operands, and elements of known shapes, that count as another application of an operator
+_OPERANDS_PER_NODE, _ELEMENTS_PER_NODE = 8, 32
+
 _NOTHING = Mixed("a function", "an input that it returns is missing")
 #: graphs within graphs and functions within functions
 DEPTH_MAX = 24
@@ -74,6 +80,8 @@ def prove(model: onnx.ModelProto, rows: Collection[str]) -> Proof:
     """
     try:
         return _Proving(model).prove(rows)
+    except _MALFORMED:
+        return Proof(False, "the graph", "it does not have the form that ONNX prescribes")
     except _Exhausted as reason:
         return Proof(False, "the graph", str(reason))
     except RecursionError:
@@ -88,7 +96,7 @@ class _Proving:
         self._model = model
         self._nodes = 0
         self._depth = 0
-        self._functions = {(item.domain, item.name, item.overload): item for item in model.functions}
+        self._functions = {(_domain(item), item.name, item.overload): item for item in model.functions}
 
     def prove(self, rows: Collection[str]) -> Proof:
         graph = self._model.graph
@@ -119,6 +127,7 @@ class _Proving:
         rows: Collection[str] = (),
     ) -> list[AnyValue]:
         """The outputs of a graph whose inputs, and whatever it captures, are in `scope`, which it adds to."""
+        self._spend(len(graph.initializer) + len(graph.sparse_initializer))
         for tensor in graph.initializer:
             if tensor.name not in rows:
                 scope[tensor.name] = constant_value(tensor)
@@ -135,13 +144,16 @@ class _Proving:
         if self._depth > DEPTH_MAX:
             raise _Exhausted("it is nested too deeply to be analysed")
         for node in nodes:
-            self._nodes += 1
-            if self._nodes > NODES_MAX:
-                raise _Exhausted(f"it applies more than {NODES_MAX} operators")
+            self._spend(1 + (len(node.input) + len(node.output)) // _OPERANDS_PER_NODE)
             for name, value in zip(node.output, self._node(node, scope, versions, references), strict=False):
                 if name:
                     scope[name] = value
         self._depth -= 1
+
+    def _spend(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > NODES_MAX:
+            raise _Exhausted(f"it applies more than {NODES_MAX} operators")
 
     def _node(
         self, node: onnx.NodeProto, scope: Scope, versions: Mapping[str, int], references: Attributes
@@ -154,8 +166,10 @@ class _Proving:
                 return [value] * count
         try:
             attributes = resolved(node, references)
-            domain = "" if node.domain == "ai.onnx" else node.domain
+            domain = _domain(node)
             operands = [value for value in inputs if not isinstance(value, Mixed)]
+            known_elements = sum(value.content.size for value in operands if value and value.content is not None)
+            self._spend(known_elements // _ELEMENTS_PER_NODE)
             call = Call(node.op_type, domain, versions.get(domain, 1), attributes, operands, count, self.symbols)
             outputs = self._apply(call, node, control.Context(self, scope, versions, references))
         except Dependent as reason:
@@ -164,10 +178,12 @@ class _Proving:
             return [Mixed(_shown(node), "it does not have the form that its operator has")] * count
         if len(outputs) < count:
             return [Mixed(_shown(node), "it has more outputs than its operator")] * count
+        if any(isinstance(value, Value) and (value.rank or 0) > RANK_MAX for value in outputs):
+            return [Mixed(_shown(node), f"a tensor has more than {RANK_MAX} axes")] * count
         return outputs[:count]
 
     def _apply(self, call: Call, node: onnx.NodeProto, context: control.Context) -> Sequence[AnyValue]:
-        local = self._functions.get((node.domain, node.op_type, node.overload))
+        local = self._functions.get((call.domain, node.op_type, node.overload))
         if local is not None:
             if call.domain in RULES:
                 raise Dependent("a function of the model has the name of a standard operator")
@@ -208,6 +224,11 @@ class _Proving:
         return [counted() if depends else free()] * call.outputs
 
 
+def _domain(item: onnx.NodeProto | onnx.FunctionProto) -> str:
+    """The domain of a node or function; that of ONNX itself has two names."""
+    return "" if item.domain == "ai.onnx" else str(item.domain)
+
+
 def resolved(node: onnx.NodeProto, references: Attributes) -> dict[str, onnx.AttributeProto]:
     """The attributes of a node; of those that name an attribute of the function around it, that one's value."""
     attributes: dict[str, onnx.AttributeProto] = {}
@@ -220,7 +241,9 @@ def resolved(node: onnx.NodeProto, references: Attributes) -> dict[str, onnx.Att
 
 
 def constant_value(tensor: TensorProto) -> Value:
-    """A stored tensor, with its content if it is small."""
+    """A stored tensor, with its content if it is small. Raises ValueError if it is malformed."""
+    if any(size < 0 for size in tensor.dims):
+        raise ValueError("a negative size")
     dims = [number(int(size)) for size in tensor.dims]
     elements = math.prod(tensor.dims)
     if tensor.data_location == TensorProto.EXTERNAL or elements > CONTENT_ELEMENTS_MAX:

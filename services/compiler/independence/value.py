@@ -22,7 +22,7 @@ Content = np.ndarray[Any, np.dtype[Any]]
 """The elements of a small tensor, see `Element`."""
 
 #: tensors with more elements have no content: they are data, not shapes
-CONTENT_ELEMENTS_MAX = 1024
+CONTENT_ELEMENTS_MAX = 256
 
 
 class Unknown(Enum):
