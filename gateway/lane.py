@@ -43,6 +43,7 @@ TURN_RUNS = 1.5
 LOST = "the connection to Redis broke each time this batch or its reply was sent"
 SUSPECT = 2  # attempt of a batch that a worker died with: it is run alone
 LOSSES_MAX = 8  # times that a batch, or its reply, is lost on its way: then it may be what breaks the connection
+DOUBT_S = 0.1  # a worker that takes a deadline for passed so long before it has another clock than we
 ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no reply any more
 
 
@@ -310,7 +311,9 @@ class Lane:
             return self._forecast.planned_s(first)
         return self._forecast.run_s(first.rows)
 
-    def _put(self, batch: list[Request], now: float, attempt: int = 1, losses: int = 0) -> None:
+    def _put(
+        self, batch: list[Request], now: float, attempt: int = 1, losses: int = 0, *, deadlines: bool = True
+    ) -> None:
         link = self.link
         rows = sum([request.rows for request in batch])
         # A batch sent ahead hides the way through the queue behind the run before it. Where runs are shorter than the
@@ -319,7 +322,7 @@ class Lane:
         self._rows_ahead = min(rows, self._batch_rows) if run_s < SHORT_RUN_S else 0
         name = link.new_name()
         redis_ms = now * 1000 + link.clock.offset_ms
-        packed = self._packer.pack(name, link.replies_key, batch, now, redis_ms)
+        packed = self._packer.pack(name, link.replies_key, batch, now, redis_ms, deadlines=deadlines)
         outstanding = Outstanding(name, self, batch, packed.places, attempt, now, run_s, losses)
         self._pending[name] = outstanding
         self._outstanding += 1
@@ -367,6 +370,8 @@ class Lane:
         for i, (code, message) in failures.items():
             if code == AGAIN:
                 self._put_alone(requests[i], outstanding)
+            elif code == Code.EXPIRED and requests[i].deadline > self.replied + DOUBT_S and self.link.connected:
+                self._put_despite_clocks(requests[i], outstanding)
             elif code == ENDLESS:
                 self._fail_endless(requests[i], outstanding, message)
             else:
@@ -384,6 +389,19 @@ class Lane:
         self._quarantine.add(self.release, request, ENDED)
         request.inputs = ()
         self._fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
+
+    def _put_despite_clocks(self, request: Request, outstanding: Outstanding) -> None:
+        """A worker took a deadline for passed that is not: a clock was set between two measurements.
+
+        The deadline is ours to keep. It is told none this time, so this happens once.
+        """
+        if request.done:
+            return
+        log.warning(
+            "a worker took a deadline for passed that is %.3g s away: was the clock of Redis' machine set?",
+            request.deadline - self.replied,
+        )
+        self._put([request], self._clock(), outstanding.attempt, outstanding.losses, deadlines=False)
 
     def _put_alone(self, request: Request, outstanding: Outstanding) -> None:
         """There was no room for its outputs in the reply of its batch."""

@@ -56,8 +56,20 @@ class Packer:
         """The most rows, at least one, whose outputs are not known to be larger than `bytes_max` together."""
         return max(1, bytes_max // max(1, self._row_bytes_known))
 
-    def pack(self, name: str, replies: bytes, requests: Sequence[Request], now: float, redis_ms: float) -> Packed:
-        """`now`: monotonic seconds; `redis_ms`: Redis' clock at the same instant, which the worker knows, too."""
+    def pack(
+        self,
+        name: str,
+        replies: bytes,
+        requests: Sequence[Request],
+        now: float,
+        redis_ms: float,
+        *,
+        deadlines: bool = True,
+    ) -> Packed:
+        """`now`: monotonic seconds; `redis_ms`: Redis' clock at the same instant, which the worker knows, too.
+
+        `deadlines` False: the worker is told none.
+        """
         rows = [request.rows for request in requests]
         places: list[Place] = []
         inputs: list[BatchInput] = []
@@ -86,8 +98,8 @@ class Packer:
         blob_name, blob = "", b""
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
-        deadlines = [skew + request.deadline * 1000 for request in requests]
-        header = BatchHeader(name, replies, redis_ms, rows, deadlines, inputs, room, blob_name, not requests[0].counted)
+        until = [skew + request.deadline * 1000 if deadlines else math.inf for request in requests]
+        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, room, blob_name, not requests[0].counted)
         return Packed(encode_batch(header, tensors, self.batch_format), blob, places, shared)
 
     def _allocate(self, size_bytes: int) -> Place | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from gateway.lane import DEPTH, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
+from gateway.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
 from gateway.neighbours import SEVERAL_S
 from gateway.request import Request
-from services.batch import AGAIN
+from services.batch import AGAIN, decode_batch
 from services.errors import Code, Failure
 from services.segments.pool import SegmentPool
 from tests.kit.lane_bench import REST_S, ROW, SPIN_S, LaneBench
@@ -262,3 +263,25 @@ def test_requests_that_bring_too_much_together_leave_apart(tmp_path):
     bench.lane.add(bench.request(), 16)
     bench.turn()
     assert bench.put == [1, 2]
+
+
+def test_a_deadline_that_a_worker_takes_for_passed_too_early_is_the_gateways_to_keep(tmp_path):
+    """The clock of Redis' machine was set: until both have measured it again, worker and gateway disagree."""
+    bench = bench_of(tmp_path, SHORT_RUN_S, instances=1)
+    bench.come(2)
+    assert bench.put == [2]
+    bench.answer(failures={0: [Code.EXPIRED.value, "too late"], 1: [Code.EXPIRED.value, "too late"]})
+    assert bench.put == [1, 1]
+    headers = [decode_batch(entry)[0] for entry, _ in bench.link.waiting]
+    assert [header.deadlines_ms for header in headers] == [[math.inf], [math.inf]]
+    bench.answer()
+    bench.answer()
+    assert bench.lane.idle
+    failed: list[Code] = []
+    heard = Nobody()
+    heard.fail = lambda request, failure: failed.append(failure.code)  # type: ignore[method-assign]
+    bench.lane.add(bench.request(timeout_s=1, responder=heard), 16)
+    bench.turn()
+    bench.pass_time(1 - DOUBT_S / 2)
+    bench.answer(failures={0: [Code.EXPIRED.value, "too late"]})
+    assert (bench.put, failed) == ([], [Code.EXPIRED])  # nothing to doubt
