@@ -146,7 +146,10 @@ class Gateway:
     async def _death(self, text: str) -> None:
         """A supervisor saw a worker die (services.queue.deaths): nobody waits for its lease to run out."""
         death = Death.read(text)
-        await self.exchange.reclaim(pool_of(death.worker), death)
+        pool = pool_of(death.worker)
+        await self.exchange.reclaim(pool, death)
+        if death.blamed:
+            await self.exchange.blame.count(pool, death.blamed, death.worker)
 
     def _tell_of_poison(self, digest: str) -> None:
         task = asyncio.create_task(self._publish(f"poison:{digest}"))

@@ -49,7 +49,7 @@ class Canary:
         """Whether requests are being answered now. A server with workers and no model yet is ready for its first."""
         if self._drain.begun or not self._connected() or not self._workers():
             return False
-        lanes = [lane for lane in self._lanes() if lane.failed is None]
+        lanes = [lane for lane in self._lanes() if lane.failed is None and not lane.refused_until]
         return not lanes or any(self._fresh(lane, len(lanes)) for lane in lanes)
 
     def answering(self, release: str) -> bool:
@@ -58,6 +58,8 @@ class Canary:
             return False
         lanes = self._lanes()
         lane = next((lane for lane in lanes if lane.release == release), None)
+        if lane is not None and lane.refused_until:
+            return False
         return lane is None or not lane.replied or self._fresh(lane, len(lanes))
 
     @staticmethod
@@ -84,7 +86,11 @@ class Canary:
 
     def _send(self) -> None:
         now = time.monotonic()
-        idle = [lane for lane in self._lanes() if lane.ready and lane.replied <= now - max(EVERY_S, REST * lane.run_s)]
+        idle = [
+            lane
+            for lane in self._lanes()
+            if lane.ready and not lane.refused_until and lane.replied <= now - max(EVERY_S, REST * lane.run_s)
+        ]
         idle.sort(key=lambda lane: lane.replied)  # who waited longest comes first
         for lane in idle[:AT_ONCE_MAX]:
             request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)

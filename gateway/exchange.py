@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gateway.blame import Blame
 from gateway.lane import Lane
 from gateway.outstanding import Outstanding
 from gateway.pool_link import PoolLink
@@ -41,6 +42,7 @@ class Exchange:
         self._agents: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._tally = tally
+        self.blame = Blame(self._links.get, lambda: self.lanes(), tally)  # noqa: PLW0108 - others set it later
         self._duplicates = tally.counter(catalogue.DUPLICATE_REPLIES)
         self._reconnects = tally.counter(catalogue.REDIS_RECONNECTS)
         self._sent = tally.counter(catalogue.REDIS_BYTES, "gateway_out")
@@ -76,6 +78,7 @@ class Exchange:
         for task in (*self._agents, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._agents, *self._tasks, return_exceptions=True)
+        await self.blame.stop()
         for link in self._links.values():
             await link.stop()
 
@@ -191,6 +194,7 @@ class Exchange:
                 except Exception as error:
                     log.warning("looking after the queue of pool %s failed: %s", pool, error)
                 await self.reclaim(pool)
+                await self.blame.look(pool)
 
     async def reclaim(self, pool: str, death: Death | None = None) -> None:
         """Take back the leases of silent workers of a pool, or of one that died."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 
 from gateway.batch_bytes import parts_within
 from gateway.batcher import RANK_MAX, Batcher
@@ -59,6 +60,8 @@ class Lane:
         self._waiting = Waiting(config) if Waiting.needed(config) else None
         self._preferred = config.rows_preferred if manifest.signature.batching else ()
         self.failed: str | None = None  # why no instance can serve
+        self.refused_until = 0.0  # by the clock, since the version keeps ending workers; 0: it is not refused
+        self._deaths = 0  # of workers, of late
         self.replied = 0.0  # when the last reply came
         self._packer = packer
         self._ticking = shared.ticking
@@ -73,6 +76,7 @@ class Lane:
             shared.later, lambda: self._admission.requests, lambda: self._soon(self._dispatch_scheduled)
         )
         self._quarantine = shared.quarantine
+        self._blame = shared.blame
         self._neighbours = shared.neighbours
         self._traces = shared.traces
         self._rest_s = shared.rest_s
@@ -174,6 +178,8 @@ class Lane:
             self._check_time(request)
         if self.failed is not None:
             raise self._cannot_serve()
+        if self.refused_until:
+            self._check_refused()
         if self._quarantine:
             self._quarantine.check(self.release, request)
         self._admission.admit(request, size_bytes)
@@ -219,6 +225,31 @@ class Lane:
     def turned_away(self, code: Code) -> None:
         """A request for this version was refused, or could not be read, before it was admitted."""
         self._tallies.turned_away(code)
+
+    def block(self, deaths: int, seconds: float) -> None:
+        """Refuse the version for so long: it ended its worker so many times of late. What waits is refused, too."""
+        if not self.refused_until:
+            log.warning("%s ended its worker %d times of late: refused for %.0f s", self.release, deaths, seconds)
+        self.refused_until, self._deaths = self._clock() + seconds, deaths
+        self._tallies.refused.set(1)
+        waiting = self.batcher.drain()
+        if self._waiting is not None:
+            self._waiting.leave(waiting)
+        self._fail(waiting, self._deadly())
+        self._ticking.add(self)
+
+    def _check_refused(self) -> None:
+        """Raises Failure(UNAVAILABLE) while the version is refused."""
+        if self._clock() < self.refused_until:
+            raise self._deadly()
+        self.refused_until = 0.0
+        self._tallies.refused.set(0)
+
+    def _deadly(self) -> Failure:
+        left_s = max(1.0, self.refused_until - self._clock())
+        name = f"version {self.manifest.version} of model '{self.manifest.model}'"
+        why = f"{name} ended its worker {self._deaths} times of late: it is refused for {left_s:.0f} s"
+        return Failure(Code.UNAVAILABLE, why, retry_after_s=left_s)
 
     def _refuse_full(self, waiting: int) -> None:
         self._tallies.refused_full.add()
@@ -387,6 +418,7 @@ class Lane:
         if request.done:  # its deadline passed meanwhile
             request.inputs = outstanding.inputs
         self._quarantine.add(self.release, request, ENDED)
+        self._blame(self.release, outstanding.name)
         request.inputs = ()
         self._fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
 
@@ -547,6 +579,8 @@ class Lane:
             for request in left:
                 self._quarantine.add(self.release, request, DIED)
             self._fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
+        elif self.refused_until > self._clock():
+            self._fail(left, self._deadly())
         else:
             for request in left:
                 self._put([request], self._clock(), SUSPECT)
@@ -573,7 +607,10 @@ class Lane:
         self._tallies.waiting(self.batcher.count, self.batcher.rows)
         while self._parked and self._parked[0][0] <= now:
             self._packer.free(self._parked.pop(0)[1])
-        if not self.batcher.count and not self._parked:
+        if self.refused_until and self.refused_until <= now:
+            with suppress(Failure):
+                self._check_refused()
+        if not self.batcher.count and not self._parked and not self.refused_until:
             self._ticking.discard(self)
 
     def close(self) -> None:

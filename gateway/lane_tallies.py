@@ -36,6 +36,7 @@ class LaneTallies:
         self.segment_bytes: Counter = tally.counter(catalogue.SEGMENT_BYTES, "gateway_out")
         self._waiting = tally.gauge(catalogue.LANE_ROWS, *self._labels)
         self._pending = tally.gauge(inference.PENDING, *self._release)
+        self.refused = tally.gauge(catalogue.VERSION_REFUSED, *self._labels)
         self.instances = tally.gauge(catalogue.INSTANCES_READY, *self._labels)
 
     def batching_off(self, off: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from gateway.admission import Admission
@@ -211,6 +212,7 @@ class Lanes:
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
                 ticking=self._exchange.ticking,
+                blame=partial(self._exchange.blame.count_soon, pool),
             )
         return self._shared[pool]
 

@@ -164,7 +164,7 @@ class PoolLink:
 
     async def load_scripts(self) -> None:
         """Make the scripts known to Redis (again)."""
-        for name in ("put", "reclaim"):
+        for name in ("put", "reclaim", "blame"):
             await self.call("SCRIPT", "LOAD", script(name).text)
 
     async def _connect(self) -> None:

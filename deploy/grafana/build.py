@@ -201,11 +201,13 @@ PLUMBING = (
                     ("millrace_out_of_memory_total", "runs without memory"),
                     ("millrace_replies_refused_total", "outputs refused"),
                     ("millrace_runs_terminated_total", "runs ended"),
+                    ("millrace_version_deaths_total", "workers ended by versions"),
                     ("millrace_batches_unreadable_total", "batches of other releases"),
                     ("millrace_batch_checks_total", "batches checked"),
                 )
             ),
             ("sum(millrace_quarantined)", "quarantined requests"),
+            ("sum(millrace_version_refused)", "refused versions"),
             ("max(millrace_worker_records_unreadable)", "workers of other releases"),
             ("sum(max by (model, version) (millrace_batching_off))", "versions with batching off"),
         ),

@@ -146,6 +146,15 @@ RECORDS_UNREADABLE = Metric(
     Kind.GAUGE_MAX,
     "Workers that are left out because what they say of themselves cannot be read: another release runs them.",
 )
+VERSION_DEATHS = Metric(
+    "millrace_version_deaths_total",
+    Kind.COUNTER,
+    "Workers that a version ended while it ran, and runs of it that took longer than any should.",
+    _LANE,
+)
+VERSION_REFUSED = Metric(
+    "millrace_version_refused", Kind.GAUGE_MAX, "1 while a version is refused since it keeps ending workers.", _LANE
+)
 RUNS_TERMINATED = Metric(
     "millrace_runs_terminated_total", Kind.COUNTER, "Runs that were ended since their time was over.", _LANE
 )
@@ -188,6 +197,8 @@ CATALOGUE: tuple[Metric, ...] = (
     RECLAIMED,
     BATCHES_UNREADABLE,
     RECORDS_UNREADABLE,
+    VERSION_DEATHS,
+    VERSION_REFUSED,
     RUNS_TERMINATED,
     QUARANTINED,
     OUT_OF_MEMORY,

@@ -18,6 +18,8 @@ mr:2:{millrace:cpu}:workers           sorted set: workers by last heartbeat (ms,
 mr:2:{millrace:cpu}:record:<worker>   string: the worker's record (JSON, expires)
 mr:2:{millrace:cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
 mr:2:{millrace:cpu}:blob:<id>         list: tensors too large for a script, in parts (expires)
+mr:2:{millrace:cpu}:blamed            hash: how often each version ended workers of late, and until when it is refused
+mr:2:{millrace:cpu}:counted:<what>    string: this was counted for the hash above (expires)
 mr:2:{millrace:cpu}:epoch             string: changes when Redis lost its data (expires when no gateway looks)
 mr:2:{millrace}:pools                 set: pools that have workers (expires when none of them beats)
 mr:2:{millrace}:uploads               hash: uploads that are being received or checked, each with a time after which it counts no more
@@ -53,7 +55,7 @@ class InstanceKeys:
 class PoolKeys:
     """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
 
-    __slots__ = ("deadlines", "epoch", "idle", "of_instance", "pool", "prefix", "ready", "shares", "workers")
+    __slots__ = ("blamed", "deadlines", "epoch", "idle", "of_instance", "pool", "prefix", "ready", "shares", "workers")
 
     def __init__(self, of_instance: InstanceKeys, pool: str) -> None:
         self.of_instance = of_instance
@@ -64,6 +66,7 @@ class PoolKeys:
         self.shares = self.prefix + b"shares"
         self.idle = self.prefix + b"idle"
         self.workers = self.prefix + b"workers"
+        self.blamed = self.prefix + b"blamed"
         self.epoch = self.prefix + b"epoch"
 
     def stream(self, lane: str) -> bytes:
@@ -80,6 +83,9 @@ class PoolKeys:
 
     def running(self, worker: str) -> bytes:
         return self.prefix + b"running:" + worker.encode()
+
+    def counted(self, what: str) -> bytes:
+        return self.prefix + b"counted:" + what.encode()
 
     def record(self, worker: str) -> bytes:
         return self.prefix + b"record:" + worker.encode()

@@ -1,0 +1,75 @@
+"""blame: versions that keep ending workers, counted in Redis by all gateways together, are refused for a while.
+
+a death, an endless run ─> count ─> Redis ─(every half second, in every gateway)─> look ─> Lane.block
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gateway.lane import Lane
+from gateway.pool_link import PoolLink
+from services.errors import Failure
+from services.metrics import catalogue
+from services.metrics.tally import Tally
+from services.queue.scripts import script
+
+log = logging.getLogger("millrace.blame")
+
+
+class Blame:
+    """For one gateway. `link`: to a pool, None while there is none."""
+
+    def __init__(self, link: Callable[[str], PoolLink | None], lanes: Callable[[], list[Lane]], tally: Tally) -> None:
+        self._link = link
+        self._lanes = lanes
+        self._tally = tally
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def count_soon(self, pool: str, release: str, about: str) -> None:
+        """`count`, in a task of its own."""
+        task = asyncio.create_task(self.count(pool, release, about))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def count(self, pool: str, release: str, about: str) -> None:
+        """Hold something against a version. `about`: names what happened, so that it counts once for all gateways."""
+        counted = await self._ask(pool, release, about)
+        lane = next((lane for lane in self._lanes() if lane.release == release), None)
+        if counted and lane is not None:
+            manifest = lane.manifest
+            self._tally.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
+
+    async def look(self, pool: str) -> None:
+        """Hear which versions of a pool are refused now."""
+        await self._ask(pool, "", "")
+
+    async def _ask(self, pool: str, release: str, about: str) -> bool:
+        link = self._link(pool)
+        if link is None or not link.writable:
+            return False
+        try:
+            keys = link.keys
+            reply: Any = await link.call(
+                "EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(about), keys.prefix, release
+            )
+        except Failure:
+            return False
+        except Exception as error:
+            log.warning("asking which versions of pool %s are refused failed: %s", pool, error)
+            return False
+        counted, *refused = reply
+        if refused:
+            left = {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
+            for lane in self._lanes():
+                if lane.release in left:
+                    lane.block(*left[lane.release])
+        return bool(counted)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

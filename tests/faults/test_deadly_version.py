@@ -1,0 +1,71 @@
+"""A storm of requests that crash workers, no two of them alike: the version is refused, and the others go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from services.repository.folder import FolderRepository
+from tests.kit import models, v2
+from tests.kit.load import constant_load
+from tests.kit.stack import Stack, running_stack
+from tests.kit.versions import publish_model
+from tests.kit.wait import wait_until
+
+DEADLY = 7
+ROW = np.ones((1, 2), np.float32)
+
+
+def call(stack: Stack, *x: int) -> tuple[int, str, dict[str, str]]:
+    """Status, error, headers."""
+    connection = stack.send("/v2/models/deadly/infer", *v2.request({"x": np.array(x, np.int64).reshape(-1, 1)}))
+    reply = connection.getresponse()
+    body, headers = reply.read(), {name.lower(): value for name, value in reply.getheaders()}
+    connection.close()
+    return reply.status, "" if reply.status == 200 else json.loads(body)["error"], headers
+
+
+def deaths(stack: Stack) -> int:
+    return sum(line.startswith("cpu-") and "was ended by SIGFPE" in line for line in stack.lines)
+
+
+def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> None:
+    known = FolderRepository(tmp_path / "home" / "repository")
+    publish_model(known, "deadly", models.crashing(tmp_path / "deadly.onnx", on=DEADLY))
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, pools="cpu=2", gateways=2, models=steady) as stack:
+        stack.settled("deadly", 1)
+        with constant_load(stack.port, "/v2/models/steady/infer", [v2.request({"x": ROW})], callers=1) as load:
+            load.more(2)
+            numbers = iter(range(1000, 100_000))
+
+            def refused() -> tuple[str, dict[str, str]] | None:
+                status, said, headers = call(stack, DEADLY, next(numbers))
+                assert status in {500, 503}, said
+                return (said, headers) if status == 503 else None
+
+            said, headers = wait_until(refused, 60)
+            assert "version 1 of model 'deadly' ended its worker" in said
+            assert 1 <= int(headers["retry-after"]) <= 20
+            # The storm goes on, through both gateways, and nobody dies of it any more.
+            wait_until(lambda: stack.metrics().value("millrace_version_refused", model="deadly") == 1)
+            seen = deaths(stack)
+            storm = [call(stack, DEADLY, next(numbers))[0] for _ in range(40)]
+            assert storm.count(503) >= 39
+            assert deaths(stack) <= seen + 2  # what had been sent before
+            assert stack.http.get("/v2/models/deadly/ready").status_code == 503
+            wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200)  # workers have just started again
+            load.more(10)
+
+            # When its time is over it serves those who mean no harm, at once and without anybody's doing.
+            wait_until(lambda: call(stack, 5)[0] == 200, 60)
+            load.more(10)
+        assert {reply.status for reply in load.answers} == {200}
+        died = [line for line in stack.lines if line.startswith("cpu-") and "was ended by SIGFPE" in line]
+        assert all("starting it again at once" in line for line in died)
+        stack.settled("steady", 1)  # though workers died while they loaded it
+        page = stack.metrics()
+        assert page.value("millrace_version_deaths_total", model="deadly") >= 5
+        assert page.value("millrace_version_refused", model="deadly") == 0
