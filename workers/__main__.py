@@ -45,6 +45,7 @@ from workers.drain import Drain
 from workers.exchange import Exchange, Finished
 from workers.heart import Heart
 from workers.held import Held, Holding
+from workers.idle_trim import IdleTrimmer
 from workers.keeper import Keeper
 from workers.lease import ReplyWriter
 from workers.live_check import LiveCheck
@@ -187,6 +188,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     watchdog.start()
     heart.start()
     keeper.start()
+    IdleTrimmer(lambda: loop.runs, lambda: loop.waiting).start()
     settle_garbage()
     loop.serve()
     # In time, or `drain` has ended the process. First nobody gives this worker work any more (serve has left the idle

@@ -70,6 +70,8 @@ class Worker:
         self._watchdog = watchdog
         self._mark = mark
         self._stopping = threading.Event()
+        self.waiting = False  # for work
+        self.runs = 0  # but for those of canaries
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
         self._ran: list[tuple[Holding, float, int, bool]] = []
@@ -113,9 +115,11 @@ class Worker:
         ahead = False  # whether the next batch was asked for during the last run
         while not self._stopping.is_set():
             if not in_hand:
+                self.waiting = True
                 exchange.send_wait(self._done, ENTRIES_WANTED, self._live.wait_s(INBOX_WAIT_S))
                 self._count()
                 leases, ahead = exchange.receive_wait()
+                self.waiting = False
                 self._done = []
                 if not leases:
                     self._segments.forget_removed()
@@ -193,6 +197,8 @@ class Worker:
         holding = self._held.get(group[0].lane)
         if holding is None:
             return [self._refuse(lease) for lease in group]
+        if not group[0].header.canary:
+            self.runs += 1
         lane, memory = group[0].lane, self._memory
         shared = len(group) > 1 or len(group[0].header.rows) > 1
         keep = partial(self._live.keep, holding) if shared and self._live.due(holding) else None

@@ -51,6 +51,12 @@ class _Read:
             self.task.cancel()
 
 
+def _tell(read: _Read) -> None:
+    """Raise the failure for which the read was cancelled, if it was and its call was not."""
+    if read.failure is not None and read.task.uncancel() == 0:
+        raise read.failure from None
+
+
 class _Connection:
     """A connection with unfinished reads. `received`: bytes that came, less those that were delivered in messages.
 
@@ -106,7 +112,15 @@ class Receiver:
 
     async def message(self, context: Any) -> bytes:
         """The one message of a unary call. Raises Failure: INVALID (there is none), UNAVAILABLE, EXPIRED."""
-        body = await self._read(context, timed=True)
+        read = self._begin(context, timed=True)
+        body = EOF
+        try:
+            body = await context.read()
+        except asyncio.CancelledError:
+            _tell(read)
+            raise
+        finally:
+            self._end(read, body)
         if body is EOF:
             raise invalid("the call ended without a message")
         message: bytes = body
@@ -114,32 +128,34 @@ class Receiver:
 
     async def next(self, context: Any) -> bytes | None:
         """The next message of a stream; None: the client has ended it. Raises Failure(UNAVAILABLE)."""
-        body = await self._read(context, timed=False)
+        read = self._begin(context, timed=False)
+        body = EOF
+        try:
+            body = await context.read()
+        except asyncio.CancelledError:
+            _tell(read)
+            raise
+        finally:
+            self._end(read, body)
         return None if body is EOF else body
 
-    async def _read(self, context: Any, *, timed: bool) -> Any:
+    def _begin(self, context: Any, *, timed: bool) -> _Read:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         read = _Read(context, task, loop.time(), timed=timed)
         self._new[read] = None
         if self._timer is None:
             self._timer = loop.call_later(TICK_S, self._tick, loop)
-        body = EOF
-        try:
-            body = await context.read()
-        except asyncio.CancelledError:
-            if read.failure is None or task.uncancel() > 0:
-                raise
-            raise read.failure from None
-        finally:
-            if read.connection is None:
-                del self._new[read]
-                if self._by_peer:
-                    self._deliver(address_of(context.peer()), body)
-            else:
-                self._deliver(read.connection.peer, body)
-                self._untrack(read)
-        return body
+        return read
+
+    def _end(self, read: _Read, body: Any) -> None:
+        if read.connection is None:
+            del self._new[read]
+            if self._by_peer:
+                self._deliver(address_of(read.context.peer()), body)
+        else:
+            self._deliver(read.connection.peer, body)
+            self._untrack(read)
 
     def _deliver(self, peer: Address, body: Any) -> None:
         connection = self._by_peer.get(peer)

@@ -1,0 +1,43 @@
+"""idle_trim: a thread that gives freed memory back after a burst of runs, once the worker has nothing to do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from services.allocator import IdleTrim, resident_bytes, trim
+
+log = logging.getLogger("millrace.memory")
+
+LOOK_S = 0.5
+
+
+class IdleTrimmer:
+    """Start it once; it ends with the process.
+
+    Args:
+        runs: how many runs there have been, those of canaries left out.
+        waiting: whether the worker waits for work now.
+    """
+
+    def __init__(self, runs: Callable[[], int], waiting: Callable[[], bool]) -> None:
+        self._runs = runs
+        self._waiting = waiting
+        self._thread = threading.Thread(target=self._run, name="trim", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        policy, runs = IdleTrim(resident_bytes()), self._runs()
+        while True:
+            time.sleep(LOOK_S)
+            before, runs = runs, self._runs()
+            idle = self._waiting() and runs == before
+            resident = resident_bytes()
+            if policy.due(idle=idle, quiet=False) and policy.grown(resident):
+                trim()
+                policy.trimmed(resident_bytes())
+                log.info("gave %d MiB of freed memory back", (resident - resident_bytes()) >> 20)
