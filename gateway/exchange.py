@@ -150,6 +150,7 @@ class Exchange:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
+            outstanding.lane.link.drop_blob(name)
             outstanding.lane.refuse(outstanding, str(reply))
 
     async def _load_and_put(self, outstanding: Outstanding) -> None:

@@ -135,6 +135,11 @@ class PoolLink:
             on_put,
         )  # fmt: skip
 
+    def drop_blob(self, name: str) -> None:
+        """Remove the tensors of a batch that Redis refused; nobody waits for it, and a lost connection lets them expire."""
+        if self._out is not None and self._out.connected:
+            self._out.send((b"DEL", self.keys.blob(name)))
+
     async def take_blob(self, name: str) -> bytes:
         """Read a blob, part by part, and remove it; b"" if it is not there. Raises as `call` does."""
         key = self.keys.blob(name)

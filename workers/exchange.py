@@ -129,7 +129,8 @@ class Exchange:
             try:
                 self._link.receive()
             except Refused as refused:
-                first = first or refused
+                # Its traceback would keep the outputs that were being sent.
+                first = first or refused.with_traceback(None)
         return first
 
     def _blob(self, key: bytes) -> bytes:

@@ -6,18 +6,23 @@ the sizes of everybody else stay as they are.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
 
+from services.allocator import trim
 from services.errors import Failure
 from workers.held import Held
 from workers.tallies import WorkerTallies
 
 log = logging.getLogger("millrace.memory")
 
-#: an instance is built again at most so often: whoever asks for too much again and again shall not cost the others a load
+#: an instance is built again, and a line is logged, at most so often: whoever asks for too much again and again shall not
+#: cost the others a load
 REBUILD_S_MIN = 10.0
+#: what nobody uses any more is given back at most so often
+COLLECT_S_MIN = 1.0
 
 
 class OutOfMemoryPolicy:
@@ -27,6 +32,8 @@ class OutOfMemoryPolicy:
         self._held = held
         self._tallies = tallies
         self._clock = clock
+        self._collected = float("-inf")
+        self._said: dict[str, float] = {}
         self._rebuilt: dict[str, float] = {}
 
     def failed(self, lane: str, rows: int) -> None:
@@ -38,11 +45,15 @@ class OutOfMemoryPolicy:
         if holding is None or holding.instance is None:
             return
         self._tallies.out_of_memory(holding)
-        log.warning("no memory for a run of %d rows of %s", rows, lane)
         now = self._clock()
-        if rows < 2 or now - self._rebuilt.get(lane, float("-inf")) < REBUILD_S_MIN:
+        if _first(self._said, lane, now):
+            log.warning("no memory for a run of %d rows of %s", rows, lane)
+        if now - self._collected >= COLLECT_S_MIN:
+            self._collected = now
+            gc.collect()
+            trim()
+        if rows < 2 or not _first(self._rebuilt, lane, now):
             return
-        self._rebuilt = {known: at for known, at in self._rebuilt.items() if now - at < REBUILD_S_MIN} | {lane: now}
         try:
             holding.instance.rebuild()
         except Failure as failure:
@@ -54,3 +65,13 @@ class OutOfMemoryPolicy:
         if holding is not None and holding.rows_efficient > rows // 2:
             log.warning("%s runs at most %d rows from now on", lane, rows // 2)
             self._held.learn(lane, holding.exploration, rows // 2, fitting=rows // 2)
+
+
+def _first(done: dict[str, float], lane: str, now: float) -> bool:
+    """Whether nothing was done for a lane in the last REBUILD_S_MIN; now it is. `done`: when what was done last."""
+    if now - done.get(lane, float("-inf")) < REBUILD_S_MIN:
+        return False
+    for past in [known for known, at in done.items() if now - at >= REBUILD_S_MIN]:
+        del done[past]
+    done[lane] = now
+    return True

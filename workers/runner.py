@@ -19,6 +19,16 @@ from workers.watchdog import Guarded
 Keep = Callable[[Inputs, list[Array]], None]
 
 
+class Error(NamedTuple):
+    """What a request failed with."""
+
+    code: Code
+    message: str
+
+
+NO_ERROR = Error(Code.INTERNAL, "")
+
+
 class Run(NamedTuple):
     """What came of one lease. `outputs`: of its live requests, None when none is left.
 
@@ -83,7 +93,9 @@ def run(
             arrays.append(input_arrays(lease, signature, segments))
         except (Failure, ValueError, MemoryError) as error:  # its gateway, or its blob, is gone; or there is no room
             for position in list(lease.alive):
-                lease.fail(position, Code.UNAVAILABLE, f"the tensors of the request cannot be had: {error}")
+                lease.fail(
+                    position, Code.UNAVAILABLE, f"the tensors of the request cannot be had: {str(error) or 'no memory'}"
+                )
         else:
             live.append(lease)
     results: dict[int, list[Array] | None] = {}
@@ -194,58 +206,52 @@ def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int
     """Outputs by position in `live`; requests at fault are failed in their lease."""
     if runner.alone and sum(len(lease.alive) for lease in live) > 1:
         return _bisect(live, runner, inputs, None)
-    try:
-        outputs = runner.run(inputs)
-    except Terminated:
-        raise
-    except Failure as failure:
-        return _bisect(live, runner, inputs, failure)
+    outputs, error = _tried(runner, inputs)
+    if outputs is None:
+        return _bisect(live, runner, inputs, error)
     if len(live) == 1:
         return {0: outputs}
     bounds = np.cumsum([0, *(lease.rows for lease in live)])
     return {i: [array[bounds[i] : bounds[i + 1]] for array in outputs] for i in range(len(live))}
 
 
+def _tried(runner: _Runner, inputs: Inputs) -> tuple[list[Array] | None, Error]:
+    """Outputs, or what became of the run: not the exception, whose traceback would keep all arrays of the run."""
+    try:
+        return runner.run(inputs), NO_ERROR
+    except Terminated:
+        raise
+    except Failure as failure:
+        return None, Error(failure.code, failure.message)
+
+
 def _bisect(
-    live: Sequence[Lease], runner: _Runner, inputs: Inputs, failure: Failure | None
+    live: Sequence[Lease], runner: _Runner, inputs: Inputs, known: Error | None
 ) -> dict[int, list[Array] | None]:
     """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit.
 
-    `failure` None: nothing ran yet, and each request is to run alone.
+    `known`: the error of the run of all of them; None: nothing ran yet, and each request is to run alone.
     """
     requests = [(i, position) for i, lease in enumerate(live) for position in lease.alive]
     rows = np.cumsum([0, *(live[i].header.rows[position] for i, position in requests)])
     pieces: dict[int, list[list[Array]]] = {i: [] for i in range(len(live))}
-    failed: list[tuple[int, int, Failure]] = []
-
-    def attempt(low: int, high: int, known: Failure | None) -> None:
-        error = known
+    left = [(0, len(requests))] if known is not None else [(k, k + 1) for k in reversed(range(len(requests)))]
+    while left:
+        low, high = left.pop()
+        error, known = known, None
         if error is None:
-            try:
-                outputs = runner.run(_part(inputs, slice(rows[low], rows[high])))
-            except Terminated:
-                raise
-            except Failure as again:
-                error = again
-            else:
+            outputs, error = _tried(runner, _part(inputs, slice(rows[low], rows[high])))
+            if outputs is not None:
                 for k in range(low, high):
                     part = [array[rows[k] - rows[low] : rows[k + 1] - rows[low]] for array in outputs]
                     pieces[requests[k][0]].append(part)
-                return
+                continue
         if high - low == 1:
-            failed.append((*requests[low], error))
-            return
-        middle = (low + high) // 2
-        attempt(low, middle, None)
-        attempt(middle, high, None)
-
-    if failure is None:
-        for k in range(len(requests)):
-            attempt(k, k + 1, None)
-    else:
-        attempt(0, len(requests), failure)
-    for i, position, error in failed:
-        live[i].fail(position, error.code, error.message)
+            i, position = requests[low]
+            live[i].fail(position, error.code, error.message)
+        else:
+            middle = (low + high) // 2
+            left += [(middle, high), (low, middle)]
     return {i: _joined(live[i], parts) for i, parts in pieces.items()}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -408,3 +410,17 @@ def test_requests_of_a_version_that_batches_no_more_run_one_by_one(echo):
     run([lease([1], [2])], echo(), SEGMENTS, CLOCK, keep=lambda inputs, outputs: kept.append(len(outputs[0])))
     run([lease([1])], echo(), SEGMENTS, CLOCK, keep=lambda inputs, outputs: kept.append(len(outputs[0])))
     assert kept == [2]
+
+
+def test_a_run_that_fails_leaves_nothing_for_the_garbage_collector(echo):
+    held = echo()
+    gc.collect()
+    gc.disable()
+    try:
+        results = run([lease([1], [BAD], [2]), lease([3])], held, SEGMENTS, CLOCK)
+        outputs = [weakref.ref(array) for result in results for array in result.outputs or ()]
+        assert len(outputs) == 2
+        del results
+        assert [one() for one in outputs] == [None, None]
+    finally:
+        gc.enable()
