@@ -31,6 +31,9 @@ _FIELDS: dict[str, tuple[str, type[np.generic]]] = {
 }
 
 
+_PIECE_ELEMENTS = 1 << 18
+
+
 def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
     """The tensor in `contents`, an InferTensorContents. Raises Failure(INVALID)."""
     given = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
@@ -55,7 +58,13 @@ def no_data(plan: InputPlan) -> Exception:
 
 
 def _numbers(plan: InputPlan, values: Any) -> bytes:
-    wide = np.fromiter(values, _FIELDS[plan.datatype][1], len(values))
+    dtype = _FIELDS[plan.datatype][1]
+    # in pieces: numpy holds the interpreter's lock while it iterates
+    pieces = [
+        np.fromiter(values[at : at + _PIECE_ELEMENTS], dtype, min(_PIECE_ELEMENTS, len(values) - at))
+        for at in range(0, len(values), _PIECE_ELEMENTS)
+    ]
+    wide = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
     target = NUMPY[plan.datatype]
     if target.itemsize == wide.dtype.itemsize:
         return wide.tobytes()

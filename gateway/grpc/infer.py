@@ -10,14 +10,13 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from tritonclient.grpc import service_pb2 as pb
-
 from gateway.caller import TERMS, Caller, Terms
 from gateway.grpc.decode import Call, Decoder
 from gateway.grpc.encode import Encoder
 from gateway.grpc.envelopes import Envelopes, inputs_of
-from gateway.grpc.messages import PACKED, Messages, answer_alike, parse
+from gateway.grpc.messages import PACKED, Messages, answer_alike, parse_infer
 from gateway.lanes import Route
+from gateway.offload import apart
 from gateway.outbound import ReplyPermit
 from gateway.refusals import unexpected
 from gateway.v2.document import shown
@@ -69,11 +68,14 @@ class Infer:
         if body and body[0] in PACKED:
             body = await self._messages.plain(body)
             size_bytes = max(size_bytes, len(body))
-        request = parse(pb.ModelInferRequest, body)
+        request = await parse_infer(body)
         route = find(self._caller, request.model_name, request.model_version)
         codec = self._codecs.get(route.plans) or self._new_codec(route)
         try:
-            call = codec.decoder.decode(request)
+            if request.raw_input_contents:
+                call = codec.decoder.decode(request)
+            else:
+                call = await apart(len(body), codec.decoder.decode, request)
         except Failure as failure:
             route.lane.turned_away(failure.code)
             raise

@@ -11,11 +11,14 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from tritonclient.grpc import service_pb2 as pb
 
+from gateway.grpc import fields
 from gateway.grpc.receiver import Receiver
 from gateway.grpc.reply_watch import ReplyWatch
 from gateway.grpc.status import refuse
 from gateway.inbound import Inbound
+from gateway.offload import apart
 from gateway.outbound import Outbound, ReplyPermit
 from gateway.refusals import too_large
 from gateway.v2.compression import choose_encoding, decompress
@@ -100,8 +103,30 @@ class Messages:
         await refuse(context, failure)
 
 
+async def parse_infer(body: bytes) -> Any:
+    """A ModelInferRequest. Raises Failure: INVALID, TOO_LARGE for one of millions of small fields."""
+    # the parser holds the interpreter's lock, so what it may be given is bounded; counting may be interrupted
+    if (
+        len(body) > fields.UNCOUNTED_BYTES_MAX
+        and not fields.within(body, fields.COUNTED_INLINE_MAX)
+        and not await apart(len(body), fields.within, body, fields.UNITS_MAX)
+    ):
+        raise _too_many_fields()
+    return _parsed(pb.ModelInferRequest, body)
+
+
 def parse(kind: type[M], body: bytes) -> M:
     """Raises Failure(INVALID)."""
+    if len(body) > fields.UNCOUNTED_BYTES_MAX and not fields.within(body, fields.COUNTED_INLINE_MAX, fields.ANY):
+        raise _too_many_fields()
+    return _parsed(kind, body)
+
+
+def _too_many_fields() -> Failure:
+    return Failure(Code.TOO_LARGE, "the message has too many fields: send tensors in raw_input_contents")
+
+
+def _parsed(kind: type[M], body: bytes) -> M:
     try:
         message: M = kind.FromString(body)
     except DecodeError:

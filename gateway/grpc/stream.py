@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc.encode import FINAL, stream_response
 from gateway.grpc.infer import Infer
-from gateway.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse
+from gateway.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
 from gateway.grpc.status import details
 from gateway.outbound import ReplyPermit
 from gateway.refusals import unexpected
@@ -115,7 +115,7 @@ class Stream:
         """What went wrong, under the request's id."""
         response = pb.ModelStreamInferResponse(error_message=details(failure))
         try:
-            response.infer_response.id = parse(pb.ModelInferRequest, await self._messages.plain(body)).id
+            response.infer_response.id = (await parse_infer(await self._messages.plain(body))).id
         except Failure:
             response.infer_response.id = ""
         written: bytes = response.SerializeToString()

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import grpc
 import numpy as np
 import orjson
 import pytest
@@ -115,3 +116,15 @@ def test_sixty_megabytes_of_numbers_are_an_ordinary_request(stack: Stack) -> Non
     reply = stack.http.post("/v1/models/wide:predict", content=rows)
     assert reply.status_code == 200, reply.text[:300]
     np.testing.assert_array_equal(np.array(reply.json()["predictions"], np.float32), 2 * array[:3])
+
+
+def test_grpc_messages_of_millions_of_fields_are_refused(stack: Stack) -> None:
+    unit = {"inputs": b"\x2a\x00", "parameters": b"\x22\x00", "raw contents": b"\x3a\x00"}
+    with grpc.insecure_channel(stack.grpc) as channel:
+        for method in ("ModelInfer", "RepositoryModelLoad"):
+            call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
+            for name, field in unit.items():
+                with pytest.raises(grpc.RpcError) as refusal:
+                    call((b"\x1a\x00" if method != "ModelInfer" else field) * (20 * MIB), timeout=60)
+                assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, name
+    assert memory_kib(stack) < MEMORY_KIB_MAX
