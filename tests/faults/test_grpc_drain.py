@@ -26,7 +26,9 @@ from tests.kit.stack import Stack, asleep, running_stack
 from tests.kit.wait import wait_until
 
 #: connections age quickly, so that the tests do not take long
-SETTINGS = {"drain_s": 6, "lease_ms": 50_000}
+SETTINGS = {"drain_s": 12, "lease_ms": 120_000}
+DRAIN_S = 8
+BUSY_S = 30  # what a machine that has much else to do may take longer
 OWN = [("grpc.use_local_subchannel_pool", 1)]
 WAIT_S = 60.0
 
@@ -115,7 +117,7 @@ def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(tmp_path
 
 def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS | {"drain_s": 4}) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings=SETTINGS | {"drain_s": DRAIN_S}) as stack:
         with asleep(stack.pids()["cpu-0"]), grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             sent = [stub.ModelInfer.future(request(i)) for i in range(10)]
@@ -128,7 +130,7 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None
                 assert dict(call.trailing_metadata())["retry-after"] == "1"
             wait_until(lambda: "gateway-0" not in stack.pids(), what="gone")
         assert stack.end() == 0
-        assert time.monotonic() - began < 4 + 1
+        assert time.monotonic() - began < DRAIN_S + BUSY_S  # nobody waited for the leases
 
 
 def test_a_gateway_that_is_killed_is_replaced_on_the_same_port(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import Settings, child_environment
 from services.worker_id import worker_id
+from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60
@@ -189,8 +190,7 @@ def test_a_worker_that_dies_is_announced_and_started_again(start):
         message = next(channel.listen())
         assert message["data"] == f"died:{worker_id('cpu-0', start_id)}".encode()
         assert up.until("said cpu-0 was ended by SIGKILL").startswith(": starting it again in 0.1 s")
-        again = redis.blpop(["test:started"], timeout=8)
-        assert again is not None
+        again = wait_until(lambda: redis.blpop(["test:started"], timeout=1), WAIT_S, what="started again")
         assert again[1].startswith(b"cpu-0-")
         assert again[1] != f"cpu-0-{pid}".encode()
     assert up.stop() == 0
