@@ -72,8 +72,8 @@ async def test_the_index(client: httpx.AsyncClient) -> None:
     [
         (INDEX, "[]", "a JSON object"),
         (INDEX, '{"ready": 1}', "ready"),
-        (INDEX, "{", "not JSON"),
-        (INDEX, "\xff", "not JSON"),
+        (INDEX, "{", "failed to parse the request JSON buffer"),
+        (INDEX, "\xff", "failed to parse the request JSON buffer"),
         (LOAD, '{"parameters": []}', "parameters: an object"),
         (LOAD, '{"parameters": {"config": 1}}', "parameter 'config': a string"),
         (LOAD, '{"parameters": {"config": null}}', "parameter 'config': a string"),
