@@ -126,7 +126,9 @@ def warmup(**inputs: object) -> dict[str, object]:
     return {"name": "first", "rows": 2, "count": 3, "inputs": {"index": made}}
 
 
-def test_a_version_is_ready_once_it_answered_its_warm_up_and_is_refused_if_it_cannot(stack: Stack, tmp_path: Path) -> None:
+def test_a_version_is_ready_once_it_answered_its_warm_up_and_is_refused_if_it_cannot(
+    stack: Stack, tmp_path: Path
+) -> None:
     model = models.lookup(tmp_path / "m.onnx").read_bytes()
     config = json.dumps(
         {"warmup": [warmup(), warmup(fill="zero", file=None), warmup(fill="random", file=None, shape=[1])]}

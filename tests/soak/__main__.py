@@ -21,7 +21,7 @@ from tests.kit import models
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.soak.callers import Callers
 from tests.soak.faults import WIDE_COLUMNS, Faults
-from tests.soak.hostile import CHECK_S_MAX, REPLY_BYTES_MAX, HostileCallers
+from tests.soak.hostile import SETTINGS, HostileCallers
 
 CALLERS = 8
 BETWEEN_S = 2.0  # of a fault's end and the next one's beginning
@@ -67,8 +67,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         "fragile": models.fragile(folder / "fragile.onnx"),
         "wide": models.wide(folder / "wide.onnx", WIDE_COLUMNS),
     }
-    settings = {"check_s_max": CHECK_S_MAX, "reply_bytes_max": REPLY_BYTES_MAX}
-    with running_stack(folder, gateways=2, pools="cpu=2", models=served, settings=settings) as stack:
+    with running_stack(folder, gateways=2, pools="cpu=2", models=served, settings=SETTINGS) as stack:
         callers = Callers(stack.port, CALLERS, seed)
         hostile = HostileCallers(stack, folder, seed)
         faults = Faults(stack, callers, hostile, releases, seed)
@@ -80,6 +79,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         finally:
             hostile.stop()
             callers.stop()
+        batching = hostile.batching()
         end = Taken.of(stack)
         # The same processes again, after a load without faults: whatever is more was kept.
         rest = Callers(stack.port, CALLERS, seed)
@@ -88,6 +88,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         rest.stop()
         later = Taken.of(stack)
     _report_hostile(console, hostile)
+    console.print(f"batching of coupled: {batching}", markup=False, soft_wrap=True)
     well = _report(console, callers, rest, happened, end, later)
     _print_failures(console, [*faults.failures, *hostile.failures])
     return well and not faults.failures and not hostile.failures

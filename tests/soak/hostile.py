@@ -20,9 +20,14 @@ from tests.kit import models, v2
 from tests.kit.stack import Stack
 
 TRIGGER = 987_654_321_987  # an element that no check of an upload draws
-HUGE = 30_000_000  # elements of a reply: more bytes than REPLY_BYTES_MAX
-REPLY_BYTES_MAX = 64 << 20
-CHECK_S_MAX = 20.0
+ABOVE = 2.0**30  # from which on rows are coupled: further than any trial of an upload goes
+HUGE = 30_000_000  # elements of a reply: more bytes than may be
+SETTINGS = {
+    "reply_bytes_max": 64 << 20,
+    "check_s_max": 20,
+    "run_seconds_max": 10,
+    "check_batches_one_in": 10,
+}
 ANSWER_S_MAX = 90.0
 #: what a request that does harm may be answered: it was its own fault, is refused for a while, or came too late
 ANSWERS = {"200", "413", "429", "500", "503", "504"}
@@ -50,8 +55,8 @@ HOSTILE = (
     Hostile("huge", models.blank, lambda _: {"count": np.array([HUGE], np.int64)}, 2.0),
     Hostile(
         "coupled",
-        models.coupled,
-        lambda choose: {"x": np.array([[2000 + choose.random(), choose.random()]], np.float32)},
+        lambda path: models.coupled(path, ABOVE),
+        lambda choose: {"x": np.full((1, 2), ABOVE * (1 + choose.random()), np.float32)},
         0.02,
         config='{"batching": true}',  # its rows influence each other, and its owner says that they do not
     ),
@@ -95,6 +100,11 @@ class HostileCallers:
         reply = self._stack.http.put("/admin/v1/models/refused/versions/1", content=content)
         if reply.status_code not in {400, 503}:
             self.failures.append(f"upload of {build.__name__}: {reply.status_code} {reply.text[:200]}")
+
+    def batching(self) -> str:
+        """What has become of the batching that rows do not bear."""
+        document = self._stack.http.get("/admin/v1/models/coupled/versions/1").json()
+        return f"{document['batching_decided']}: {document['batching_reason']}"
 
     def _call(self, one: Hostile, _: int, choose: random.Random) -> None:
         while not self._stopping.wait(one.every_s):
