@@ -137,6 +137,30 @@ def test_warm_ups_that_take_too_long_fail_their_version_for_good(tmp_path: Path)
         assert ended(stack) == []
 
 
+def test_a_load_that_waits_for_such_a_model_ends_with_the_reason(tmp_path: Path) -> None:
+    known = repository(tmp_path)
+    publish_model(known, "deadly", models.crashing(tmp_path / "deadly.onnx"))
+    publish_model(known, "endless", models.endless(tmp_path / "endless.onnx"))
+    steady = {"steady": models.scale(tmp_path / "steady.onnx")}
+    with running_stack(tmp_path, models=steady, settings={"warm_up_s_max": 2}) as stack:
+        reasons = {"deadly": "processes died while they loaded it", "endless": "warming up took longer than 2 s"}
+        for model, reason in reasons.items():
+            assert reason in failed(stack, model)
+
+            # As `millrace up` asks: it is not tried again.
+            before = len(ended(stack))
+            reply = stack.http.post(f"/v2/repository/models/{model}/load?retry=false")
+            assert (reply.status_code, reason in reply.json()["error"]) == (400, True), reply.text
+            assert len(ended(stack)) == before
+
+            # As an operator asks: it is, and comes to the same.
+            reply = stack.http.post(f"/v2/repository/models/{model}/load")
+            assert (reply.status_code, reason in reply.json()["error"]) == (400, True), reply.text
+        assert len(ended(stack)) == 2, "once at the start, once for the operator"
+        stack.settled("steady", 1)
+        answers(stack)
+
+
 def test_a_start_does_not_fail_for_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
