@@ -177,11 +177,10 @@ class LiveCheck:
         """How long an idle worker may wait for work."""
         return otherwise if self._sample is None else IDLE_WAIT_S
 
-    def due(self, holding: Holding) -> bool:
-        """Whether this shared run is to be sampled. Counts it."""
+    def due(self, release: str, holding: Holding) -> bool:
+        """Whether this shared run of a release is to be sampled. Counts it."""
         if not self._one_in or holding.alone:
             return False
-        release = holding.manifest.release
         left = self._until_next.get(release, 0)
         if left > 0:
             self._until_next[release] = left - 1

@@ -201,7 +201,7 @@ class Worker:
             self.runs += 1
         lane, memory = group[0].lane, self._memory
         shared = len(group) > 1 or len(group[0].header.rows) > 1
-        keep = partial(self._live.keep, holding) if shared and self._live.due(holding) else None
+        keep = partial(self._live.keep, holding) if shared and self._live.due(lane, holding) else None
         if self._mark is not None:
             self._mark.begin(group[0].lane, [lease.header.name for lease in group])
         guarded = self._watchdog.arm(group, holding)

@@ -164,7 +164,7 @@ class Bench:
         return holding
 
     def shared_run(self) -> bool:
-        due = self.check.due(self.holding)
+        due = self.check.due(RELEASE, self.holding)
         if due:
             self.check.keep(self.holding, {"x": X}, [self.model(X)])
         return due
