@@ -35,7 +35,8 @@ _NOT_CONTENT = {"created", "notes", "origin"}
 class Verdict(BaseModel):
     """What is known about a version. Times are seconds since the epoch; 0: it never happened."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    #: what a newer release knows beside this is not read: what it says of a version that kills workers still counts
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     failed: str = Field("", max_length=REASON_CHARACTERS_MAX, description="Why no worker loads it; empty: they do.")
     failed_at: float = Field(0, ge=0)

@@ -118,7 +118,7 @@ def _folder(path: Path) -> None:
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b'{"failed": "cut'),
         lambda path: path.write_bytes(b'{"failed": 3}'),
-        lambda path: path.write_bytes(b'{"failed": "x", "unknown": 1}'),
+        lambda path: path.write_bytes(b'{"failed": ["x"], "unknown": 1}'),
         lambda path: path.write_bytes(b"\xff" * 100),
         lambda path: path.write_bytes(b'{"failed": "' + b"x" * DOCUMENT_BYTES_MAX + b'"}'),
         _fifo,
@@ -141,6 +141,13 @@ def test_a_damaged_file_counts_as_none_and_stops_nobody(
         repository.verdicts.change(known, failed("again"))
     assert bool(repository.verdicts.of(known).failed) is not file_of_is_folder
     repository.delete_model("digits")
+
+
+def test_what_a_newer_release_adds_does_not_hide_what_this_one_knows(repository: FolderRepository, root: Path) -> None:
+    known = repository.manifest("digits", 1)
+    repository.verdicts.change(known, failed("it crashes"))
+    file_of(root).write_bytes(b'{"failed": "it crashes", "unknown": 1}')
+    assert repository.verdicts.of(known).failed == "it crashes"
 
 
 def test_many_processes_that_count_lose_nothing(repository: FolderRepository, root: Path) -> None:
