@@ -43,4 +43,5 @@ class HeldMemory:
                     await asyncio.to_thread(trim)
                     after = resident_bytes()
                     policy.trimmed(after)
-                    log.info("gave %d MiB of freed memory back", (before - after) >> 20)
+                    if after < before:
+                        log.info("gave %d MiB of freed memory back", (before - after) >> 20)

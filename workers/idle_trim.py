@@ -39,5 +39,7 @@ class IdleTrimmer:
             resident = resident_bytes()
             if policy.due(idle=idle, quiet=False) and policy.grown(resident):
                 trim()
-                policy.trimmed(resident_bytes())
-                log.info("gave %d MiB of freed memory back", (resident - resident_bytes()) >> 20)
+                after = resident_bytes()
+                policy.trimmed(after)
+                if after < resident:
+                    log.info("gave %d MiB of freed memory back", (resident - after) >> 20)

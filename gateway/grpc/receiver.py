@@ -11,22 +11,24 @@ what the connection's unfinished messages hold at most. These bytes count in the
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from grpc.aio import EOF
 
 from gateway.grpc.connections import Address, Connections, address_of
-from gateway.inbound import Inbound
+from gateway.inbound import SMALL_BYTES_MAX, Inbound
 from services.errors import Code, Failure, invalid
 
 #: how often unfinished reads are looked at: what a client can send in between is not bounded
 TICK_S = 0.025
 SENT_BYTES_MIN = 64 * 1024  # a client that sends so many a second is not slow
-#: a connection that holds less is not ended for the sake of the budget
-HELD_BYTES_MIN = 1 << 20
 #: reads younger than this are not ended to make room for others
 CROWDED_S_MIN = 1.0
 #: a message of 16 KiB comes in a frame with so many bytes of head, behind its own prefix
+_SMALL_BYTES_MAX = 16 * 1024  # a unary message that is not worth being noted when it was delivered at once
+_DELIVERED_MAX = 10_000  # connections of which it is known what they delivered
+_SEEN_MAX = 4
 _FRAME_BYTES, _FRAME_HEAD_BYTES, _PREFIX_BYTES = 16384, 9, 5
 
 
@@ -63,15 +65,20 @@ class _Connection:
     `moved`: when SENT_BYTES_MIN bytes more had come than the time before, `moved_bytes`.
     """
 
-    __slots__ = ("moved", "moved_bytes", "peer", "reads", "received", "timed")
+    __slots__ = ("moved", "moved_bytes", "peer", "reads", "received", "seen", "timed")
 
     def __init__(self, peer: Address) -> None:
         self.peer = peer
         self.received = 0
+        self.seen: deque[tuple[float, int]] = deque(maxlen=_SEEN_MAX)  # `received` at the last looks
         self.moved = 0.0
         self.moved_bytes = 0
         self.reads: dict[_Read, None] = {}  # the oldest first
         self.timed: dict[_Read, None] = {}
+
+    def received_at(self, instant: float) -> int:
+        """At the last look before `instant`; 0, so that all that ever came counts, where there was none."""
+        return next((received for at, received in reversed(self.seen) if at <= instant), 0)
 
     @property
     def held_bytes(self) -> int:
@@ -151,7 +158,7 @@ class Receiver:
     def _end(self, read: _Read, body: Any) -> None:
         if read.connection is None:
             del self._new[read]
-            if self._by_peer:
+            if self._by_peer or not read.timed or len(body or b"") > _SMALL_BYTES_MAX:
                 self._deliver(address_of(read.context.peer()), body)
         else:
             self._deliver(read.connection.peer, body)
@@ -159,11 +166,15 @@ class Receiver:
 
     def _deliver(self, peer: Address, body: Any) -> None:
         connection = self._by_peer.get(peer)
-        if connection is not None and body is not EOF:
-            size = len(body)
-            delivered = size + _PREFIX_BYTES + _FRAME_HEAD_BYTES * -(-size // _FRAME_BYTES)
+        if body is EOF:
+            return
+        size = len(body)
+        delivered = size + _PREFIX_BYTES + _FRAME_HEAD_BYTES * -(-size // _FRAME_BYTES)
+        if connection is not None:
             connection.received -= delivered
-            self._delivered[peer] = self._delivered.get(peer, 0) + delivered
+        if len(self._delivered) >= _DELIVERED_MAX:
+            self._delivered = {known: count for known, count in self._delivered.items() if known in self._by_peer}
+        self._delivered[peer] = self._delivered.get(peer, 0) + delivered
 
     def _untrack(self, read: _Read) -> None:
         connection = read.connection
@@ -172,7 +183,6 @@ class Receiver:
         connection.timed.pop(read, None)
         if not connection.reads:
             del self._by_peer[connection.peer]
-            self._delivered.pop(connection.peer, None)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
@@ -201,7 +211,7 @@ class Receiver:
                 connection = self._by_peer[peer] = _Connection(peer)
                 self._measure(connection, now)
             del self._new[read]
-            read.connection, read.mark = connection, connection.received
+            read.connection, read.mark = connection, connection.received_at(read.began)
             self._tracked[read] = connection.reads[read] = None
             if read.timed:
                 connection.timed[read] = None
@@ -212,7 +222,10 @@ class Receiver:
         traffic = self._connections.bytes_of(connection.peer)
         if traffic is not None:
             received = traffic.received
+            if received < self._delivered.get(connection.peer, 0):
+                del self._delivered[connection.peer]  # of a connection before this one
             connection.received = received - self._delivered.get(connection.peer, 0)
+            connection.seen.append((now, connection.received))
             if received >= connection.moved_bytes + SENT_BYTES_MIN:
                 connection.moved, connection.moved_bytes = now, received
 
@@ -250,7 +263,7 @@ class Receiver:
         for connection in sorted(self._by_peer.values(), key=lambda one: next(iter(one.reads)).began):
             if over_bytes <= 0:
                 break
-            if connection.held_bytes < HELD_BYTES_MIN:
+            if connection.held_bytes < SMALL_BYTES_MAX:
                 continue
             over_bytes -= connection.held_bytes
             failure = self._inbound.full()

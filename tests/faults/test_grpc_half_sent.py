@@ -24,6 +24,7 @@ BUDGET = 64 * MIB
 SLACK = 256 * MIB
 MESSAGE = 40 * MIB
 STREAMS = 40
+LITTLE = 512 * 1024  # of a message, on each of many connections
 SLOW_S = 4
 X = np.array([[1, 2]], np.float32)
 WAIT_S = 60.0
@@ -119,6 +120,22 @@ def test_half_sent_messages_share_one_budget(stack: Stack, path: str) -> None:
     for connection in connections:
         connection.close()
     wait_until(lambda: stack.metrics().value("millrace_receiving_bytes") == 0, what="nothing is held for them")
+
+
+def test_many_connections_that_hold_little_share_the_budget_too(stack: Stack) -> None:
+    def refused() -> float:
+        return stack.metrics().value("millrace_refused_total", reason="receiving_full")
+
+    before = refused()
+    connections = [http2.Connection(port(stack)) for _ in range(2 * BUDGET // LITTLE)]
+    for connection in connections:
+        stream = connection.begin(http2.STREAM_INFER)
+        if connection.give(stream, http2.prefix(MESSAGE)):
+            connection.give(stream, bytes(LITTLE))
+    wait_until(lambda: refused() > before, WAIT_S, "the oldest are refused")
+    wait_until(lambda: 0 < stack.metrics().value("millrace_receiving_bytes") <= BUDGET, WAIT_S, "the others may go on")
+    for connection in connections:
+        connection.close()
 
 
 def test_unary_calls_that_stop_end_in_time_and_streams_may_be_silent(stack: Stack) -> None:
