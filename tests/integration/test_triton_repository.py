@@ -279,6 +279,7 @@ def test_labels_warm_up_and_reshape_act(client: Any, repository: Path) -> None:
 
 
 def test_files_that_come_with_the_load(stack: Stack, client: Any, repository: Path, tmp_path: Path) -> None:
+    times(repository / "own" / "1" / "model.onnx", 7)
     before = content(repository)
     files = {"file:1/model.onnx": times(tmp_path / "model.onnx", 11).read_bytes()}
     assert "without a config" in refusal(client.load_model, "fresh", files=files)
@@ -292,12 +293,12 @@ def test_files_that_come_with_the_load(stack: Stack, client: Any, repository: Pa
     assert client.get_model_config("fresh")["output"][0]["label_filename"] == "l.txt"
     assert len(list((stack.home / "repository" / "models" / "fresh" / "given").iterdir())) == 1
 
-    client.load_model("later", config="{}", files={"file:3/model.onnx": times(tmp_path / "b.onnx", 13).read_bytes()})
-    assert scaled(client, "later") == 13
-    assert "not found" in refusal(scaled, client, "later", "1")
-    client.load_model("later")
-    assert scaled(client, "later") == 7
-    assert not (stack.home / "repository" / "models" / "later" / "given").exists()
+    client.load_model("own", config="{}", files={"file:3/model.onnx": times(tmp_path / "b.onnx", 13).read_bytes()})
+    assert scaled(client, "own") == 13
+    assert "not found" in refusal(scaled, client, "own", "1")
+    client.load_model("own")
+    assert scaled(client, "own") == 7
+    assert not (stack.home / "repository" / "models" / "own" / "given").exists()
 
     for path in ("../1/model.onnx", "/1/model.onnx", "1//model.onnx", "1/./model.onnx", "", "a\\b", "x" * 300):
         given = {"file:1/model.onnx": b"x", f"file:{path}": b"x"}
