@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from gateway.drain import Drain
 from gateway.lane import Lane
@@ -19,7 +20,7 @@ from gateway.outputs import Outputs, Reply
 from gateway.request import ABSENT, InputTensor, Request
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
-from services.tensor import Signature, needed_inputs
+from services.tensor import Signature, TensorSpec, needed_inputs
 
 log = logging.getLogger("millrace.canary")
 
@@ -27,6 +28,8 @@ EVERY_S = 0.5
 FRESH_S = 2.5
 TIMEOUT_S = 2.0
 AT_ONCE_MAX = 32  # of a thousand models each has its turn
+#: Larger inputs are not made up: such a version counts as answering while workers that live hold it ready.
+PROBE_BYTES_MAX = 4 << 20
 REST = 20  # times as long as its run a canary rests: a large model is not kept busy with them
 
 
@@ -42,6 +45,7 @@ class Canary:
         self._lanes = lanes
         self._connected = connected
         self._workers = workers
+        self._small: WeakKeyDictionary[Lane, bool] = WeakKeyDictionary()
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
 
@@ -62,8 +66,16 @@ class Canary:
             return False
         return lane is None or not lane.replied or self._fresh(lane, len(lanes))
 
-    @staticmethod
-    def _fresh(lane: Lane, lanes: int) -> bool:
+    def _probed(self, lane: Lane) -> bool:
+        """Whether a probe of the lane is small enough to be sent every moment."""
+        known = self._small.get(lane)
+        if known is None:
+            known = self._small[lane] = probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
+        return known
+
+    def _fresh(self, lane: Lane, lanes: int) -> bool:
+        if not self._probed(lane):
+            return lane.ready
         turns = 1 + (lanes - 1) // AT_ONCE_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), REST * lane.run_s - EVERY_S)
         return lane.replied > time.monotonic() - longest_s
@@ -89,7 +101,10 @@ class Canary:
         idle = [
             lane
             for lane in self._lanes()
-            if lane.ready and not lane.refused_until and lane.replied <= now - max(EVERY_S, REST * lane.run_s)
+            if lane.ready
+            and not lane.refused_until
+            and lane.replied <= now - max(EVERY_S, REST * lane.run_s)
+            and self._probed(lane)
         ]
         idle.sort(key=lambda lane: lane.replied)  # who waited longest comes first
         for lane in idle[:AT_ONCE_MAX]:
@@ -111,6 +126,17 @@ class _Ignored:
 _IGNORED = _Ignored()
 
 
+def probe_bytes(signature: Signature) -> int:
+    """Bytes of the largest of `zero_inputs`."""
+    return max((_row_of(spec)[1] for spec in needed_inputs(signature)), default=0)
+
+
+def _row_of(spec: TensorSpec) -> tuple[tuple[int, ...], int]:
+    """Shape and bytes of one row."""
+    shape = tuple(1 if dim < 0 else dim for dim in spec.shape)
+    return shape, math.prod(shape) * (4 if spec.datatype == BYTES else ITEM_BYTES[spec.datatype])
+
+
 def zero_inputs(signature: Signature) -> list[InputTensor]:
     """One row of zeros (empty strings) for each input that is not optional; variable dimensions are 1."""
     inputs: list[InputTensor] = []
@@ -119,7 +145,6 @@ def zero_inputs(signature: Signature) -> list[InputTensor]:
         if spec not in needed:
             inputs.append(ABSENT)
             continue
-        shape = tuple(1 if dim < 0 else dim for dim in spec.shape)
-        size = math.prod(shape) * (4 if spec.datatype == BYTES else ITEM_BYTES[spec.datatype])
+        shape, size = _row_of(spec)
         inputs.append(InputTensor(shape, bytes(size), size))
     return inputs
