@@ -23,6 +23,9 @@ from services.worker_id import new_start
 
 READ_BYTES = 64 << 10
 LAST_WORDS_S_MAX = 1.0
+#: Deaths that others are to blame for which a child on trial survives. A version that keeps ending workers is refused
+#: after fewer.
+TRIAL_DEATHS_MAX = 20
 
 Say = Callable[[str], None]
 #: whether somebody else is to blame, so that there is no reason to wait before it is started again
@@ -33,7 +36,8 @@ class Child:
     """Keeps one program running. `say`: a line for the terminal. `died`: called with the pid, once for each death, before
     it is started again.
 
-    `on_trial`: until `keep` its end is the end, and no reason to start it again.
+    `on_trial`: until `keep` its end is the end, and no reason to start it again; unless a model or a request is to blame,
+    which would keep hostile callers in the way of every restart.
     """
 
     def __init__(self, program: Program, logs: Path, say: Say, died: Died, *, on_trial: bool = False) -> None:
@@ -110,6 +114,7 @@ class Child:
     async def _keep_running(self) -> None:
         loop = asyncio.get_running_loop()
         log = LogFile(self.log_path)
+        blamed_deaths = 0
         try:
             while not self._stopping.is_set():
                 started = loop.time()
@@ -119,7 +124,8 @@ class Child:
                     return
                 blamed = await self._died(self, pid)
                 delay_s = 0.0 if blamed else self.backoff.after_death(loop.time() - started)
-                if planned or self._on_trial:
+                blamed_deaths += blamed
+                if planned or (self._on_trial and (not blamed or blamed_deaths > TRIAL_DEATHS_MAX)):
                     return
                 await self._mourn(delay_s)
         finally:

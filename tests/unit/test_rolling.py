@@ -13,7 +13,7 @@ import pytest
 
 from services.errors import Code, Failure, invalid
 from services.records import InstanceRecord, State, WorkerRecord
-from services.supervisor.child import Child
+from services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from services.supervisor.control import Control, Event, Tell, ask
 from services.supervisor.plan import Program
 from services.supervisor.readiness import behind
@@ -38,6 +38,7 @@ class Nursery:
         self.said: list[str] = []
         self.died: list[tuple[str, int]] = []
         self.made: list[Child] = []
+        self.blamed = 0  # so many of the next deaths are somebody else's fault
 
     def program(self, name: str, code: str = STAYS) -> Program:
         return Program(name, (sys.executable, "-c", code, str(self.in_the_way_of(name))), says_ready=True)
@@ -53,7 +54,8 @@ class Nursery:
 
     async def _on_death(self, child: Child, pid: int) -> bool:
         self.died.append((child.program.name, pid))
-        return False
+        self.blamed -= 1
+        return self.blamed >= 0
 
     async def running(self, *names: str) -> list[Child]:
         """Children that are ready and kept."""
@@ -101,6 +103,22 @@ def test_on_trial_an_end_is_the_end(nursery):
         assert (child.how, child.last_line) == ("ended with exit code 1", "in the way")
         assert nursery.said == []
         assert [name for name, _ in nursery.died] == ["a"]
+
+    run(nursery, work())
+
+
+def test_on_trial_a_death_that_a_request_is_to_blame_for_is_not_the_end(nursery):
+    async def work() -> None:
+        nursery.blamed = 3
+        nursery.in_the_way_of("a").touch()
+        child = nursery.start(nursery.program("a"))
+        await child.ended()
+        assert len(nursery.died) == 4, "started again after each of three deaths, and not after its own"
+        nursery.blamed = TRIAL_DEATHS_MAX + 100
+        endless = nursery.start(nursery.program("a"))
+        await endless.ended()
+        assert not endless.keep()
+        assert len(nursery.died) == 4 + TRIAL_DEATHS_MAX + 1
 
     run(nursery, work())
 
