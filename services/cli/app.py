@@ -26,6 +26,7 @@ from services.cli.restart import restart
 from services.cli.serve import serve
 from services.cli.up import up
 from services.errors import Failure
+from services.printable import printable
 
 app = typer.Typer(
     name="millrace",
@@ -101,5 +102,5 @@ def main() -> None:
 
 def _fail(message: str) -> None:
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(" ".join(message.split()), err=True)
+    typer.echo(printable(" ".join(message.split())), err=True)
     sys.exit(1)

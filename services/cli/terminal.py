@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from services.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -55,10 +57,10 @@ def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def escape(text: str) -> str:
-    """Text from elsewhere, so that its brackets are not taken for markup."""
+    """Text from elsewhere, so that its brackets are not taken for markup, and the terminal obeys nothing in it."""
     from rich.markup import escape as rich_escape
 
-    return rich_escape(text)
+    return rich_escape(printable(text))
 
 
 def state(name: str) -> str:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from services.printable import printable
+
 LOG_BYTES_MAX = 16 << 20
 KEPT = 3
 LINE_BYTES_MAX = 64 << 10
@@ -95,7 +97,7 @@ class Alerts:
         self._in_traceback = False
 
     def shown(self, line: str, now_s: float) -> str | None:
-        """What to show for `line`, given the lines before it; None: nothing."""
+        """What to show for `line`, given the lines before it; None: nothing. The terminal obeys nothing in it."""
         if not self._worth(line):
             return None
         if now_s - self._window_start_s >= ALERTS_S:
@@ -103,7 +105,7 @@ class Alerts:
         self._shown += 1
         if self._shown == ALERTS_MAX:
             return f"more than {ALERTS_MAX - 1} warnings within {ALERTS_S:g} s: the next ones are in its log alone"
-        return line if self._shown < ALERTS_MAX else None
+        return printable(line.replace("\t", " ")) if self._shown < ALERTS_MAX else None
 
     def _worth(self, line: str) -> bool:
         if self._in_traceback:
