@@ -84,6 +84,11 @@ def metrics_dir_of(settings: Settings) -> Path:
     return memory / f"{shm_prefix(settings)}.metrics"
 
 
+#: glibc, which the server of the wheel allocates with, learns from the first large tensor to keep the room of all of
+#: them. With these sizes given it does not: parts of blobs (512 KiB) go back when they are freed, all else stays at hand.
+_GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+
+
 def environment_of(settings: Settings) -> dict[str, str]:
     """Every setting that has a value as `MILLRACE_…`, so that a child sees what the command line said, too."""
     environment = {}
@@ -152,7 +157,7 @@ def workers(settings: Settings, entry: Entry, cores: frozenset[int] = frozenset(
 
 def redis(command: list[str], cores: frozenset[int] = frozenset()) -> Program:
     """The embedded Redis."""
-    return Program(name="redis", command=tuple(command), cores=cores)
+    return Program(name="redis", command=tuple(command), environment=_GIVES_MEMORY_BACK, cores=cores)
 
 
 def _common(settings: Settings) -> dict[str, str]:
