@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-PART_BYTES_MAX = 512 * 1024
+#: A server may read as much again behind what is left of a part before it counts: a quarter of the least limit keeps below
+#: it however its reads fall.
+PART_BYTES_MAX = 256 * 1024
 #: parts that are read, or written and not answered yet, at a time: what a server or a proxy holds for one connection
 PARTS_AT_ONCE = 16
 

@@ -223,7 +223,8 @@ def test_tensors_of_no_elements(stack: Stack, tmp_path: Path) -> None:
     for shape in ((0, 5), (3, 0), (0, 0)):
         for binary in (True, False):
             got = infer(stack, "any-length", {"x": np.zeros(shape, np.float32)}, binary=binary, binary_outputs=binary)
-            assert got["doubled"].shape == shape
+            # No rows are answered without a run: what only a run could tell of the shape is 0.
+            assert got["doubled"].shape == (shape if shape[0] else (0, 0))
             assert got["total"].tolist() == [[0.0]] * shape[0]
 
 
