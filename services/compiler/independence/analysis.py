@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from services.compiler.independence import control, functions, row_numbers
-from services.compiler.independence.expression import ONE, ROWS, Symbols, number
+from services.compiler.independence.expression import ONE, ROWS, Symbols, TooLarge, number
 from services.compiler.independence.folding import fold
 from services.compiler.independence.node import Call
 from services.compiler.independence.rules import RULES
@@ -40,7 +40,9 @@ NODES_MAX = 300_000
 #: axes of a tensor; a graph that adds one in each node would take quadratic time
 RANK_MAX = 64
 #: operands, and elements of known shapes, that count as another application of an operator
-_OPERANDS_PER_NODE, _ELEMENTS_PER_NODE = 8, 32
+_OPERANDS_PER_NODE, _ELEMENTS_PER_NODE = 8, 8
+#: numbers in attributes of a graph or function inside another, which may be read each time, that count as one, too
+_LISTED_PER_NODE = 100
 
 _NOTHING = Mixed("a function", "an input that it returns is missing")
 #: graphs within graphs and functions within functions
@@ -57,6 +59,7 @@ _MEASURING = frozenset({"Shape", "Size"})
 
 Scope = MutableMapping[str, AnyValue | None]
 Attributes = Mapping[str, onnx.AttributeProto]
+"""The attributes of a call of the function around a node."""
 
 
 class Proof(NamedTuple):
@@ -109,7 +112,7 @@ class _Proving:
         missing = set(rows) - scope.keys()
         if missing or not rows:
             return Proof(False, "the graph", f"it has no input {min(missing)!r}" if missing else "no input has rows")
-        outputs = self.graph(graph, scope, functions.opsets(self._model.opset_import), {}, frozenset(rows))
+        outputs = self.graph(graph, scope, functions.opsets(self._model.opset_import), None, frozenset(rows))
         makers = {name: _shown(node) for node in graph.node for name in node.output}
         for port, value in zip(graph.output, outputs, strict=True):
             if isinstance(value, Mixed):
@@ -123,7 +126,7 @@ class _Proving:
         graph: onnx.GraphProto,
         scope: Scope,
         versions: Mapping[str, int],
-        references: Attributes,
+        references: Attributes | None,
         rows: Collection[str] = (),
     ) -> list[AnyValue]:
         """The outputs of a graph whose inputs, and whatever it captures, are in `scope`, which it adds to."""
@@ -132,14 +135,16 @@ class _Proving:
             if tensor.name not in rows:
                 scope[tensor.name] = constant_value(tensor)
         for sparse in graph.sparse_initializer:
+            if sparse.values.name in rows:
+                continue
             scope[sparse.values.name] = free([number(int(size)) for size in sparse.dims])
         self.walk(graph.node, scope, versions, references)
         return [_found(scope, port.name) or _NOTHING for port in graph.output]
 
     def walk(
-        self, nodes: Iterable[onnx.NodeProto], scope: Scope, versions: Mapping[str, int], references: Attributes
+        self, nodes: Iterable[onnx.NodeProto], scope: Scope, versions: Mapping[str, int], references: Attributes | None
     ) -> None:
-        """Add the outputs of `nodes` to `scope`."""
+        """Add the outputs of `nodes` to `scope`. `references`: None outside of functions."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise _Exhausted("it is nested too deeply to be analysed")
@@ -150,13 +155,19 @@ class _Proving:
                     scope[name] = value
         self._depth -= 1
 
+    def _listed(self, attributes: Attributes) -> int:
+        """Numbers in attributes that may be read again and again."""
+        if self._depth == 1:
+            return 0
+        return sum(len(item.ints) + len(item.floats) + len(item.strings) for item in attributes.values())
+
     def _spend(self, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > NODES_MAX:
             raise _Exhausted(f"it applies more than {NODES_MAX} operators")
 
     def _node(
-        self, node: onnx.NodeProto, scope: Scope, versions: Mapping[str, int], references: Attributes
+        self, node: onnx.NodeProto, scope: Scope, versions: Mapping[str, int], references: Attributes | None
     ) -> Sequence[AnyValue]:
         """The outputs of one node, as many as it names."""
         count = len(node.output)
@@ -169,11 +180,13 @@ class _Proving:
             domain = _domain(node)
             operands = [value for value in inputs if not isinstance(value, Mixed)]
             known_elements = sum(value.content.size for value in operands if value and value.content is not None)
-            self._spend(known_elements // _ELEMENTS_PER_NODE)
+            self._spend(known_elements // _ELEMENTS_PER_NODE + self._listed(attributes) // _LISTED_PER_NODE)
             call = Call(node.op_type, domain, versions.get(domain, 1), attributes, operands, count, self.symbols)
             outputs = self._apply(call, node, control.Context(self, scope, versions, references))
         except Dependent as reason:
             return [Mixed(_shown(node), str(reason))] * count
+        except TooLarge:
+            return [Mixed(_shown(node), "the sizes of its operands are too large an expression")] * count
         except _MALFORMED:
             return [Mixed(_shown(node), "it does not have the form that its operator has")] * count
         if len(outputs) < count:
@@ -229,12 +242,17 @@ def _domain(item: onnx.NodeProto | onnx.FunctionProto) -> str:
     return "" if item.domain == "ai.onnx" else str(item.domain)
 
 
-def resolved(node: onnx.NodeProto, references: Attributes) -> dict[str, onnx.AttributeProto]:
-    """The attributes of a node; of those that name an attribute of the function around it, that one's value."""
+def resolved(node: onnx.NodeProto, references: Attributes | None) -> dict[str, onnx.AttributeProto]:
+    """The attributes of a node; of those that name an attribute of the function around it, that one's value.
+
+    Raises Dependent if there is no function.
+    """
     attributes: dict[str, onnx.AttributeProto] = {}
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             attributes[attribute.name] = attribute
+        elif references is None:
+            raise Dependent(f"its attribute {attribute.name!r} refers to a function, and it is in none")
         elif attribute.ref_attr_name in references:
             attributes[attribute.name] = references[attribute.ref_attr_name]
     return attributes

@@ -29,14 +29,14 @@ class Host(Protocol):
     symbols: Symbols
 
     def graph(
-        self, graph: onnx.GraphProto, scope: Scope, versions: Mapping[str, int], references: Attributes
+        self, graph: onnx.GraphProto, scope: Scope, versions: Mapping[str, int], references: Attributes | None
     ) -> list[AnyValue]: ...
 
 
 class Context:
     """Where a node with graphs stands: what its graphs see, and how they are run."""
 
-    def __init__(self, host: Host, scope: Scope, versions: Mapping[str, int], references: Attributes) -> None:
+    def __init__(self, host: Host, scope: Scope, versions: Mapping[str, int], references: Attributes | None) -> None:
         self.symbols = host.symbols
         self._host = host
         self._scope = scope
@@ -206,7 +206,8 @@ def joined(symbols: Symbols, one: AnyValue, other: AnyValue, key: tuple[Expressi
         for axis, (a, b) in enumerate(zip(one.dims, other.dims, strict=True))
     )
     content = one.content if one.content is not None and _same(one.content, other.content) else None
-    return Value(dims, one.rows, one.counted or other.counted, content)
+    numbers = one.numbers if one.numbers == other.numbers else None
+    return Value(dims, one.rows, one.counted or other.counted, content, numbers)
 
 
 def _same(one: Content, other: Content | None) -> bool:
@@ -216,7 +217,7 @@ def _same(one: Content, other: Content | None) -> bool:
 def _alike(one: AnyValue, other: AnyValue) -> bool:
     if isinstance(one, Mixed) or isinstance(other, Mixed):
         return isinstance(one, Mixed) and isinstance(other, Mixed)
-    if (one.dims, one.rows, one.counted) != (other.dims, other.rows, other.counted):
+    if (one.dims, one.rows, one.counted, one.numbers) != (other.dims, other.rows, other.counted, other.numbers):
         return False
     if one.content is None or other.content is None:
         return one.content is other.content

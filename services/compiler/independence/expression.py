@@ -21,6 +21,12 @@ _TERMS_MAX = 8
 _DEGREE_MAX = 12
 #: constants beyond 64 bits do not occur in shapes
 _COEFFICIENT_MAX = 2**63
+#: what one operation on bounded polynomials may give before the result is bounded, too
+_TERMS_BETWEEN, _COEFFICIENT_BETWEEN = 256, 2**192
+
+
+class TooLarge(ValueError):
+    """A polynomial is too large to calculate with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Expression:
             return other
         if other == ONE:
             return self
+        if len(self.terms) * len(other.terms) > _TERMS_BETWEEN:
+            raise TooLarge
         sums: dict[Monomial, int] = {}
         for left, a in self.terms:
             for right, b in other.terms:
@@ -103,6 +111,8 @@ def _without(monomial: Monomial, factors: Monomial) -> Monomial | None:
 
 
 def _expression(sums: dict[Monomial, int]) -> Expression:
+    if len(sums) > _TERMS_BETWEEN or any(abs(value) > _COEFFICIENT_BETWEEN for value in sums.values()):
+        raise TooLarge
     return Expression(tuple(sorted((monomial, value) for monomial, value in sums.items() if value)))
 
 

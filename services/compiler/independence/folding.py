@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ Folder = Callable[[Call, list[Content]], Content | None]
 _Scalar = Callable[..., Element | None]
 
 _INT32_MAX = 2**31 - 1
+#: what shape arithmetic must stay within: constant factors, and the whole with sizes of up to 15 bits
+_COEFFICIENT_BITS, _SIZE_BITS, _INTEGER_BITS = 20, 15, 63
+#: terms that a sum or product of two polynomials may have
+_TERMS_MAX = 16
 
 
 def fold(call: Call) -> list[Value] | None:
@@ -89,8 +94,15 @@ def _exact(value: float) -> float | None:
 
 
 def _small(value: Expression) -> Expression | None:
+    """An integer that does not overflow, whatever sizes its symbols stand for."""
     fixed = value.constant
-    return None if fixed is not None and abs(fixed) > _INT32_MAX else value
+    if fixed is not None:
+        return value if abs(fixed) <= _INT32_MAX else None
+    for monomial, coefficient in value.terms:
+        bits = coefficient.bit_length()
+        if monomial and (bits > _COEFFICIENT_BITS or bits + _SIZE_BITS * len(monomial) > _INTEGER_BITS):
+            return None
+    return value
 
 
 def _ring(operation: Callable[[Any, Any], Any]) -> _Scalar:
@@ -98,14 +110,21 @@ def _ring(operation: Callable[[Any, Any], Any]) -> _Scalar:
 
     def scalar(left: Element, right: Element) -> Element | None:
         if isinstance(left, Expression) and isinstance(right, Expression):
-            return _small(operation(left, right))
+            return _combined(operation, left, right)
         if isinstance(left, float) and isinstance(right, float):
             return _exact(operation(left, right))
         if isinstance(left, Real) and isinstance(right, Real):
-            return Real(operation(left.integer, right.integer))
+            found = _combined(operation, left.integer, right.integer)
+            return None if found is None else Real(found)
         return None
 
     return scalar
+
+
+def _combined(operation: Callable[[Any, Any], Any], left: Expression, right: Expression) -> Expression | None:
+    if len(left.terms) * len(right.terms) > _TERMS_MAX:
+        return None
+    return _small(operation(left, right))
 
 
 def _divide(call: Call) -> _Scalar:
@@ -285,7 +304,7 @@ def _slice(call: Call, operands: list[Content]) -> Content | None:
 def _squeeze(call: Call, operands: list[Content]) -> Content | None:
     axes = call.integers(1, "axes")
     data = operands[0]
-    dropped = {normalized(axis, data.ndim) for axis in axes} if axes is not None else None
+    dropped = {normalized(axis, data.ndim) for axis in axes} if axes else None
     kept = [size for axis, size in enumerate(data.shape) if (axis not in dropped if dropped is not None else size != 1)]
     return data.reshape(kept)
 
@@ -298,7 +317,7 @@ def _unsqueeze(call: Call, operands: list[Content]) -> Content | None:
 def _reshape(call: Call, operands: list[Content]) -> Content | None:
     data = operands[0]
     target = [constant(element) for element in operands[1].flat]
-    if not call.attribute("allowzero", 0):
+    if not call.flag("allowzero"):
         target = [data.shape[axis] if size == 0 else size for axis, size in enumerate(target)]
     return data.reshape(target)
 
@@ -320,14 +339,17 @@ def _reduce_product(call: Call, operands: list[Content]) -> Content | None:
     axes = call.integers(1, "axes")
     if data.ndim != 1 or (axes is not None and axes not in ([0], [-1])):
         return None
-    if not axes and call.attribute("noop_with_empty_axes", 0):
+    if not axes and call.flag("noop_with_empty_axes"):
         return None
     if not all(isinstance(element, Expression) for element in data):
         return None
     total = ONE
     for element in data:
-        total = call.symbols.bounded(total * element)
-    return contents([total]) if call.attribute("keepdims", 1) else contents([total]).reshape(())
+        found = _combined(mul, total, element)
+        if found is None:
+            return None
+        total = found
+    return contents([total]) if call.flag("keepdims", default=True) else contents([total]).reshape(())
 
 
 def _range(_call: Call, operands: list[Content]) -> Content | None:

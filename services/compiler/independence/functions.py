@@ -24,7 +24,7 @@ class Host(Protocol):
         nodes: Iterable[onnx.NodeProto],
         scope: Scope,
         versions: Mapping[str, int],
-        references: Mapping[str, onnx.AttributeProto],
+        references: Mapping[str, onnx.AttributeProto] | None,
     ) -> None: ...
 
 

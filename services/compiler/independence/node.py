@@ -57,6 +57,13 @@ class Call:
         found = self.attributes.get(name)
         return default if found is None else onnx.helper.get_attribute_value(found)
 
+    def flag(self, name: str, default: bool = False) -> bool:
+        """An attribute that is 0 or 1. Raises Dependent for another number: operators differ in what they take it for."""
+        value = self.attribute(name, int(default))
+        if value not in (0, 1):
+            raise Dependent(f"its attribute {name!r} is neither 0 nor 1")
+        return bool(value)
+
     def axis(self, rank: int, default: int, name: str = "axis") -> int:
         """The axis that an attribute names, from 0 to rank - 1."""
         return normalized(int(self.attribute(name, default)), rank)

@@ -76,7 +76,7 @@ def _window(call: Call, size: Expression, axis: int, kernel: Expression) -> Expr
     if stride == 1:
         return call.symbols.bounded(span + ONE)
     fixed = span.constant
-    ceiling = bool(call.attribute("ceil_mode", 0))
+    ceiling = call.flag("ceil_mode")
     if fixed is None or ceiling:
         return call.symbols.derived("window", span, stride, ceiling)
     return number(fixed // stride + 1)

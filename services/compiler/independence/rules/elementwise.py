@@ -25,13 +25,14 @@ _BROADCASTING = (  # noqa: SIM905
 
 def unary(call: Call) -> list[Value]:
     """One operand, whose shape the result has."""
+    call.flag("saturate", default=True)  # of Cast: with another number ONNX Runtime writes nothing
     value = call.input(0)
     return [Value(value.dims, value.rows)]
 
 
 def broadcasting(call: Call) -> list[Value]:
     """Any number of operands that are broadcast to each other."""
-    operands = [value for value in call.inputs if value is not None]
+    operands = [call.input(index) for index in range(len(call.inputs))]
     if call.domain == "" and call.version < _BROADCAST_OPSET and len(operands) > 1:
         _check_early_broadcast(call)
     return [elementwise(call.symbols, operands)]
@@ -40,7 +41,7 @@ def broadcasting(call: Call) -> list[Value]:
 def _check_early_broadcast(call: Call) -> None:
     axis = call.attribute("axis", None)
     first, second = call.input(0), call.input(1)
-    if call.attribute("broadcast", 0) and axis is not None and axis + (second.rank or 0) != first.rank:
+    if call.flag("broadcast") and axis is not None and axis + (second.rank or 0) != first.rank:
         raise Dependent(f"its broadcasting along an axis is of opset {call.version}")
 
 
@@ -62,7 +63,7 @@ def dropout(call: Call) -> list[Value]:
         training = call.optional(2)
         if training is not None and not _is_false(training):
             raise Dependent("it may run in training mode, which is random")
-    elif call.version < 7 and not call.attribute("is_test", 0):
+    elif call.version < 7 and not call.flag("is_test"):
         raise Dependent("it runs in training mode, which is random")
     return [Value(value.dims, value.rows)] * 2
 

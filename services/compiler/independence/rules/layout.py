@@ -46,7 +46,7 @@ def _target_dims(call: Call, dims: Dims, target: Sequence[Element]) -> list[Expr
             if inferred is not None:
                 raise Dependent("its target has two sizes of -1")
             inferred, size = axis, ONE
-        elif size == ZERO and not call.attribute("allowzero", 0):
+        elif size == ZERO and not call.flag("allowzero"):
             size = dims[axis]
         sizes.append(size)
     if inferred is not None:
@@ -122,7 +122,7 @@ def moved(value: Value, perm: Sequence[int]) -> Value:
 
 def concat(call: Call) -> list[Value]:
     """Along another axis than that of the rows; along it, blocks of rows follow each other."""
-    values = [value for value in call.inputs if value is not None]
+    values = [call.input(index) for index in range(len(call.inputs))]
     shapes = [dims_of(value) for value in values]
     axis = call.axis(len(shapes[0]), 1 if call.version < 4 else 0)
     first = next((value.rows for value in values if value.rows is not None), None)
@@ -175,7 +175,7 @@ def squeeze(call: Call) -> list[Value]:
     value = call.input(0)
     axes = call.integers(1, "axes")
     rank = len(dims_of(value))
-    if axes is not None:
+    if axes:  # ONNX Runtime takes an empty list of axes as none
         return [without_axes(value, {normalized(axis, rank) for axis in axes}, keep=False)]
     if value.rows is not None:
         raise Dependent("without axes it drops the axis of the rows when there is one row")

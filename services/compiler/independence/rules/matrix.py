@@ -36,14 +36,16 @@ def matmul(call: Call) -> list[Value]:
 
 def gemm(call: Call) -> list[Value]:
     """A of [row, sum] or transposed, B of [sum, column] or transposed, C broadcast to [row, column]."""
-    a: Labels = ["sum", "row"] if call.attribute("transA", 0) else ["row", "sum"]
-    b: Labels = ["column", "sum"] if call.attribute("transB", 0) else ["sum", "column"]
+    a: Labels = ["sum", "row"] if call.flag("transA") else ["row", "sum"]
+    b: Labels = ["column", "sum"] if call.flag("transB") else ["sum", "column"]
     operands: list[tuple[Value, Labels]] = [(call.input(0), a), (call.input(1), b)]
     added = call.optional(2)
     if added is not None:
-        if call.version < 7 and len(dims_of(added)) != 2 and not call.attribute("broadcast", 0):
+        if call.version < 7 and len(dims_of(added)) != 2 and not call.flag("broadcast"):
             raise Dependent("the third operand is not broadcast")
         both: Labels = ["row", "column"]
+        if added.rows is not None and call.input(0).rows is None and call.input(1).rows is None:
+            raise Dependent("only what it adds has rows")  # it may not be larger than the product
         operands.append((added, both[2 - len(dims_of(added)) :]))
     for value, _ in operands[:2]:
         if value.rank != 2:

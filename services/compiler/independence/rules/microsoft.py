@@ -29,9 +29,12 @@ from services.compiler.independence.rules.quantization import (
 from services.compiler.independence.rules.refused import refusing
 from services.compiler.independence.value import Dependent, Rows, Value, rowed
 
+_CACHE_INDIRECTION = 9
+
 
 def biased(call: Call) -> list[Value]:
-    """FastGelu, BiasGelu: an optional bias is added."""
+    """FastGelu, BiasGelu: an optional bias is added to the last axis."""
+    check_shared(call, 1)
     return [elementwise(call.symbols, [value for value in call.inputs if value is not None])]
 
 
@@ -47,16 +50,16 @@ def fused_convolution(call: Call) -> list[Value]:
 
 def fused_matmul(call: Call) -> list[Value]:
     """MatMul with the last two axes of an operand exchanged first; other exchanges are not followed."""
-    if call.attribute("transBatchA", 0) or call.attribute("transBatchB", 0):
+    if call.flag("transBatchA") or call.flag("transBatchB"):
         raise Dependent("its exchange of batch axes is not followed")
     left, right = call.input(0), call.input(1)
     ranks = len(dims_of(left)), len(dims_of(right))
     if min(ranks) < 2:
         raise Dependent("an operand is no matrix")
-    a: list[Hashable] = [*range(2 - ranks[0], 0), *(["sum", "row"] if call.attribute("transA", 0) else ["row", "sum"])]
+    a: list[Hashable] = [*range(2 - ranks[0], 0), *(["sum", "row"] if call.flag("transA") else ["row", "sum"])]
     b: list[Hashable] = [
         *range(2 - ranks[1], 0),
-        *(["column", "sum"] if call.attribute("transB", 0) else ["sum", "column"]),
+        *(["column", "sum"] if call.flag("transB") else ["sum", "column"]),
     ]
     return [combine(call.symbols, [(left, a), (right, b)], [*range(2 - max(ranks), 0), "row", "column"])]
 
@@ -106,6 +109,8 @@ def multi_head_attention(call: Call) -> list[Value]:
     check_batched(call, rows, 1, 2, 4, 6, 7)
     check_shared(call, 3, 8)
     check_broadcast(call, 5, 4, rows)
+    if call.optional(_CACHE_INDIRECTION) is not None:
+        raise Dependent("its past is looked up by positions in the whole batch")
     result = rowed([rows.size, *unknown_dims(call, 2)], rows)
     return [result, *(rowed([rows.size, *unknown_dims(call, 3)], rows) for _ in range(3))]
 
@@ -137,7 +142,7 @@ def packed_weights(call: Call) -> list[Value]:
 def linear_pool(call: Call) -> list[Value]:
     """Pooling of a quantised tensor, channels first or last."""
     check_single(call, 1, 2, 3, 4)
-    if call.attribute("channels_last", 0):
+    if call.flag("channels_last"):
         value, rows = batch(call)
         if rows is None:
             raise Dependent("its input has no rows")

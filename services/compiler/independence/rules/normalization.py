@@ -47,10 +47,10 @@ def batch_normalization(call: Call) -> list[Value]:
 
 def _trains(call: Call) -> bool:
     if call.version >= 14:
-        return bool(call.attribute("training_mode", 0))
+        return call.flag("training_mode")
     if call.version >= 7:
         return call.outputs > 1
-    return not call.attribute("is_test", 0)
+    return not call.flag("is_test")
 
 
 def instance_normalization(call: Call) -> list[Value]:
@@ -72,10 +72,10 @@ def layer_normalization(call: Call) -> list[Value]:
     axis = call.axis(len(dims), -1)
     if value.rows is not None and value.rows.axis >= axis:
         raise Dependent("it takes statistics over the axis of the rows")
-    others = [other for other in call.inputs[1:] if other is not None]
-    result = elementwise(call.symbols, [value, *others])
-    if result.rank != len(dims):
-        raise Dependent("its scale has more axes than its input")
+    bias = call.optional(2)
+    result = elementwise(call.symbols, [value, call.input(1), *([] if bias is None else [bias])])
+    if result.rank != len(dims) or result.rows != value.rows:
+        raise Dependent("its scale has axes or rows that its input does not have")
     statistics = [*dims[:axis], *([ONE] * (len(dims) - axis))]
     moments = free(statistics) if value.rows is None else rowed(statistics, value.rows)
     return [result, *([moments] * (call.outputs - 1))]
@@ -84,7 +84,7 @@ def layer_normalization(call: Call) -> list[Value]:
 def over_axes(call: Call) -> list[Value]:
     """MeanVarianceNormalization; by default over the batch, too."""
     value = call.input(0)
-    axes = call.attribute("axes", [0, 2, 3])
+    axes = call.attribute("axes", [0, 2, 3]) or range(len(dims_of(value)))
     for axis in axes:
         check_axis(value, normalized(int(axis), len(dims_of(value))))
     return [same(value)]

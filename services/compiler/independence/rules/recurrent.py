@@ -13,7 +13,7 @@ _STATES = (5, 6)
 def recurrent(call: Call) -> list[Value]:
     """Outputs Y [time, directions, batch, hidden] and the last states [directions, batch, hidden]."""
     value = call.input(0)
-    layout = int(call.attribute("layout", 0))
+    layout = call.flag("layout")
     batch = 0 if layout else 1
     dims = dims_of(value)
     if len(dims) != 3:

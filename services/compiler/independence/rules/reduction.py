@@ -33,17 +33,17 @@ def reduce(call: Call) -> list[Value]:
     rank = len(dims_of(value))
     axes = call.integers(1, "axes")
     if not axes:
-        if call.attribute("noop_with_empty_axes", 0):
+        if call.flag("noop_with_empty_axes"):
             return [same(value)]
         axes = list(range(rank))
     dropped = {normalized(axis, rank) for axis in axes}
-    return [without_axes(value, dropped, bool(call.attribute("keepdims", 1)))]
+    return [without_axes(value, dropped, call.flag("keepdims", default=True))]
 
 
 def arg(call: Call) -> list[Value]:
     value = call.input(0)
     axis = call.axis(len(dims_of(value)), 0)
-    return [without_axes(value, {axis}, bool(call.attribute("keepdims", 1)))]
+    return [without_axes(value, {axis}, call.flag("keepdims", default=True))]
 
 
 def cumulative(call: Call) -> list[Value]:

@@ -23,9 +23,7 @@ def cut(call: Call) -> list[Value]:
     call.only_rowed(0)
     value = call.input(0)
     dims = list(dims_of(value))
-    axes = call.integers(3, "axes")
-    count = _slices(call) if axes is None else len(axes)
-    axes = list(range(count)) if axes is None else axes
+    axes = call.integers(3, "axes") or list(range(_slices(call)))
     for index, axis in enumerate(axes):
         axis = normalized(axis, len(dims))
         if value.rows is not None and axis == value.rows.axis:
@@ -214,8 +212,8 @@ def resize(call: Call) -> list[Value]:
     call.only_rowed(0)
     value = call.input(0)
     dims = dims_of(value)
-    axes = call.attribute("axes", None)
-    chosen = list(range(len(dims))) if axes is None else [normalized(axis, len(dims)) for axis in axes]
+    axes = call.attribute("axes", None) or range(len(dims))  # ONNX Runtime takes an empty list as all axes
+    chosen = [normalized(axis, len(dims)) for axis in axes]
     result = [call.symbols.fresh() if axis in chosen else size for axis, size in enumerate(dims)]
     if value.rows is None:
         return [free(result)]
@@ -257,7 +255,7 @@ def crop_or_pad(call: Call) -> list[Value]:
     call.only_rowed(0)
     value = call.input(0)
     rank = len(dims_of(value))
-    axes = {normalized(axis, rank) for axis in call.attribute("axes", range(rank))}
+    axes = {normalized(axis, rank) for axis in call.attribute("axes", None) or range(rank)}
     for axis in axes:
         check_axis(value, axis)
     return [
