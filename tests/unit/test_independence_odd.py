@@ -43,6 +43,10 @@ ODD = {
         "com.microsoft.FastGelu",
         "g (float[N] x, float[1, 1] w) => (float[N, 1] y) { u = com.microsoft.FastGelu(w, x)  y = Transpose(u) }",
     ),
+    "a bias for a last axis that is the rows": (
+        "com.microsoft.BiasGelu",
+        "g (float[N] x, float[1] w) => (float[N] y) { y = com.microsoft.BiasGelu(x, w) }",
+    ),
     "keys of other rows by their number": (
         "com.microsoft.MultiHeadAttention",
         """g (float[N, 1, 8] x, float[N, 2, 3, 4] x_keys, int32[N, 1, 4] x_beams) => (float[N, 1, 8] y) {
@@ -142,3 +146,23 @@ def test_long_attributes_in_functions_count_each_time():
     found = prove(chain(calls, [named_function("F", [body])]), ["x"])
     assert not found.proven
     assert found.culprit == "the graph"
+
+
+def test_a_function_of_another_opset_ends_the_proof():
+    """ONNX Runtime takes the version of the model: before opset 13 Softmax works along all axes from 1 on."""
+    turned = """g (float[N, 3, 4] x) => (float[N, 3, 4] y) {
+        t = Transpose<perm = [1, 0, 2]>(x)  u = f.F(t)  y = Transpose<perm = [1, 0, 2]>(u) }"""
+    function = named_function("F", [helper.make_node("Softmax", ["a"], ["z"])])
+    for opset, proven in ((17, True), (12, False)):
+        model = parsed(turned, opset)
+        model.opset_import.append(helper.make_opsetid("f", 1))
+        model.functions.append(function)
+        assert prove(model, ["x"]).proven is proven
+
+
+def test_a_function_does_not_replace_an_operator_of_the_runtime():
+    body, imports = helper.make_node("Identity", ["a"], ["z"]), [helper.make_opsetid("", 17)]
+    domain = "com.microsoft.nchwc"
+    function = helper.make_function(domain, "GlobalMaxPool", ["a"], ["z"], [body], imports)
+    model = chain([helper.make_node("GlobalMaxPool", ["x"], ["y"], domain=domain)], [function])
+    assert prove(model, ["x"]).culprit.startswith(domain)

@@ -51,6 +51,9 @@ DEPTH_MAX = 24
 #: what a malformed node makes a rule raise
 _MALFORMED = (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
 
+#: where the runtime may have operators of its own, which it prefers to functions
+_RUNTIME_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms")
+
 #: domains all of whose operators give the same for the same operands, but for the random ones
 _STANDARD = frozenset({"", "ai.onnx.ml"})
 
@@ -198,8 +201,14 @@ class _Proving:
     def _apply(self, call: Call, node: onnx.NodeProto, context: control.Context) -> Sequence[AnyValue]:
         local = self._functions.get((call.domain, node.op_type, node.overload))
         if local is not None:
-            if call.domain in RULES:
+            if call.domain.startswith(_RUNTIME_DOMAINS) or call.domain in RULES:
                 raise Dependent("a function of the model has the name of a standard operator")
+            imported = functions.opsets(self._model.opset_import)  # the versions that the runtime takes
+            if any(
+                imported.get(domain, version) != version
+                for domain, version in functions.opsets(local.opset_import).items()
+            ):
+                raise Dependent("the function and the model import different versions of operators")
             return functions.expand(self, local, call)
         if call.domain == "" and call.op in control.RULES:
             return control.RULES[call.op](call, context)

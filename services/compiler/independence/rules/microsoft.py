@@ -35,6 +35,8 @@ _CACHE_INDIRECTION = 9
 def biased(call: Call) -> list[Value]:
     """FastGelu, BiasGelu: an optional bias is added to the last axis."""
     check_shared(call, 1)
+    if call.optional(1) is not None:
+        check_axis(call.input(0), len(dims_of(call.input(0))) - 1)
     return [elementwise(call.symbols, [value for value in call.inputs if value is not None])]
 
 
