@@ -16,7 +16,6 @@ from services.triton.paths import plain_path
 from services.triton.warmups import warmups
 
 DELAY_MS_MAX = 10_000
-ROWS_LIMIT = 65_536
 _MICROSECONDS = 1000
 _KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 _POOLS = {"KIND_GPU": "gpu", "KIND_CPU": "cpu"}
@@ -34,8 +33,6 @@ def serving(given: Given, signature: Signature, pool: str) -> Serving:
     """
     message = given.message
     rows_max = message.max_batch_size or ROWS_MAX_DEFAULT
-    if rows_max > ROWS_LIMIT:
-        raise invalid(f"max_batch_size {rows_max} is more than {ROWS_LIMIT}")
     chosen, instances = _instances(message, pool)
     config = ModelConfig(
         batching=signature.batching,

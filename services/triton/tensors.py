@@ -14,6 +14,8 @@ from services.tensor import Signature, TensorSpec
 from services.triton.datatypes import datatype_of, type_name
 from services.triton.given import Given
 
+ROWS_LIMIT = 65_536
+
 Dims = tuple[int, ...]
 
 
@@ -22,6 +24,8 @@ def wanted_batching(given: Given) -> bool | None:
     size = given.message.max_batch_size
     if size < 0:
         raise invalid(f"max_batch_size {size} is negative")
+    if size > ROWS_LIMIT:
+        raise invalid(f"max_batch_size {size} is more than {ROWS_LIMIT}")
     return size > 0 if given.says_batch else None
 
 

@@ -304,6 +304,7 @@ def test_a_broken_model_changes_nothing(millrace, tmp_path):
         (["up", "--repository", "/nowhere"], "--repository /nowhere: there is no such folder"),
         (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
+        (["load", "digits", "--config", '{"max_batch_size": 65537}'], "max_batch_size 65537 is more than 65536"),
         (["unload", "nope"], "'nope' is not found"),
         (["restart", "--home", "/nowhere"], "nothing runs in /nowhere: start it with `millrace up`"),
     ],
