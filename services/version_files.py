@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 from contextlib import ExitStack
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -52,6 +53,18 @@ def open_inside(folder: Path, path: str, what: str = "file") -> IO[bytes]:
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise invalid(f"{what} {path[:80]!a} is not a regular file")
+    return os.fdopen(file, "rb")
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """The regular file at `path`, or that a link there leads to, open for reading.
+
+    Raises OSError, also for what is no regular file: a FIFO would be waited for, and a device read, for ever.
+    """
+    file = os.open(path, _FILE)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return os.fdopen(file, "rb")
 
 

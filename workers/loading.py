@@ -20,6 +20,7 @@ from services.load_marks import PROBE, left_behind
 from services.manifest import Manifest
 from services.profile import Profile
 from services.settings import child_environment
+from services.version_files import open_regular
 from services.worker_id import new_start, worker_id
 from workers.backends.base import Backend, Instance, Stop
 from workers.profile import measure
@@ -107,7 +108,7 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """Raises Failure(MODEL) when a file of the version is not what was published."""
     for file in manifest.files:
         try:
-            with (folder / file.path).open("rb") as content:
+            with open_regular(folder / file.path) as content:
                 digest = hashlib.file_digest(content, "sha256").hexdigest()
         except OSError as error:
             raise Failure(

@@ -6,12 +6,12 @@ import hashlib
 from pathlib import Path
 
 from services.manifest import SourceFile
+from services.version_files import open_regular
 
 
 def described_file(folder: Path, path: str) -> SourceFile:
     """The file at `path` below `folder`, as it is now. Raises OSError."""
-    file = folder / path
-    with file.open("rb") as content:
+    with open_regular(folder / path) as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         size_bytes = content.tell()
     return SourceFile(path=path, size_bytes=size_bytes, sha256=digest)

@@ -18,6 +18,7 @@ from services.triton.given import CONFIG_BYTES_MAX, Given, from_text, nothing
 from services.triton.paths import FILE, is_version, plain_path
 from services.triton.policy import chosen
 from services.triton.refused import check_supported
+from services.version_files import open_regular
 
 CONFIG = "config.pbtxt"
 
@@ -67,10 +68,15 @@ def _own(path: Path) -> Given:
     file = path / CONFIG
     if not file.exists():
         return nothing()
-    if file.stat().st_size > CONFIG_BYTES_MAX:
+    try:
+        with open_regular(file) as content:
+            text = content.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise invalid(f"{CONFIG} cannot be read: {error.strerror}") from error
+    if len(text) > CONFIG_BYTES_MAX:
         raise invalid(f"{CONFIG} is longer than {CONFIG_BYTES_MAX} bytes")
     try:
-        return from_text(file.read_text(encoding="utf-8"))
+        return from_text(text.decode())
     except UnicodeDecodeError:
         raise invalid(f"{CONFIG} is not UTF-8 text") from None
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from services.compiler.files import described_file
 from services.errors import Failure
 from services.manifest import ModelConfig, SourceFile
+from services.repository.folder import FolderRepository
+from services.triton.folder import read_model_folder
 from services.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX, check_labels, read_inside, read_label_names
-from tests.kit.versions import SIGNATURE
+from tests.kit.versions import SIGNATURE, publish
+from workers.loading import verify
 
 
 @pytest.fixture
@@ -73,6 +78,33 @@ def test_nobody_waits_for_a_fifo_or_reads_a_device(folder: Path) -> None:
     os.mkfifo(folder / "fifo")
     with pytest.raises(Failure, match="not a regular file"):
         read_inside(folder, "fifo", 100)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("make", [_device, os.mkfifo])
+def test_a_model_that_is_no_file_any_more_stops_neither_its_worker_nor_a_gateway(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "model"
+    manifest = publish(FolderRepository(tmp_path / "repository"), "model", 1)
+    file = folder / manifest.files[0].path
+    file.parent.mkdir(parents=True)
+    make(file)
+    with pytest.raises(Failure, match="not a regular file"):
+        verify(folder, manifest)
+    with pytest.raises(OSError, match="not a regular file"):
+        described_file(folder, manifest.files[0].path)
+    make(folder / "config.pbtxt")
+    with pytest.raises(Failure, match=r"config\.pbtxt cannot be read: it is not a regular file"):
+        read_model_folder(folder, "model", None)
+
+
+def test_a_link_to_a_model_is_followed(folder: Path) -> None:
+    (folder / "link").symlink_to(folder / "source" / "labels.txt")
+    assert described_file(folder, "link").size_bytes == 16
 
 
 def test_a_file_that_was_changed_or_is_not_the_versions_is_refused(folder: Path) -> None:
