@@ -93,7 +93,7 @@ def _check(task: CheckTask) -> Checked:
     # Loaded after the archive was looked at, and inside the limits: these libraries are large.
     try:
         from services.compiler.inspection import inspect
-    except MemoryError as error:
+    except (MemoryError, SystemError) as error:  # a library's C code fails without saying why when memory runs out
         raise ImportError("no memory left") from error
     checked = inspect(task, path)
     batching = checked.batching.model_copy(update={"reason": _one_line(checked.batching.reason)})

@@ -85,8 +85,8 @@ def metrics_dir_of(settings: Settings) -> Path:
 
 
 #: glibc, which the server of the wheel allocates with, learns from the first large tensor to keep the room of all of
-#: them. With these sizes given it does not: parts of blobs (512 KiB) go back when they are freed, all else stays at hand.
-_GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
+#: them. With these sizes given it does not: parts of blobs (256 KiB) go back when they are freed, all else stays at hand.
+_GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
