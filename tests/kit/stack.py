@@ -270,6 +270,8 @@ def running_stack(
     disk = disk or Disk(tmp_path)
     stack = Stack(disk.folder / "home", arguments, settings or {}, disk)
     try:
+        for name in models or {}:
+            stack.settled(name, 1)  # `up` is ready when one worker is; tests that end workers need them all to be
         yield stack
         assert_nothing_left(stack)
     except BaseException:
@@ -280,8 +282,11 @@ def running_stack(
         raise
 
 
-def assert_quiet(stack: Stack, timeout_s: float = 30) -> None:
-    """Nobody asks for anything: wait for the moment in which nothing is on its way, waits, or is held for anybody."""
+def assert_quiet(stack: Stack, timeout_s: float = 90) -> None:
+    """Nobody asks for anything: wait for the moment in which nothing is on its way, waits, or is held for anybody.
+
+    Memory of a batch that was tried again rests for a minute, and on a busy machine any batch may be.
+    """
     wait_for_none(lambda: _unquiet(stack), timeout_s)
 
 
