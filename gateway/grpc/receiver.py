@@ -119,15 +119,7 @@ class Receiver:
 
     async def message(self, context: Any) -> bytes:
         """The one message of a unary call. Raises Failure: INVALID (there is none), UNAVAILABLE, EXPIRED."""
-        read = self._begin(context, timed=True)
-        body = EOF
-        try:
-            body = await context.read()
-        except asyncio.CancelledError:
-            _tell(read)
-            raise
-        finally:
-            self._end(read, body)
+        body = await self._body(context, timed=True)
         if body is EOF:
             raise invalid("the call ended without a message")
         message: bytes = body
@@ -135,7 +127,12 @@ class Receiver:
 
     async def next(self, context: Any) -> bytes | None:
         """The next message of a stream; None: the client has ended it. Raises Failure(UNAVAILABLE)."""
-        read = self._begin(context, timed=False)
+        body = await self._body(context, timed=False)
+        return None if body is EOF else body
+
+    async def _body(self, context: Any, *, timed: bool) -> Any:
+        """What the call sends next, counted while it arrives; EOF: nothing more."""
+        read = self._begin(context, timed=timed)
         body = EOF
         try:
             body = await context.read()
@@ -144,7 +141,7 @@ class Receiver:
             raise
         finally:
             self._end(read, body)
-        return None if body is EOF else body
+        return body
 
     def _begin(self, context: Any, *, timed: bool) -> _Read:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
