@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter, defaultdict
 
 import pytest
@@ -14,6 +15,12 @@ from _pytest.terminal import TerminalReporter
 from tests.kit import tools
 
 PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
+
+
+def pytest_configure() -> None:
+    """Signals as a terminal's shell leaves them: nohup and background jobs ignore some, and children inherit that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -230,8 +230,8 @@ def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: P
             for number in (2, 3):
                 cut(stack)
                 wait_until(lambda: streams(stack) == number, what="put again")  # noqa: B023
-        # the first run is over, and one of the batches that were put again is in the worker's hands
-        wait_until(lambda: (streams(stack), leases(stack)) == (2, 1), what="leased")
+        # the first run is over, and the batches that were put again, or one of them, are in the worker's hands
+        wait_until(lambda: streams(stack) == 2 and leases(stack) > 0, what="leased")
         os.kill(worker, signal.SIGKILL)
         reply = connection.getresponse()
         print(f"1 request, put 3 times, 1 worker killed: {reply.status} {reply.read()[:100]!r}")

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,14 +28,19 @@ SLACK = 224 * MIB
 SLOW_S = 4
 SMALL = 40 * MIB  # growth that is not worth giving back
 WAIT_S = 60.0
+SETTINGS: dict[str, Any] = {"unread_bytes_max": BUDGET, "reply_bytes_max": 2 * REPLY, "slow_s_max": SLOW_S}
+
+
+def push_spread(stack: Stack, folder: Path) -> None:
+    """A model that answers one number with `REPLY` bytes."""
+    stack.push("spread", models.spread(folder / "spread.onnx", columns=REPLY // 4))
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("unread")
-    settings = {"unread_bytes_max": BUDGET, "reply_bytes_max": 2 * REPLY, "slow_s_max": SLOW_S}
-    with running_stack(folder, settings=settings, models={"small": models.scale(folder / "s.onnx")}) as stack:
-        stack.push("spread", models.spread(folder / "spread.onnx", columns=REPLY // 4))
+    with running_stack(folder, settings=SETTINGS, models={"small": models.scale(folder / "s.onnx")}) as stack:
+        push_spread(stack, folder)
         yield stack
 
 
@@ -109,7 +116,16 @@ def test_unread_replies_share_one_budget(stack: Stack, kind: str) -> None:
         assert stack.metrics().value("millrace_refused_total", reason="unread_full") > refused
 
 
-def test_memory_goes_back_after_a_burst(stack: Stack) -> None:
+@pytest.fixture
+def new_stack(tmp_path: Path) -> Iterator[Stack]:
+    """A stack whose processes have not grown yet."""
+    with running_stack(tmp_path, settings=SETTINGS) as stack:
+        push_spread(stack, tmp_path)
+        yield stack
+
+
+def test_memory_goes_back_after_a_burst(new_stack: Stack) -> None:
+    stack = new_stack
     assert_quiet(stack)
     processes = {name: pid for name, pid in stack.pids().items() if name in {"gateway-0", "cpu-0"}}
     before = {name: resident_bytes(pid) for name, pid in processes.items()}
