@@ -191,35 +191,40 @@ def test_the_configuration_of_every_version(stack: Stack, client: Any) -> None:
 
 
 def test_a_load_reads_the_folder_again(stack: Stack, client: Any, repository: Path) -> None:
-    manifest = stack.home / "repository" / "models" / "plain" / "5" / "manifest.json"
+    times(repository / "grown" / "5" / "model.onnx", 5)
+    client.load_model("grown")
+    manifest = stack.home / "repository" / "models" / "grown" / "5" / "manifest.json"
     before = manifest.read_bytes()
-    client.load_model("plain")
+    client.load_model("grown")
     assert manifest.read_bytes() == before  # nothing changed: nothing was loaded
 
-    new = repository / "plain" / "6"
+    new = repository / "grown" / "6"
     times(new / "model.onnx", 6)
-    assert scaled(client, "plain") == 5
-    client.load_model("plain")
-    assert scaled(client, "plain") == 6
-    everywhere(stack, "/v2/models/plain/versions/5", 404)
+    assert scaled(client, "grown") == 5
+    client.load_model("grown")
+    assert scaled(client, "grown") == 6
+    everywhere(stack, "/v2/models/grown/versions/5", 404)
     assert not manifest.exists()
 
-    worse = repository / "plain" / "7"
+    worse = repository / "grown" / "7"
     worse.mkdir()
-    said = refusal(client.load_model, "plain")
-    assert "failed to load 'plain', version 7: there is no file 7/model.onnx" in said
+    said = refusal(client.load_model, "grown")
+    assert "failed to load 'grown', version 7: there is no file 7/model.onnx" in said
     (worse / "model.onnx").write_bytes(b"no model")
-    assert "failed to load 'plain', version 7: this is not an ONNX model" in refusal(client.load_model, "plain")
-    assert scaled(client, "plain") == 6
-    assert "version 7" in index(client)["plain", "6"][1]
+    assert "failed to load 'grown', version 7: this is not an ONNX model" in refusal(client.load_model, "grown")
+    assert scaled(client, "grown") == 6
+    assert "version 7" in index(client)["grown", "6"][1]
     (worse / "model.onnx").unlink()
     worse.rmdir()
-    client.load_model("plain")
-    assert index(client)["plain", "6"] == ("READY", "")
+    client.load_model("grown")
+    assert index(client)["grown", "6"] == ("READY", "")
 
-    (repository / "worse" / "config.pbtxt").write_text("max_batch_size: 2")
-    client.load_model("worse")
-    assert scaled(client, "worse") == 1
+    times(repository / "mended" / "1" / "model.onnx", 1)
+    (repository / "mended" / "config.pbtxt").write_text("sequence_batching { }")
+    assert "sequence_batching is not supported" in refusal(client.load_model, "mended")
+    (repository / "mended" / "config.pbtxt").write_text("max_batch_size: 2")
+    client.load_model("mended")
+    assert scaled(client, "mended") == 1
     times(repository / "later" / "1" / "model.onnx", 7)
     assert index(client)["later", ""] == ("", "")
     client.load_model("later")
@@ -397,15 +402,17 @@ def test_names_that_are_taken(stack: Stack, client: Any, repository: Path, tmp_p
 
 
 def test_damage_is_found_and_mended_by_a_load(stack: Stack, client: Any, repository: Path) -> None:
-    times(repository / "both" / "1" / "model.onnx", 22)
-    assert scaled(client, "both") == 21  # what is loaded stays loaded
+    times(repository / "hurt" / "1" / "model.onnx", 21)
+    client.load_model("hurt")
+    times(repository / "hurt" / "1" / "model.onnx", 22)
+    assert scaled(client, "hurt") == 21  # what is loaded stays loaded
     for name, pid in stack.pids().items():
         if name.startswith("cpu-"):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: index(client)["both", "1"][0] == "UNAVAILABLE", what="the damage is found")
-    assert "damaged: 1/model.onnx is not the file" in index(client)["both", "1"][1]
-    client.load_model("both")
-    assert scaled(client, "both") == 22
+    wait_until(lambda: index(client)["hurt", "1"][0] == "UNAVAILABLE", what="the damage is found")
+    assert "damaged: 1/model.onnx is not the file" in index(client)["hurt", "1"][1]
+    client.load_model("hurt")
+    assert scaled(client, "hurt") == 22
 
 
 def test_all_gateways_know_at_once(stack: Stack) -> None:
