@@ -550,6 +550,7 @@ class Lane:
         del self._pending[outstanding.name]
         self._outstanding -= 1
         self._forecast.gone(outstanding.run_s)
+        self.link.withdraw(self.release, outstanding.name)
         if outstanding.places:
             self._parked.append((self._clock() + self._rest_s, outstanding.places))
             self._ticking.add(self)

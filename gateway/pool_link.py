@@ -140,6 +140,12 @@ class PoolLink:
         if self._out is not None and self._out.connected:
             self._out.send((b"DEL", self.keys.blob(name)))
 
+    def withdraw(self, lane: str, name: str) -> None:
+        """Take a batch that nobody waits for out of a lane that no worker holds; else it would stay for an hour."""
+        if self._out is not None and self._out.connected:
+            keys = self.keys
+            self._out.send((b"EVALSHA", script("withdraw").sha, 1, keys.stream(lane), keys.prefix, lane, name))
+
     async def take_blob(self, name: str) -> bytes:
         """Read a blob, part by part, and remove it; b"" if it is not there. Raises as `call` does."""
         key = self.keys.blob(name)
@@ -169,7 +175,7 @@ class PoolLink:
 
     async def load_scripts(self) -> None:
         """Make the scripts known to Redis (again)."""
-        for name in ("put", "reclaim", "blame"):
+        for name in ("put", "reclaim", "blame", "withdraw"):
             await self.call("SCRIPT", "LOAD", script(name).text)
 
     async def _connect(self) -> None:

@@ -23,6 +23,30 @@ def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):
     assert 3600 < pool.redis.ttl(pool.keys.stream("m")) <= 3660
 
 
+def test_what_nobody_can_run_is_withdrawn_by_its_gateway(pool):
+    for name in ("b1", "b2"):
+        pool.put("m", name)
+    assert not pool.withdraw("m", "b0")
+    assert pool.withdraw("m", "b1")
+    assert pool.check().waiting() == ["b2"]
+    assert pool.withdraw("m", "b2")
+    assert pool.redis.keys() == []
+    assert not pool.withdraw("m", "b2")
+
+
+def test_what_a_worker_can_run_or_runs_is_not_withdrawn(pool):
+    pool.join("w", "m")
+    pool.put("m", "b1")
+    assert not pool.withdraw("m", "b1")
+    [lease] = pool.next("w")
+    pool.worker("w").release("m")
+    pool.put("m", "b2")
+    assert not pool.withdraw("m", "b1")
+    assert pool.withdraw("m", "b2")
+    pool.next("w", lease, wanted=0)
+    assert pool.replies() == [b"b1 1 w"]
+
+
 def test_what_waited_for_a_worker_is_there_for_the_first_that_comes(pool):
     pool.put("m", "b1")
     pool.put("m", "b2")

@@ -69,6 +69,9 @@ class LoopbackLink(PoolLink):
         if not self.held:
             asyncio.get_running_loop().call_soon(self.run_held)
 
+    def withdraw(self, lane: str, name: str) -> None:
+        return
+
     def run_held(self) -> None:
         """Run all batches that were put."""
         waiting, self.waiting = self.waiting, []

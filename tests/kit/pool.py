@@ -115,7 +115,7 @@ class Pool:
 
     def load(self) -> None:
         """Make the gateways' scripts known to Redis."""
-        for scripted in ("put", "reclaim"):
+        for scripted in ("put", "reclaim", "withdraw"):
             self._link.call("SCRIPT", "LOAD", script(scripted).text)
 
     def close(self) -> None:
@@ -178,6 +178,12 @@ class Pool:
             int(bool(worker)), *known,
         )  # fmt: skip
         return cast("tuple[int, int, int]", tuple(got))
+
+    def withdraw(self, lane: str, name: str) -> bool:
+        """Whether the batch was taken out."""
+        keys = self.keys
+        got = self._link.call("EVALSHA", script("withdraw").sha, 1, keys.stream(lane), keys.prefix, lane, name)
+        return bool(got)
 
     def blob(self, name: str) -> bytes:
         """What a blob holds; b"" if it is not there."""

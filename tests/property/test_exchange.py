@@ -139,6 +139,18 @@ class ExchangeMachine(RuleBasedStateMachine):
         assert self.pool.replies(gateway) == self.replies[gateway]
         self.replies[gateway].clear()
 
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        """A gateway waits no longer for one of its batches."""
+        name = data.draw(st.sampled_from(sorted(self.batches)))
+        lane = self.batches[name].lane
+        [entry] = [entry for entry in self.picture.entries if entry.name == name]
+        held = any(lane in lanes for lanes in self.picture.held.values())
+        assert self.pool.withdraw(lane, name) == (entry.worker is None and not held)
+        if entry.worker is None and not held:
+            del self.batches[name]
+
     @rule(data=st.data())
     def reclaim(self, data: st.DataObject) -> None:
         """The lease time has passed for some: surely dead or frozen ones, perhaps one whose heart was only late."""

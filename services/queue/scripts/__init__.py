@@ -21,12 +21,12 @@ class Script(NamedTuple):
 
 #: leases of one batch by silent workers, in all; of a worker that died its supervisor says so at once
 ATTEMPTS_MAX = 6
-_WITH_OFFER = frozenset({"put", "next", "hold", "release", "reclaim", "give_back", "blame"})
+_WITH_OFFER = frozenset({"put", "next", "hold", "release", "reclaim", "give_back", "blame", "withdraw"})
 
 
 @cache
 def script(name: str) -> Script:
-    """The script `name` (put, next, hold, release, recover, pass_on, beat, reclaim, give_back, blame)."""
+    """The script `name` (put, next, hold, release, recover, pass_on, beat, reclaim, give_back, blame, withdraw)."""
     folder = files(__package__)
     text = folder.joinpath(f"{name}.lua").read_bytes()
     if name in _WITH_OFFER:

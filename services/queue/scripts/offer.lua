@@ -85,12 +85,18 @@ local function append(prefix, lane, batch, attempt, deadline, replies, name, cos
   return 0
 end
 
+-- held_by_any(prefix, lane) -> whether a worker can run the lane.
+local function held_by_any(prefix, lane)
+  for _, worker in ipairs(redis.call('ZRANGE', prefix .. 'workers', 0, -1)) do
+    if redis.call('SISMEMBER', prefix .. 'held:' .. worker, lane) == 1 then return true end
+  end
+  return false
+end
+
 -- forsake(prefix, lane) -> 1 when the stream is gone. Call it after a worker held the lane for the last time: if that
 -- was its last holder, an empty stream goes at once, and one with batches when no deadline can be left in it.
 local function forsake(prefix, lane)
-  for _, worker in ipairs(redis.call('ZRANGE', prefix .. 'workers', 0, -1)) do
-    if redis.call('SISMEMBER', prefix .. 'held:' .. worker, lane) == 1 then return 0 end
-  end
+  if held_by_any(prefix, lane) then return 0 end
   local stream = prefix .. 'stream:' .. lane
   if redis.call('XLEN', stream) > 0 then
     redis.call('EXPIRE', stream, FORSAKEN_S)
