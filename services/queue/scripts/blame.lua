@@ -20,7 +20,7 @@ if ARGV[2] ~= '' and redis.call('SET', KEYS[2], 1, 'NX', 'PX', FORGET_MS) then
   counted = 1
   local count, _, times, till = record(redis.call('HGET', KEYS[1], ARGV[2]))
   count = count + 1
-  if now >= till and (count >= LIMIT or times > 0) then
+  if now >= till and (count > LIMIT - 0.5 or times > 0) then -- five that come in seconds are five
     times = times + 1
     till = now + math.min(MOST_MS, FIRST_MS * 2 ^ (times - 1))
   end
