@@ -15,6 +15,7 @@ from services.instance import instance_of
 from services.manifest import Manifest, ModelConfig, SourceFile
 from services.repository.folder import FolderRepository
 from services.settings import Settings, child_environment
+from services.supervisor.plan import metrics_dir_of
 from tests.kit import v2
 from tests.kit.stack import Stack, running_stack
 from tests.kit.versions import SIGNATURE
@@ -51,10 +52,12 @@ def publish(stack: Stack) -> None:
 
 @contextmanager
 def echo_worker(stack: Stack) -> Iterator[None]:
+    settings = Settings(home=stack.home)
     environment = {
         "MILLRACE_HOME": str(stack.home),
         "MILLRACE_REDIS_URL": f"unix://{stack.socket}",
-        "MILLRACE_INSTANCE": instance_of(Settings(home=stack.home)),
+        "MILLRACE_INSTANCE": instance_of(settings),
+        "MILLRACE_METRICS_DIR": str(metrics_dir_of(settings)),
     }
     command = [sys.executable, "-P", "-m", "workers", "--pool", POOL, "--index", "0", "--backend", "echo"]
     process = subprocess.Popen(command, env=child_environment(environment), stdout=subprocess.DEVNULL)
@@ -70,8 +73,8 @@ def test_requests_share_runs_that_were_measured_with_one_row_alone(tmp_path):
         publish(stack)
         with echo_worker(stack):
             wait_until(lambda: stack.http.get("/v2/models/long/ready").status_code == 200, 60)
-            assert wave(stack, 10) <= 6
-            assert wave(stack, 20) <= 6
+            assert 1 <= wave(stack, 10) <= 6
+            assert 1 <= wave(stack, 20) <= 6
 
 
 def wave(stack: Stack, requests: int) -> int:

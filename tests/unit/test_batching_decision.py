@@ -59,9 +59,9 @@ def build(
 
 
 def detector(first: int | str = "N") -> onnx.ModelProto:
-    """What is positive in the whole batch comes first, then padding."""
+    """What is above a limit in the whole batch comes first, then padding; random numbers are not above it."""
     nodes = [
-        node("Greater", ["x", "zero"], ["found"]),
+        node("Greater", ["x", "limit"], ["found"]),
         node("NonZero", ["found"], ["where"]),
         node("Transpose", ["where"], ["places"], perm=[1, 0]),
         node("GatherND", ["x", "places"], ["values"]),
@@ -73,7 +73,7 @@ def detector(first: int | str = "N") -> onnx.ModelProto:
         node("Slice", ["padded", "start", "size"], ["cut"]),
         node("Reshape", ["cut", "shape"], ["y"]),
     ]
-    return build(nodes, [weight("zero", 0), weight("flat", [-1], np.int64), weight("start", [0], np.int64)], first)
+    return build(nodes, [weight("limit", 200), weight("flat", [-1], np.int64), weight("start", [0], np.int64)], first)
 
 
 def coupled_above_a_threshold() -> onnx.ModelProto:
@@ -87,24 +87,30 @@ def coupled_above_a_threshold() -> onnx.ModelProto:
 
 
 def scaled_over_the_batch() -> onnx.ModelProto:
+    """By 1000 at least, so that batches of ordinary rows have one scale."""
     nodes = [
-        node("ReduceMax", ["x"], ["most"], axes=[0], keepdims=1),
-        node("Abs", ["most"], ["scale"]),
-        node("Add", ["scale", "one"], ["positive"]),
-        node("Div", ["x", "positive"], ["y"]),
+        node("Abs", ["x"], ["sizes"]),
+        node("ReduceMax", ["sizes"], ["most"], axes=[0], keepdims=1),
+        node("Max", ["most", "least"], ["scale"]),
+        node("Div", ["x", "scale"], ["y"]),
     ]
-    return build(nodes, [weight("one", 1)])
+    return build(nodes, [weight("least", 1e3)])
 
 
 def dynamically_quantised() -> onnx.ModelProto:
-    matrix = np.random.default_rng(1).integers(-100, 100, (4, 4))
+    """Which of 64 classes is the best, as 0 and 1: what another scale changes in the scores rarely changes that."""
+    width = 64
+    matrix = np.random.default_rng(1).integers(-100, 100, (width, width))
     nodes = [
         node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
         node("MatMulInteger", ["q", "matrix", "zero"], ["sums"]),
         node("Cast", ["sums"], ["floats"], to=TensorProto.FLOAT),
-        node("Mul", ["floats", "scale"], ["y"]),
+        node("Mul", ["floats", "scale"], ["scores"]),
+        node("ReduceMax", ["scores"], ["best"], axes=[1], keepdims=1),
+        node("Equal", ["scores", "best"], ["is_best"]),
+        node("Cast", ["is_best"], ["y"], to=TensorProto.FLOAT),
     ]
-    return build(nodes, [weight("matrix", matrix, np.int8)])
+    return build(nodes, [weight("matrix", matrix, np.int8)], width=width)
 
 
 def leaking_a_little() -> onnx.ModelProto:
