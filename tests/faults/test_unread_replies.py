@@ -144,6 +144,16 @@ def test_memory_goes_back_after_a_burst(new_stack: Stack) -> None:
         wait_until(partial(shrunk, pid, most), WAIT_S, f"half of what {name} took goes back: {peaks}")
 
 
+def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
+    pid = gateway(new_stack)
+    before = resident_bytes(pid)
+    forget_peak(pid)
+    with ExitStack() as until:
+        KINDS["gRPC"](new_stack, until)
+        wait_until(lambda: peak_bytes(pid) - before > 2 * SMALL, WAIT_S, "replies are held")
+    wait_until(partial(shrunk, pid, before + SMALL), WAIT_S, "what they took goes back")
+
+
 def shrunk(pid: int, most: int) -> bool:
     """Whether no more is resident."""
     return resident_bytes(pid) <= most

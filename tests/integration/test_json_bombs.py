@@ -82,6 +82,14 @@ def test_a_bomb_is_refused(stack: Stack, name: str) -> None:
     assert memory_kib(stack) < MEMORY_KIB_MAX
 
 
+def test_the_largest_body_of_small_objects_takes_little_memory(stack: Stack) -> None:
+    path, content_type, around = PATHS["v2"]
+    body = around % b",".join([b'{"a":{"a":{"a":[{}]}}}'] * (60 * MIB // 23))
+    status, answer, _ = post(stack, path, body, {"Content-Type": content_type})
+    assert (status, b"MILLRACE_JSON_VALUES_MAX" in answer) == (413, True)
+    assert memory_kib(stack) < MEMORY_KIB_MAX
+
+
 @pytest.mark.parametrize("path", ["/v2/models/m/infer", "/v1/models/m:predict", "/invocations", "/predictions/m"])
 @pytest.mark.parametrize("encoding", ["deflate", "gzip"])
 def test_a_small_body_that_becomes_a_large_one_is_refused(stack: Stack, path: str, encoding: str) -> None:

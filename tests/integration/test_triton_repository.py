@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
 from tests.kit.load import constant_load
-from tests.kit.stack import Stack, running_stack
+from tests.kit.stack import Stack, asleep, running_stack
 from tests.kit.wait import wait_until
 
 LABELS = "cat\ndog\n"
@@ -331,6 +332,19 @@ def test_a_load_right_after_an_unload_answers_when_the_model_is_ready(
         assert "ready" in states
         assert "draining" not in states
         assert scaled(client, "again") == 5
+    stack.http.delete("/admin/v1/models/again")
+
+
+def test_a_load_waits_for_a_worker_that_has_not_heard_of_the_unload(stack: Stack, tmp_path: Path) -> None:
+    stack.push("again", times(tmp_path / "again.onnx", 5))
+    where = "/v2/repository/models/again"
+    with ThreadPoolExecutor(1) as threads:
+        with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
+            assert stack.http.post(f"{where}/unload").status_code == 200
+            loading = threads.submit(lambda: stack.http.post(f"{where}/load"))
+            with pytest.raises(TimeoutError):  # its record still says that it is ready
+                loading.result(1)
+        assert loading.result(60).status_code == 200
     stack.http.delete("/admin/v1/models/again")
 
 

@@ -35,6 +35,11 @@ ALONE = Signature(
 )
 X = 'input { name: "x" data_type: TYPE_FP32 dims: [4] }'
 N = 'input { name: "n" data_type: TYPE_INT64 dims: [-1] }'
+WARM_UP = """
+    model_warmup { name: "w" batch_size: 1
+      inputs { key: "x" value { data_type: TYPE_FP32 dims: [4] zero_data: true } }
+      inputs { key: "n" value { data_type: TYPE_INT64 dims: [1] zero_data: true } } }
+"""
 
 
 def serve(text: str, found: Signature = SIGNATURE) -> Serving:
@@ -258,8 +263,9 @@ def test_warmup():
         ('input { name: "x" data_type: TYPE_FP32 }', "dims is empty"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [-2] }', "a dimension is"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [0] }', "at least 1"),
+        ('max_batch_size: 4 input { name: "n" data_type: TYPE_INT64 dims: [0] }', "at least 1"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [4] reshape { shape: [0] } }', "at least 1"),
-        ('model_warmup { name: "w" batch_size: 1 } ' * 65, "more than 64 entries"),
+        (WARM_UP * 65, "more than 64 entries"),
         (
             f"max_batch_size: 100 dynamic_batching {{ preferred_batch_size: {list(range(1, 66))} }}",
             "more than 64 sizes",
