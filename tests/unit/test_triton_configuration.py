@@ -263,7 +263,7 @@ def test_warmup():
         ('input { name: "x" data_type: TYPE_FP32 }', "dims is empty"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [-2] }', "a dimension is"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [0] }', "at least 1"),
-        ('max_batch_size: 4 input { name: "n" data_type: TYPE_INT64 dims: [0] }', "at least 1"),
+        (f'max_batch_size: 4 {X} input {{ name: "n" data_type: TYPE_INT64 dims: [0] }}', "at least 1"),
         ('input { name: "x" data_type: TYPE_FP32 dims: [4] reshape { shape: [0] } }', "at least 1"),
         (WARM_UP * 65, "more than 64 entries"),
         (
