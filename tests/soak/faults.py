@@ -25,6 +25,7 @@ FROZEN_S = 3.0  # past the lease of 2 s
 PAUSED_S = 1.5
 DAWDLE_S = 1.0
 RESTART_AGAIN_S = 30.0
+LINES_SHOWN = 40
 SLOW_CLIENTS = 20
 ROOM_BYTES = 100 << 20  # for a run of "wide" that takes 8 MiB for each row
 WIDE_COLUMNS = 1 << 21
@@ -70,7 +71,8 @@ class Faults:
         try:
             happen()
         except (AssertionError, httpx.HTTPError) as error:
-            self.failures.append(f"{name}: {error!r}")
+            said = "\n    ".join(self._stack.lines[-LINES_SHOWN:])
+            self.failures.append(f"{name}: {error!r}; processes: {self._stack.pids()}; the last lines:\n    {said}")
         return name
 
     def _replace(self) -> None:
