@@ -122,7 +122,7 @@ class Gateway:
         self.page = Page(lambda: self.catalog.snapshot)
         self.metrics_page = MetricsPage(self.tally)
         self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
-        self.control = RepositoryControl(self.repository, self.catalog, settings)
+        self.control = RepositoryControl(self.repository, self.catalog, settings, answering=self.canary.answering)
         run = settings.home / "run"
         self.traces = SharedTraceSettings(
             SharedDocument(run / TRACE_SETTINGS),

@@ -48,13 +48,19 @@ class Canary:
         self._small: WeakKeyDictionary[Lane, bool] = WeakKeyDictionary()
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
+        self._empty_at = float("-inf")  # when there was no model last
 
     def ready(self) -> bool:
-        """Whether requests are being answered now. A server with workers and no model yet is ready for its first."""
+        """Whether requests are being answered now. A server with workers and no model yet is ready for its first.
+
+        It stays ready when that one comes: until a first reply can be there.
+        """
         if self._drain.begun or not self._connected() or not self._workers():
             return False
         lanes = [lane for lane in self._lanes() if lane.failed is None and not lane.refused_until]
-        return not lanes or any(self._fresh(lane, len(lanes)) for lane in lanes)
+        if not lanes or self._empty_at > time.monotonic() - FRESH_S:
+            return True
+        return any(self._fresh(lane, len(lanes)) for lane in lanes)
 
     def answering(self, release: str) -> bool:
         """Whether a serving version answers now; others, and those that came just now, are as ready as the server."""
@@ -97,10 +103,12 @@ class Canary:
             await asyncio.sleep(EVERY_S)
 
     def _send(self) -> None:
-        now = time.monotonic()
+        now, lanes = time.monotonic(), self._lanes()
+        if not lanes and self.ready():
+            self._empty_at = now
         idle = [
             lane
-            for lane in self._lanes()
+            for lane in lanes
             if lane.ready
             and not lane.refused_until
             and lane.replied <= now - max(EVERY_S, REST * lane.run_s)

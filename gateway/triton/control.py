@@ -38,6 +38,9 @@ log = logging.getLogger("millrace.repository")
 
 CLAIM_S_MAX = 600.0
 CLAIM_PAUSE_S = 0.05
+#: a version that workers hold ready, and whose first reply takes longer, is loaded all the same
+ANSWERS_S_MAX = 5.0
+ANSWERS_PAUSE_S = 0.02
 FILES_MAX = 10_000
 _TRIES_MAX = 8
 #: what a caller, or the owner of the folder, can mend
@@ -58,8 +61,15 @@ class RepositoryControl:
     """ports.Control. `folders`: the model repositories that are served in place."""
 
     def __init__(
-        self, repository: Repository, catalog: Catalog, settings: Settings, trial: Trial | None = None
+        self,
+        repository: Repository,
+        catalog: Catalog,
+        settings: Settings,
+        trial: Trial | None = None,
+        answering: Callable[[str], bool] = lambda _release: True,
     ) -> None:
+        """`answering`: whether this gateway says that a release is ready."""
+        self._answering = answering
         self._repository = repository
         self._catalog = catalog
         self._settings = settings
@@ -161,7 +171,14 @@ class RepositoryControl:
             await _whole(self._repository.proposals.withdraw, model)
             raise
         await self._catalog.announce(model)
+        await self._answered(manifests)
         log.info("loaded: %s version %s", model, ", ".join(str(one.version) for one in manifests))
+
+    async def _answered(self, manifests: Sequence[Manifest]) -> None:
+        """Return when the versions are ready for whoever asks this gateway next, or it is of no use to wait for that."""
+        until = time.monotonic() + ANSWERS_S_MAX
+        while not all(self._answering(one.release) for one in manifests) and time.monotonic() < until:
+            await asyncio.sleep(ANSWERS_PAUSE_S)
 
     async def _manifest(self, candidate: Candidate, given: Given | None) -> Manifest:
         assert given is not None

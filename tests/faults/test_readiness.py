@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -174,3 +175,25 @@ def loop(path: Path) -> Path:
     onnx.checker.check_model(model)
     path.write_bytes(model.SerializeToString())
     return path
+
+
+def test_the_only_model_is_ready_when_its_load_is_answered(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+
+        def ready() -> list[int]:
+            return [stack.http.get(path).status_code for path in ("/v2/health/ready", "/v2/models/m/ready")]
+
+        assert ready() == [200, 404]
+        stack.push("m", models.scale(tmp_path / "m.onnx"))
+        assert ready() == [200, 200]
+        for _ in range(3):
+            assert stack.http.post("/v2/repository/models/m/unload").status_code == 200
+            assert stack.http.post("/v2/repository/models/m/load").status_code == 200
+            assert ready() == [200, 200]
+        with ThreadPoolExecutor(1) as threads:
+            with asleep(stack.pids()["cpu-0"]):
+                assert stack.http.post("/v2/repository/models/m/unload").status_code == 200
+                loading = threads.submit(lambda: stack.http.post("/v2/repository/models/m/load"))
+                wait_until(lambda: ready()[0] != 200, what="the worker is gone")
+            assert loading.result(60).status_code == 200
+        assert ready() == [200, 200]
