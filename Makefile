@@ -24,10 +24,10 @@ export PYTHONDONTWRITEBYTECODE :=
 .DELETE_ON_ERROR:
 
 run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
-	@$(BIN)/millrace up $(ARGS)
+	@$(BIN)/millstream up $(ARGS)
 
-demo: install ## send held-out digits to a running Millrace: accuracy, rate, latency
-	@$(BIN)/millrace demo $(ARGS)
+demo: install ## send held-out digits to a running Millstream: accuracy, rate, latency
+	@$(BIN)/millstream demo $(ARGS)
 
 test: install $(VENV)/.clients ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
@@ -66,7 +66,7 @@ clean: ## remove the environment and all caches, not your models
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help: ## show this
-	@echo "Millrace: make TARGET"
+	@echo "Millstream: make TARGET"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The first of these that is new enough and can make environments; PYTHON=/path/to/python overrules.
@@ -82,7 +82,7 @@ $(VENV)/.lock: $(LOCK)
 	    echo "$$without cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; \
 	    exit 1; \
 	elif [ -z "$$found" ]; then \
-	    echo "Millrace needs Python 3.11 or newer, found: $$(python3 --version 2>&1 || echo none)." >&2; \
+	    echo "Millstream needs Python 3.11 or newer, found: $$(python3 --version 2>&1 || echo none)." >&2; \
 	    echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
 	    exit 1; \
 	fi; \

@@ -1,5 +1,5 @@
 # The gateway: protocols, admission, batching, admin API. Build from the project's root:
-#   docker build -f deploy/gateway.Dockerfile -t millrace-gateway .
+#   docker build -f deploy/gateway.Dockerfile -t millstream-gateway .
 
 FROM python:3.12.12-slim-bookworm AS build
 RUN python -m venv /opt/venv
@@ -8,20 +8,20 @@ COPY deploy/locks/cpu.txt /tmp/lock.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
 
 FROM python:3.12.12-slim-bookworm
-RUN groupadd --gid 10001 millrace \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
-    && install -d -o millrace -g millrace /var/lib/millrace
+RUN groupadd --gid 10001 millstream \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
+    && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millrace/services
-COPY gateway /opt/millrace/gateway
+COPY services /opt/millstream/services
+COPY gateway /opt/millstream/gateway
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    MILLRACE_HOME=/var/lib/millrace \
-    MILLRACE_HOST=0.0.0.0 \
-    MILLRACE_HTTP_PORT=8000 \
-    MILLRACE_GRPC_PORT=8001
-WORKDIR /opt/millrace
+    MILLSTREAM_HOME=/var/lib/millstream \
+    MILLSTREAM_HOST=0.0.0.0 \
+    MILLSTREAM_HTTP_PORT=8000 \
+    MILLSTREAM_GRPC_PORT=8001
+WORKDIR /opt/millstream
 USER 10001:10001
 EXPOSE 8000 8001
 # Alive, not ready: readiness waits for workers, which wait for this.

@@ -1,7 +1,7 @@
 # Everything of one machine in one image, for KServe and SageMaker. Build from the project's root:
-#   docker build -f deploy/serving.Dockerfile -t millrace .
-#   docker run -p 8080:8080 millrace                                        up, with no models yet
-#   docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millrace serve  as SageMaker starts it
+#   docker build -f deploy/serving.Dockerfile -t millstream .
+#   docker run -p 8080:8080 millstream                                        up, with no models yet
+#   docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve  as SageMaker starts it
 
 FROM python:3.12.12-slim-bookworm AS build
 RUN python -m venv /opt/venv
@@ -9,24 +9,24 @@ COPY deploy/locks/cpu.txt /tmp/lock.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
 
 FROM python:3.12.12-slim-bookworm
-RUN groupadd --gid 10001 millrace \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
-    && install -d -o millrace -g millrace /var/lib/millrace
+RUN groupadd --gid 10001 millstream \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
+    && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millrace/services
-COPY gateway /opt/millrace/gateway
-COPY workers /opt/millrace/workers
+COPY services /opt/millstream/services
+COPY gateway /opt/millstream/gateway
+COPY workers /opt/millstream/workers
 # PYTHONPATH: the supervisor starts its children without the folder that it was started in.
 ENV PATH=/opt/venv/bin:$PATH \
-    PYTHONPATH=/opt/millrace \
+    PYTHONPATH=/opt/millstream \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    MILLRACE_HOME=/var/lib/millrace \
-    MILLRACE_EXAMPLE=false \
-    MILLRACE_HOST=0.0.0.0 \
-    MILLRACE_HTTP_PORT=8080 \
-    MILLRACE_GRPC_PORT=9000
-WORKDIR /opt/millrace
+    MILLSTREAM_HOME=/var/lib/millstream \
+    MILLSTREAM_EXAMPLE=false \
+    MILLSTREAM_HOST=0.0.0.0 \
+    MILLSTREAM_HTTP_PORT=8080 \
+    MILLSTREAM_GRPC_PORT=9000
+WORKDIR /opt/millstream
 USER 10001:10001
 EXPOSE 8080 9000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \

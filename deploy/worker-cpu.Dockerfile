@@ -1,5 +1,5 @@
 # A worker on CPUs. Build from the project's root:
-#   docker build -f deploy/worker-cpu.Dockerfile -t millrace-worker-cpu .
+#   docker build -f deploy/worker-cpu.Dockerfile -t millstream-worker-cpu .
 
 FROM python:3.12.12-slim-bookworm AS build
 RUN python -m venv /opt/venv
@@ -7,19 +7,19 @@ COPY deploy/locks/cpu.txt /tmp/lock.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
 
 FROM python:3.12.12-slim-bookworm
-RUN groupadd --gid 10001 millrace \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
-    && install -d -o millrace -g millrace /var/lib/millrace
+RUN groupadd --gid 10001 millstream \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
+    && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millrace/services
-COPY workers /opt/millrace/workers
+COPY services /opt/millstream/services
+COPY workers /opt/millstream/workers
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    MILLRACE_HOME=/var/lib/millrace \
-    MILLRACE_DEVICE=cpu \
-    MILLRACE_METRICS_PORT=9100
-WORKDIR /opt/millrace
+    MILLSTREAM_HOME=/var/lib/millstream \
+    MILLSTREAM_DEVICE=cpu \
+    MILLSTREAM_METRICS_PORT=9100
+WORKDIR /opt/millstream
 USER 10001:10001
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \

@@ -1,6 +1,6 @@
 # A worker on an NVIDIA GPU: CUDA 13 and cuDNN 9, which the locked onnxruntime-gpu is built for. Needs the NVIDIA
 # Container Toolkit on the host. Build from the project's root:
-#   docker build -f deploy/worker-gpu.Dockerfile -t millrace-worker-gpu .
+#   docker build -f deploy/worker-gpu.Dockerfile -t millstream-worker-gpu .
 
 FROM nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04 AS python
 RUN apt-get update \
@@ -13,20 +13,20 @@ COPY deploy/locks/gpu.txt /tmp/lock.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
 
 FROM python
-RUN groupadd --gid 10001 millrace \
-    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millrace --shell /usr/sbin/nologin millrace \
-    && install -d -o millrace -g millrace /var/lib/millrace
+RUN groupadd --gid 10001 millstream \
+    && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
+    && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millrace/services
-COPY workers /opt/millrace/workers
+COPY services /opt/millstream/services
+COPY workers /opt/millstream/workers
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     CUDA_CACHE_PATH=/tmp/cuda-cache \
-    MILLRACE_HOME=/var/lib/millrace \
-    MILLRACE_DEVICE=cuda:0 \
-    MILLRACE_METRICS_PORT=9100
-WORKDIR /opt/millrace
+    MILLSTREAM_HOME=/var/lib/millstream \
+    MILLSTREAM_DEVICE=cuda:0 \
+    MILLSTREAM_METRICS_PORT=9100
+WORKDIR /opt/millstream
 USER 10001:10001
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \

@@ -69,7 +69,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, index: int) -> None:
         if settings.redis_url is None:
-            raise invalid("set MILLRACE_REDIS_URL to the Redis that gateways and workers share")
+            raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
         address = RedisAddress.parse(settings.redis_url.get_secret_value())
         settings = settings.model_copy(update={"instance": instance_of(settings)})
         keys = InstanceKeys(instance_of(settings))

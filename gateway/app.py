@@ -92,7 +92,7 @@ def build_app(deps: Deps) -> FastAPI:
             await deps.stop()
 
     app = _App(
-        title="Millrace",
+        title="Millstream",
         version=deps.version,
         description=_DESCRIPTION,
         openapi_tags=_TAGS,

@@ -17,7 +17,7 @@ from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.queue.scripts import script
 
-log = logging.getLogger("millrace.blame")
+log = logging.getLogger("millstream.blame")
 
 
 class Blame:

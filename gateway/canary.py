@@ -22,7 +22,7 @@ from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
 from services.tensor import Signature, TensorSpec, needed_inputs
 
-log = logging.getLogger("millrace.canary")
+log = logging.getLogger("millstream.canary")
 
 EVERY_S = 0.5
 FRESH_S = 2.5

@@ -23,7 +23,7 @@ from services.repository.base import Repository
 from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 
-log = logging.getLogger("millrace.catalog")
+log = logging.getLogger("millstream.catalog")
 
 LOOK_S = 1.0
 AGREE_S_MAX = 2.0  # a gateway that is too slow for this hears of a change when it looks the next time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import resource
 
-log = logging.getLogger("millrace.gateway")
+log = logging.getLogger("millstream.gateway")
 
 OTHERS = 256  # files, pipes and sockets that are no client's
 
@@ -23,7 +23,7 @@ def allow_connections(connections_max: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
     if reached < wanted:
         log.warning(
-            "%d connections may be open (MILLRACE_CONNECTIONS_MAX) but only %d files: raise the limit (ulimit -n %d)",
+            "%d connections may be open (MILLSTREAM_CONNECTIONS_MAX) but only %d files: raise the limit (ulimit -n %d)",
             connections_max,
             reached,
             wanted,

@@ -21,7 +21,7 @@ from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
 
-log = logging.getLogger("millrace.exchange")
+log = logging.getLogger("millstream.exchange")
 
 NOT_READ = "no worker of this version can read what this gateway sends: restart the workers with its release"
 TICK_S = 0.02

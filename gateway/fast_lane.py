@@ -493,7 +493,7 @@ def _replying(cycle: Any) -> bool:
 def _too_slow() -> Failure:
     return Failure(
         Code.SLOW,
-        f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLRACE_SLOW_S_MAX bounds how "
+        f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLSTREAM_SLOW_S_MAX bounds how "
         "long it may be less)",
     )
 

@@ -12,7 +12,7 @@ from services.allocator import IdleTrim, resident_bytes, trim
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 
-log = logging.getLogger("millrace.memory")
+log = logging.getLogger("millstream.memory")
 
 LOOK_S = 0.25
 QUIET_BYTES_MAX = 1 << 20  # in flight: a gateway that holds less is at rest

@@ -21,7 +21,7 @@ from gateway.v2.compression import decompress
 from gateway.v2.decode import InferCall, parse_header_length
 from services.errors import Code, Failure
 
-log = logging.getLogger("millrace.infer")
+log = logging.getLogger("millstream.infer")
 
 #: a JSON document of more bytes is read in a thread: it would keep the event loop's other requests waiting
 JSON_INLINE_BYTES_MAX = 256 * 1024

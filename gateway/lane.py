@@ -29,7 +29,7 @@ from services.metrics.inference import Reason
 from services.profile import Profile
 from services.spin import Spin
 
-log = logging.getLogger("millrace.lane")
+log = logging.getLogger("millstream.lane")
 
 DEPTH = 2  # batches per instance: one runs, one is there when it is done
 SHORT_RUN_S = 0.001  # a run that is over before a batch behind it could have come

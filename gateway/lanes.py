@@ -38,7 +38,7 @@ from services.records import State
 from services.segments.pool import SegmentPool
 from services.settings import Settings
 
-log = logging.getLogger("millrace.lanes")
+log = logging.getLogger("millstream.lanes")
 
 _UNREAD = (
     "its workers read none of the batch formats of this gateway: another release runs them; restart them with this one"

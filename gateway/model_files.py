@@ -32,12 +32,12 @@ def locate(folder: Path | None, url: str) -> Path:
     if parts is not None and parts.scheme.lower() != _SCHEME:
         raise Failure(
             Code.UNSUPPORTED,
-            f"models are not fetched from '{shown(url)}': put the file below MILLRACE_IMPORT_DIR, or upload it with "
+            f"models are not fetched from '{shown(url)}': put the file below MILLSTREAM_IMPORT_DIR, or upload it with "
             "PUT /admin/v1/models/NAME/versions/N",
         )
     if folder is None:
         raise Failure(
-            Code.UNSUPPORTED, "models are registered from files only where MILLRACE_IMPORT_DIR names their folder"
+            Code.UNSUPPORTED, "models are registered from files only where MILLSTREAM_IMPORT_DIR names their folder"
         )
     path = unquote(parts.path) if parts is not None else url
     if not path or "\0" in path:

@@ -26,7 +26,7 @@ from services.queue.pipeline import Pipeline, connect
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
 
-log = logging.getLogger("millrace.queue")
+log = logging.getLogger("millstream.queue")
 
 REPLIES_AT_ONCE = 16
 REQUESTS_AHEAD = 16  # for replies; Redis blocks on one, and takes the next by itself when that is served

@@ -10,7 +10,7 @@ from gateway.infer_types import HttpReply, reply_headers
 from gateway.v2.metadata import error_body
 from services.errors import Code, Failure
 
-log = logging.getLogger("millrace.infer")
+log = logging.getLogger("millstream.infer")
 
 JSON = b"application/json"
 JSON_HEADERS = reply_headers((b"content-type", JSON))

@@ -25,7 +25,7 @@ from gateway.v2.compression import choose_encoding, compress
 from gateway.v2.encode import Encoder
 from services.errors import Failure
 
-log = logging.getLogger("millrace.infer")
+log = logging.getLogger("millstream.infer")
 
 Done = Callable[[HttpReply], None]
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from services.errors import Code, Failure
 from services.repository.disk import storage_errors, try_lock
 
-log = logging.getLogger("millrace.settings")
+log = logging.getLogger("millstream.settings")
 
 FOLLOW_S = 0.1
 LOCK_TRIES = 20

@@ -39,7 +39,7 @@ _ESCAPED_BYTES_MAX = 12  # a character in JSON: two escapes of six
 _TRACE_BYTES = 1 << 10  # an entry's text without its tensor and request id
 _PID_SHIFT = 28  # ids are unique among the gateways, and exact as a JSON number
 
-log = logging.getLogger("millrace.trace")
+log = logging.getLogger("millstream.trace")
 
 Entry = dict[str, Any]
 Trace = list[Entry]

@@ -1,6 +1,6 @@
 """The instance: the name that an installation goes by in Redis and in shared memory.
 
-MILLRACE_INSTANCE, else the name in the repository's file .instance, which the first process to need it writes.
+MILLSTREAM_INSTANCE, else the name in the repository's file .instance, which the first process to need it writes.
 So processes that share a repository share a queue, on however many machines they are, and no others do.
 """
 
@@ -44,7 +44,7 @@ def _kept(repository: Path) -> str:
         try:
             return _read(path)
         except FileNotFoundError:
-            _create(path, f"millrace-{secrets.token_hex(6)}")
+            _create(path, f"millstream-{secrets.token_hex(6)}")
         return _read(path)
 
 
@@ -53,7 +53,7 @@ def _read(path: Path) -> str:
         name = file.read(_NAME_BYTES_MAX).decode(errors="replace").strip()
     if not re.fullmatch(INSTANCE_PATTERN, name):
         raise Failure(
-            Code.INTERNAL, f"{path} holds no instance name: remove it while nothing runs, or set MILLRACE_INSTANCE"
+            Code.INTERNAL, f"{path} holds no instance name: remove it while nothing runs, or set MILLSTREAM_INSTANCE"
         )
     return name
 

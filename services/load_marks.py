@@ -22,7 +22,7 @@ from services.manifest import Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 
-log = logging.getLogger("millrace.loads")
+log = logging.getLogger("millstream.loads")
 
 #: deaths after which a version is loaded no more: when it is certain that loading it was the cause; when the process tried
 #: it alone but nobody saw how it ended; whatever the circumstances

@@ -1,4 +1,4 @@
-"""Every setting of every process, read from the environment here and nowhere else (`MILLRACE_<FIELD>`)."""
+"""Every setting of every process, read from the environment here and nowhere else (`MILLSTREAM_<FIELD>`)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Settings(BaseSettings):
     """Validated when built: a bad value stops the process at start, with the field's name."""
 
     model_config = SettingsConfigDict(
-        env_prefix="MILLRACE_", frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
+        env_prefix="MILLSTREAM_", frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
     )
 
-    home: Path = Field(Path(".millrace"), description="Folder for everything that is kept: models, sockets, logs.")
+    home: Path = Field(Path(".millstream"), description="Folder for everything that is kept: models, sockets, logs.")
     host: str = Field("127.0.0.1", description="Address the gateway listens on.")
     http_port: int = Field(8000, ge=0, le=65535, description="Port the gateway listens on; 0 picks a free one.")
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0 picks a free one, -1: no gRPC.")
@@ -130,15 +130,15 @@ class Settings(BaseSettings):
     server_name: str = Field("triton", description="What GET /v2 calls the server; Triton's clients look for theirs.")
     sagemaker_model: str | None = Field(
         None,
-        validation_alias=AliasChoices("MILLRACE_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
+        validation_alias=AliasChoices("MILLSTREAM_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"),
         description="The model of /invocations; unset: the only one there is.",
     )
     sagemaker_port: int | None = Field(
         None,
         ge=1,
         le=65535,
-        validation_alias=AliasChoices("MILLRACE_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
-        description="Port of `millrace serve`; unset: 8080.",
+        validation_alias=AliasChoices("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
+        description="Port of `millstream serve`; unset: 8080.",
     )
     models_api: Literal["torchserve", "sagemaker"] = Field(
         "torchserve",
@@ -190,7 +190,7 @@ class Settings(BaseSettings):
 _SAGEMAKER_MODELS = Path("/opt/ml/models")
 #: fields whose values no message may repeat
 _SECRETS = frozenset({"admin_key", "redis_url"})
-ADMIN_KEY = "MILLRACE_ADMIN_KEY"
+ADMIN_KEY = "MILLSTREAM_ADMIN_KEY"
 
 
 def read_settings() -> Settings:
@@ -199,18 +199,18 @@ def read_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         name, problem = explain(error)
-        raise invalid(f"MILLRACE_{name.upper()}: {problem}") from None
+        raise invalid(f"MILLSTREAM_{name.upper()}: {problem}") from None
 
 
 def explain(error: ValidationError) -> tuple[str, str]:
     """The field that `error` is about, and what is wrong with it. A secret's value is not repeated."""
     first: Any = error.errors()[0]
-    name = str(first["loc"][0]).lower().removeprefix("millrace_") if first["loc"] else "settings"
+    name = str(first["loc"][0]).lower().removeprefix("millstream_") if first["loc"] else "settings"
     message = first["msg"].removeprefix("Value error, ")
     problem = f"{message[0].lower()}{message[1:]}"
     return name, problem if name in _SECRETS else f"{problem}, got {first['input']!r}"
 
 
 def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:
-    """The environment for a child process: this one's but for the names in `without`, with `MILLRACE_…` overrides."""
+    """The environment for a child process: this one's but for the names in `without`, with `MILLSTREAM_…` overrides."""
     return {name: value for name, value in {**os.environ, **overrides}.items() if name not in without}

@@ -56,7 +56,7 @@ from workers.tallies import WorkerTallies
 from workers.watchdog import GRACE_S, Guarded, Watchdog
 from workers.worker import Worker
 
-log = logging.getLogger("millrace.worker")
+log = logging.getLogger("millstream.worker")
 
 HAND_OVER_S_MAX = 5.0
 DEVICE_GRACE_S = 60.0  # their libraries look seldom whether they should end, and compile in between
@@ -85,7 +85,7 @@ def main() -> int:
 def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_name: str) -> int:
     """Build a worker, run it until SIGTERM, leave in order."""
     if settings.redis_url is None:
-        print("error: set MILLRACE_REDIS_URL to the Redis of the gateway", file=sys.stderr)
+        print("error: set MILLSTREAM_REDIS_URL to the Redis of the gateway", file=sys.stderr)
         return 1
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
     keys = InstanceKeys(instance_of(settings)).pool(pool)

@@ -13,7 +13,7 @@ from workers.held import Held
 from workers.live_check import Outcome
 from workers.tallies import WorkerTallies
 
-log = logging.getLogger("millrace.live_check")
+log = logging.getLogger("millstream.live_check")
 
 
 class BatchingOff:

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-log = logging.getLogger("millrace.drain")
+log = logging.getLogger("millstream.drain")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GIVE_UP_SHARE = 0.9  # of the time there is; the rest is for giving back

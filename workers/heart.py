@@ -17,7 +17,7 @@ from services.errors import Failure
 from services.records import WorkerRecord
 from workers.exchange import Exchange
 
-log = logging.getLogger("millrace.heart")
+log = logging.getLogger("millstream.heart")
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from services.allocator import IdleTrim, resident_bytes, trim
 
-log = logging.getLogger("millrace.memory")
+log = logging.getLogger("millstream.memory")
 
 LOOK_S = 0.5
 

@@ -30,7 +30,7 @@ from workers.loading import Loaded, Placement, load, probe
 from workers.loads import NOT_WANTED, Limits, Load, Loads, Wanted
 from workers.tallies import WorkerTallies
 
-log = logging.getLogger("millrace.keeper")
+log = logging.getLogger("millstream.keeper")
 
 LOOK_S = 0.2  # how often the repository's token is compared; one stat of a file
 DRAIN_S_MAX = 30.0

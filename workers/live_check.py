@@ -26,7 +26,7 @@ from services.tensor import Signature
 from workers.backends.base import Array
 from workers.held import Held, Holding
 
-log = logging.getLogger("millrace.live_check")
+log = logging.getLogger("millstream.live_check")
 
 ROWS_MAX = 16  # of a batch, that are checked
 BYTES_MAX = 16 << 20  # of the copies that are kept

@@ -18,7 +18,7 @@ from services.manifest import Manifest
 from workers.backends.base import Stop
 from workers.loading import took_too_long
 
-log = logging.getLogger("millrace.loads")
+log = logging.getLogger("millstream.loads")
 
 SET_ASIDE_S = 3.0  # measuring wants the machine for itself, but nobody waits longer than this for another's load
 LOADS_MAX = 8  # under way at once; beyond it the next waits until one ends or its time is over

@@ -11,7 +11,7 @@ import logging
 import resource
 from pathlib import Path
 
-log = logging.getLogger("millrace.memory")
+log = logging.getLogger("millstream.memory")
 
 OOM_SCORE = 500  # added to the kernel's own, of at most 1000
 

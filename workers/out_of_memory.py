@@ -16,7 +16,7 @@ from services.errors import Failure
 from workers.held import Held
 from workers.tallies import WorkerTallies
 
-log = logging.getLogger("millrace.memory")
+log = logging.getLogger("millstream.memory")
 
 #: an instance is built again, and a line is logged, at most so often: whoever asks for too much again and again shall not
 #: cost the others a load

@@ -56,7 +56,7 @@ def too_large(size_bytes: int, bytes_max: int) -> str:
     """What the caller is told whose outputs are too large."""
     return (
         f"the outputs of the request take {size_bytes} bytes, more than the {bytes_max} that a reply may have: "
-        "ask for less in one request, or raise MILLRACE_REPLY_BYTES_MAX"
+        "ask for less in one request, or raise MILLSTREAM_REPLY_BYTES_MAX"
     )
 
 

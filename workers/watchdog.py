@@ -19,7 +19,7 @@ from services.queue.clock import RedisClock
 from workers.held import Holding
 from workers.lease import Lease
 
-log = logging.getLogger("millrace.watchdog")
+log = logging.getLogger("millstream.watchdog")
 
 LOOK_S = 0.1
 GRACE_S = 5.0  # for a run to end after it was terminated; libraries look between two operators
@@ -74,7 +74,7 @@ class Guarded:
         """Code and message for the request of a run that was ended."""
         now = time.monotonic()
         if now - self.began >= self.limit_s:
-            message = f"the model ran longer than {self.limit_s:g} s, the limit of one run (MILLRACE_RUN_SECONDS_MAX)"
+            message = f"the model ran longer than {self.limit_s:g} s, the limit of one run (MILLSTREAM_RUN_SECONDS_MAX)"
         else:
             message = "the deadline passed before the model answered, and its run was ended"
         if self.suspicious:

@@ -29,7 +29,7 @@ from workers.runner import Run, merge, run
 from workers.tallies import WorkerTallies
 from workers.watchdog import Guarded, Watchdog
 
-log = logging.getLogger("millrace.worker")
+log = logging.getLogger("millstream.worker")
 
 ENTRIES_WANTED = 4  # entries that one request for work may bring: merged as far as they fit
 INBOX_WAIT_S = 0.5  # how often an idle worker looks whether it should stop

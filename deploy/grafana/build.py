@@ -19,8 +19,8 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.common import BigValueGraphMode, LegendDisplayMode, LegendPlacement
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-COMMITTED = Path(__file__).parent / "dashboards" / "millrace.json"
-SOURCE = models.DataSourceRef(type_val="prometheus", uid="millrace-prometheus")
+COMMITTED = Path(__file__).parent / "dashboards" / "millstream.json"
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="millstream-prometheus")
 
 _OF_MODEL = 'model=~"$model"'
 _FAILED = 'outcome=~"overloaded|unavailable|expired|model|storage|internal"'
@@ -46,13 +46,13 @@ def quantile(part: float, metric: str, by: str = "model") -> str:
     return f"histogram_quantile({part}, {rate(f'{metric}_bucket', f'{by}, le', _OF_MODEL)})"
 
 
-ALL_REQUESTS = rate("millrace_requests_total", where=_OF_MODEL)
-FAILED_REQUESTS = rate("millrace_requests_total", where=f"{_OF_MODEL}, {_FAILED}")
-BATCH_ROWS = rate("millrace_batch_rows_sum", "model, pool", _OF_MODEL)
-BATCHES_RUN = rate("millrace_batch_rows_count", "model, pool", _OF_MODEL)
-INSTANCE_BYTES = f"max by (model, version, pool, worker) (millrace_instance_bytes{{{_OF_MODEL}}})"
-INSTANCES_READY = f"max by (model, version, pool) (millrace_instances_ready{{{_OF_MODEL}}})"
-STREAM_ENTRIES = f"max by (model, version, pool) (millrace_stream_entries{{{_OF_MODEL}}})"
+ALL_REQUESTS = rate("millstream_requests_total", where=_OF_MODEL)
+FAILED_REQUESTS = rate("millstream_requests_total", where=f"{_OF_MODEL}, {_FAILED}")
+BATCH_ROWS = rate("millstream_batch_rows_sum", "model, pool", _OF_MODEL)
+BATCHES_RUN = rate("millstream_batch_rows_count", "model, pool", _OF_MODEL)
+INSTANCE_BYTES = f"max by (model, version, pool, worker) (millstream_instance_bytes{{{_OF_MODEL}}})"
+INSTANCES_READY = f"max by (model, version, pool) (millstream_instances_ready{{{_OF_MODEL}}})"
+STREAM_ENTRIES = f"max by (model, version, pool) (millstream_stream_entries{{{_OF_MODEL}}})"
 
 STATS = (
     Chart("Requests", "Answered in a second.", "reqps", ((ALL_REQUESTS, ""),)),
@@ -66,16 +66,16 @@ STATS = (
         "99th percentile",
         "End to end.",
         "s",
-        ((f"histogram_quantile(0.99, {rate('millrace_request_seconds_bucket', 'le', _OF_MODEL)})", ""),),
+        ((f"histogram_quantile(0.99, {rate('millstream_request_seconds_bucket', 'le', _OF_MODEL)})", ""),),
     ),
-    Chart("In flight", "Admitted and not yet answered.", "short", (("sum(millrace_requests_in_flight)", ""),)),
+    Chart("In flight", "Admitted and not yet answered.", "short", (("sum(millstream_requests_in_flight)", ""),)),
     Chart(
         "Instances ready",
         "Loaded, warm and able to serve.",
         "short",
         ((f"sum({INSTANCES_READY})", ""),),
     ),
-    Chart("Workers", "Running now.", "short", (("count(max by (worker, pool) (millrace_worker_info))", ""),)),
+    Chart("Workers", "Running now.", "short", (("count(max by (worker, pool) (millstream_worker_info))", ""),)),
 )
 
 REQUESTS = (
@@ -83,37 +83,39 @@ REQUESTS = (
         "Requests by model",
         "Answered in a second, whatever the answer.",
         "reqps",
-        ((rate("millrace_requests_total", "model", _OF_MODEL), "{{model}}"),),
+        ((rate("millstream_requests_total", "model", _OF_MODEL), "{{model}}"),),
     ),
     Chart(
         "Requests by outcome",
         "ok, or the code of the error.",
         "reqps",
-        ((rate("millrace_requests_total", "outcome", _OF_MODEL), "{{outcome}}"),),
+        ((rate("millstream_requests_total", "outcome", _OF_MODEL), "{{outcome}}"),),
     ),
     Chart(
         "Refused",
         "Turned away before they were queued, by reason.",
         "reqps",
-        ((rate("millrace_refused_total", "reason"), "{{reason}}"),),
+        ((rate("millstream_refused_total", "reason"), "{{reason}}"),),
     ),
     Chart(
         "Time to answer",
         "From a request's last byte to its reply.",
         "s",
-        tuple((quantile(part, "millrace_request_seconds"), f"{{{{model}}}} p{part:.0%}"[:-1]) for part in (0.5, 0.99)),
+        tuple(
+            (quantile(part, "millstream_request_seconds"), f"{{{{model}}}} p{part:.0%}"[:-1]) for part in (0.5, 0.99)
+        ),
     ),
     Chart(
         "Wait in the queue",
         "From admission to the start of the execution, 99th percentile.",
         "s",
-        ((quantile(0.99, "millrace_queue_wait_seconds", "model, pool"), "{{model}} {{pool}}"),),
+        ((quantile(0.99, "millstream_queue_wait_seconds", "model, pool"), "{{model}} {{pool}}"),),
     ),
     Chart(
         "Execution",
         "Time of a batch on its device, 99th percentile.",
         "s",
-        ((quantile(0.99, "millrace_execution_seconds", "model, pool"), "{{model}} {{pool}}"),),
+        ((quantile(0.99, "millstream_execution_seconds", "model, pool"), "{{model}} {{pool}}"),),
     ),
 )
 
@@ -128,14 +130,14 @@ BATCHES = (
         "Batches by outcome",
         "Finished by workers in a second.",
         "ops",
-        ((rate("millrace_batches_total", "pool, outcome", _OF_MODEL), "{{pool}} {{outcome}}"),),
+        ((rate("millstream_batches_total", "pool, outcome", _OF_MODEL), "{{pool}} {{outcome}}"),),
     ),
     Chart(
         "Waiting",
         "Rows in the gateways' lanes, and batches in the streams (waiting or leased).",
         "short",
         (
-            (f"sum by (model, pool) (millrace_lane_rows{{{_OF_MODEL}}})", "{{model}} {{pool}} rows"),
+            (f"sum by (model, pool) (millstream_lane_rows{{{_OF_MODEL}}})", "{{model}} {{pool}} rows"),
             (f"sum by (model, pool) ({STREAM_ENTRIES})", "{{model}} {{pool}} batches"),
         ),
     ),
@@ -146,7 +148,7 @@ WORKERS = (
         "Workers busy",
         "Part of the time that a worker runs batches. Near 1: add workers.",
         "percentunit",
-        ((rate("millrace_worker_busy_seconds_total", "pool, worker"), "{{pool}} {{worker}}"),),
+        ((rate("millstream_worker_busy_seconds_total", "pool, worker"), "{{pool}} {{worker}}"),),
     ),
     Chart(
         "Memory of instances",
@@ -154,7 +156,7 @@ WORKERS = (
         "bytes",
         (
             (f"sum by (pool, worker) ({INSTANCE_BYTES})", "{{pool}} {{worker}}"),
-            ("max by (pool, worker) (millrace_worker_memory_limit_bytes) > 0", "limit of {{pool}} {{worker}}"),
+            ("max by (pool, worker) (millstream_worker_memory_limit_bytes) > 0", "limit of {{pool}} {{worker}}"),
         ),
     ),
     Chart(
@@ -171,8 +173,8 @@ PLUMBING = (
         "Through Redis and, on one host, through shared memory.",
         "Bps",
         (
-            (rate("millrace_redis_bytes_total", "direction"), "Redis {{direction}}"),
-            (rate("millrace_segment_bytes_total", "direction"), "shared memory {{direction}}"),
+            (rate("millstream_redis_bytes_total", "direction"), "Redis {{direction}}"),
+            (rate("millstream_segment_bytes_total", "direction"), "shared memory {{direction}}"),
         ),
     ),
     Chart(
@@ -180,9 +182,9 @@ PLUMBING = (
         "Tensors in shared memory that wait or run, requests that are being received, replies that are not read yet.",
         "bytes",
         (
-            ("sum(millrace_segment_bytes_in_use)", "shared memory"),
-            ("sum(millrace_receiving_bytes)", "being received"),
-            ("sum(millrace_unread_bytes)", "not read yet"),
+            ("sum(millstream_segment_bytes_in_use)", "shared memory"),
+            ("sum(millstream_receiving_bytes)", "being received"),
+            ("sum(millstream_unread_bytes)", "not read yet"),
         ),
     ),
     Chart(
@@ -194,22 +196,22 @@ PLUMBING = (
             *(
                 (f"60 * {rate(metric)}", name)
                 for metric, name in (
-                    ("millrace_reclaimed_total", "batches taken back"),
-                    ("millrace_duplicate_replies_total", "duplicate replies"),
-                    ("millrace_redis_reconnects_total", "reconnects"),
-                    ("millrace_metrics_series_refused_total", "series refused"),
-                    ("millrace_out_of_memory_total", "runs without memory"),
-                    ("millrace_replies_refused_total", "outputs refused"),
-                    ("millrace_runs_terminated_total", "runs ended"),
-                    ("millrace_version_deaths_total", "workers ended by versions"),
-                    ("millrace_batches_unreadable_total", "batches of other releases"),
-                    ("millrace_batch_checks_total", "batches checked"),
+                    ("millstream_reclaimed_total", "batches taken back"),
+                    ("millstream_duplicate_replies_total", "duplicate replies"),
+                    ("millstream_redis_reconnects_total", "reconnects"),
+                    ("millstream_metrics_series_refused_total", "series refused"),
+                    ("millstream_out_of_memory_total", "runs without memory"),
+                    ("millstream_replies_refused_total", "outputs refused"),
+                    ("millstream_runs_terminated_total", "runs ended"),
+                    ("millstream_version_deaths_total", "workers ended by versions"),
+                    ("millstream_batches_unreadable_total", "batches of other releases"),
+                    ("millstream_batch_checks_total", "batches checked"),
                 )
             ),
-            ("sum(millrace_quarantined)", "quarantined requests"),
-            ("sum(millrace_version_refused)", "refused versions"),
-            ("max(millrace_worker_records_unreadable)", "workers of other releases"),
-            ("sum(max by (model, version) (millrace_batching_off))", "versions with batching off"),
+            ("sum(millstream_quarantined)", "quarantined requests"),
+            ("sum(millstream_version_refused)", "refused versions"),
+            ("max(millstream_worker_records_unreadable)", "workers of other releases"),
+            ("sum(max by (model, version) (millstream_batching_off))", "versions with batching off"),
         ),
     ),
 )
@@ -218,13 +220,13 @@ RELEASES = Chart(
     "Releases",
     "What is running.",
     "short",
-    (("count by (version, python) (millrace_build_info)", "{{version}} on Python {{python}}"),),
+    (("count by (version, python) (millstream_build_info)", "{{version}} on Python {{python}}"),),
 )
 SPREAD = Chart(
     "Time to answer, all of it",
     "How many requests took how long.",
     "s",
-    ((rate("millrace_request_seconds_bucket", "le", _OF_MODEL), "{{le}}"),),
+    ((rate("millstream_request_seconds_bucket", "le", _OF_MODEL), "{{le}}"),),
 )
 
 Panel = stat.Panel | timeseries.Panel | heatmap.Panel
@@ -272,7 +274,7 @@ def build() -> str:
         QueryVariable("model")
         .label("Model")
         .datasource(SOURCE)
-        .query("label_values(millrace_requests_total, model)")
+        .query("label_values(millstream_requests_total, model)")
         .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(models.VariableSort.ALPHABETICAL_ASC)
         .multi(True)
@@ -281,10 +283,10 @@ def build() -> str:
         .current(models.VariableOption(selected=True, text="All", value="$__all"))
     )
     board = (
-        Dashboard("Millrace")
-        .uid("millrace")
+        Dashboard("Millstream")
+        .uid("millstream")
         .description("Requests, batches, workers and what carries them.")
-        .tags(["millrace"])
+        .tags(["millstream"])
         .readonly()
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .refresh("10s")

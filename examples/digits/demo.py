@@ -83,7 +83,7 @@ async def measure(url: str, connections: int) -> Outcome:
     try:
         seconds = await drive(targets[0], answers, connections, TIMEOUT_S)
     except Failure as failure:
-        raise DemoError(f"{url}: {failure.message}; is `millrace up` running?") from failure
+        raise DemoError(f"{url}: {failure.message}; is `millstream up` running?") from failure
     p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(answers.seconds, [50, 95, 99]))
     right = sum(answer == label for answer, label in zip(answers.labels, labels, strict=True))
     return Outcome(len(bodies), connections, right / len(labels), len(bodies) / seconds, p50, p95, p99)

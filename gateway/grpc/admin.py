@@ -25,12 +25,12 @@ async def check(settings: Settings, context: Any) -> None:
         if not _is_local(context.peer()):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
-                "this call is for this machine only: set MILLRACE_ADMIN_KEY to use it from others",
+                "this call is for this machine only: set MILLSTREAM_ADMIN_KEY to use it from others",
             )
         if name := forwarding_header(key for key, _ in context.invocation_metadata() or ()):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
-                f"the call came through a proxy (metadata '{name}'): set MILLRACE_ADMIN_KEY to use it through one",
+                f"the call came through a proxy (metadata '{name}'): set MILLSTREAM_ADMIN_KEY to use it through one",
             )
         return
     given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")

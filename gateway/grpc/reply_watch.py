@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.grpc.connections import Address, Connections, address_of
 
-log = logging.getLogger("millrace.grpc")
+log = logging.getLogger("millstream.grpc")
 
 LOOK_S = 0.5
 READ_BYTES_MIN = 64 * 1024  # a client that reads so many a second is not slow

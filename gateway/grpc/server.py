@@ -126,7 +126,7 @@ class GrpcServer:
             raise Failure(
                 Code.CONFLICT,
                 f"cannot listen for gRPC on {settings.host} port {settings.grpc_port}: it is in use, or not of this "
-                "machine; choose another with MILLRACE_GRPC_PORT, or none with -1",
+                "machine; choose another with MILLSTREAM_GRPC_PORT, or none with -1",
             ) from None
         self._receiver.listen(self.port)
         self._watch.listen(self.port)

@@ -22,7 +22,7 @@ from services.errors import Code, Failure
 _bearer = HTTPBearer(
     auto_error=False,
     scheme_name="admin key",
-    description="The value of MILLRACE_ADMIN_KEY. Not needed from this machine when no key is set.",
+    description="The value of MILLSTREAM_ADMIN_KEY. Not needed from this machine when no key is set.",
 )
 
 
@@ -52,13 +52,13 @@ async def models_api(
 def _check_local(request: Request) -> None:
     if request.client is None or not is_loopback(request.client.host):
         raise HTTPException(
-            403, "the admin API answers this machine only: set MILLRACE_ADMIN_KEY to use it from others"
+            403, "the admin API answers this machine only: set MILLSTREAM_ADMIN_KEY to use it from others"
         )
     host = request.headers.get("host", "")
     if not is_loopback(_hostname(host)):
         raise HTTPException(
             403,
-            f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set MILLRACE_ADMIN_KEY",
+            f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set MILLSTREAM_ADMIN_KEY",
         )
     _check_direct(request)
     origin = request.headers.get("origin")
@@ -74,7 +74,7 @@ def _check_direct(request: Request) -> None:
     sign = f"header '{name}'" if name is not None else "HTTP/1.0"
     raise HTTPException(
         403,
-        f"the call came through a proxy ({sign}), so its caller may be anybody: set MILLRACE_ADMIN_KEY to use the admin "
+        f"the call came through a proxy ({sign}), so its caller may be anybody: set MILLSTREAM_ADMIN_KEY to use the admin "
         "API through a proxy",
     )
 

@@ -1,4 +1,4 @@
-"""/models: TorchServe's management API, or the calls of SageMaker's multi-model containers, as MILLRACE_MODELS_API says.
+"""/models: TorchServe's management API, or the calls of SageMaker's multi-model containers, as MILLSTREAM_MODELS_API says.
 
 Both stand on what the admin API does, and are protected as it is. POST tells by its body which of them it is.
 """
@@ -122,7 +122,7 @@ async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[s
 @managed.post(
     "/models",
     summary="Register a model from a file of this machine",
-    description="TorchServe: `url` is a path below MILLRACE_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
+    description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
     "Nothing is fetched from other machines.",
     responses=documented(404, 409, 413, 501, 503, 507, model=Refusal),
     openapi_extra={"requestBody": {"content": {"application/json": {"schema": LoadModel.model_json_schema()}}}},

@@ -48,7 +48,7 @@ _BODY: dict[str, Any] = {
                         "user": {"type": "string"},
                     },
                 },
-                "example": {"model": "minilm", "input": ["a millrace", "a stream"]},
+                "example": {"model": "minilm", "input": ["a mill", "a stream"]},
             }
         },
     }

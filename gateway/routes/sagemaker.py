@@ -64,7 +64,7 @@ _RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 503, model=RuntimeFailure)
 @router.post(
     "/invocations",
     summary="Run the default model",
-    description="The model is MILLRACE_SAGEMAKER_MODEL, the only one there is, or X-Amzn-SageMaker-Target-Model.",
+    description="The model is MILLSTREAM_SAGEMAKER_MODEL, the only one there is, or X-Amzn-SageMaker-Target-Model.",
     response_class=Response,
     responses=_ANSWERS,
     openapi_extra=_BODY,

@@ -25,7 +25,7 @@ def default_model(snapshot: Snapshot, configured: str | None) -> str:
     if not serving:
         raise not_found("there is no model yet: upload one")
     names = ", ".join(serving[:5]) + (", …" if len(serving) > 5 else "")
-    raise invalid(f"there are {len(serving)} models ({names}): set MILLRACE_SAGEMAKER_MODEL to the one that is meant")
+    raise invalid(f"there are {len(serving)} models ({names}): set MILLSTREAM_SAGEMAKER_MODEL to the one that is meant")
 
 
 def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:

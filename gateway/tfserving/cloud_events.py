@@ -21,7 +21,7 @@ from services.errors import invalid
 
 STRUCTURED = "application/cloudevents+json"
 _REQUIRED = ("specversion", "id", "source", "type")
-_TYPE = "io.millrace.inference.response"
+_TYPE = "io.millstream.inference.response"
 _HEADER_CHARACTERS_MAX = 1024
 
 
@@ -75,7 +75,7 @@ def close_event(event: Event, model: str, reply: bytes) -> tuple[dict[str, str],
     attributes = {
         "specversion": "1.0",
         "id": str(uuid.uuid4()),
-        "source": f"io.millrace.inference.{model}",
+        "source": f"io.millstream.inference.{model}",
         "type": _TYPE,
         "time": datetime.now(UTC).isoformat(),
     }

@@ -14,7 +14,7 @@ from services.manifest import Manifest
 from services.records import State
 from services.tensor import TensorSpec
 
-OWNER = "millrace"
+OWNER = "millstream"
 
 _STATE = {
     State.UPLOADED: "START",

@@ -34,7 +34,7 @@ from services.triton.given import Given, from_json
 from services.triton.paths import plain_path
 from services.triton.policy import chosen
 
-log = logging.getLogger("millrace.repository")
+log = logging.getLogger("millstream.repository")
 
 CLAIM_S_MAX = 600.0
 CLAIM_PAUSE_S = 0.05
@@ -262,7 +262,7 @@ class RepositoryControl:
         if endpoint is not None and endpoint.source is None and self._repository.versions(model):
             raise Failure(
                 Code.INVALID,
-                f"a model of this name was uploaded, and goes on: delete it (millrace rm {model}) to serve this one",
+                f"a model of this name was uploaded, and goes on: delete it (millstream rm {model}) to serve this one",
             )
 
     def _manifests(self, model: str) -> dict[int, Manifest]:

@@ -59,7 +59,7 @@ class SharedLogSettings:
         """The document changed: from now on it holds here, too."""
         values = _DEFAULTS | self.document.read()
         self._chosen.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
-        logging.getLogger("millrace").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
+        logging.getLogger("millstream").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
         formatter = _Iso8601(LINE) if values["log_format"] == "ISO8601" else logging.Formatter(LINE)
         for handler in self._handlers:
             handler.setFormatter(formatter)

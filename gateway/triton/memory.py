@@ -30,7 +30,7 @@ NAME_CHARACTERS_MAX = 255
 _RESERVED = "triton_python_backend_shm_region_"
 _DISABLED = (
     "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable it "
-    "(MILLRACE_ALLOW_CLIENT_SHM=true)."
+    "(MILLSTREAM_ALLOW_CLIENT_SHM=true)."
 )
 
 

@@ -19,7 +19,7 @@ from gateway.views import shown
 from services.errors import Failure, invalid
 from services.trace_values import DEFAULTS, TraceValues, parsed
 
-log = logging.getLogger("millrace.trace")
+log = logging.getLogger("millstream.trace")
 
 
 class SharedTraceSettings:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gateway.traces import Trace
 
-log = logging.getLogger("millrace.trace")
+log = logging.getLogger("millstream.trace")
 
 BYTES_MAX = 64 << 20  # of FILE; beyond it another one is begun
 OLD_MAX = 3  # full ones that are kept

@@ -1,4 +1,4 @@
-"""`python -m services.cli`: the `millrace` command where it is not installed."""
+"""`python -m services.cli`: the `millstream` command where it is not installed."""
 
 from services.cli.app import main
 

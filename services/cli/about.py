@@ -1,4 +1,4 @@
-"""`millrace version` and `millrace demo`."""
+"""`millstream version` and `millstream demo`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from services.cli.options import Endpoint, Json, Key, Url, endpoint
 
 
 def number() -> str:
-    """The installed version of Millrace."""
+    """The installed version of Millstream."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version("millrace")
+        return version("millstream")
     except PackageNotFoundError:
         return "unknown (not installed)"
 
 
 def version(json_output: Json = False) -> None:
-    """Print the version of Millrace."""
+    """Print the version of Millstream."""
     if json_output:
         from services.cli.terminal import emit
 
         emit({"version": number(), "python": platform.python_version(), "system": platform.platform()})
     else:
-        print(f"millrace {number()}")
+        print(f"millstream {number()}")
 
 
 def demo(
@@ -40,7 +40,7 @@ def demo(
 ) -> None:
     """Send held-out handwritten digits one by one, and print accuracy, rate and latency.
 
-    Needs the digits example, which `millrace up` loads unless told not to.
+    Needs the digits example, which `millstream up` loads unless told not to.
     """
     where = endpoint(context, url, key)
     asyncio.run(_check(where))

@@ -1,6 +1,6 @@
-"""The `millrace` command: its subcommands, and one line on standard error for whatever fails.
+"""The `millstream` command: its subcommands, and one line on standard error for whatever fails.
 
-Modules of commands import what they need when they run: `millrace --help` should not wait for numpy.
+Modules of commands import what they need when they run: `millstream --help` should not wait for numpy.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from services.errors import Failure
 from services.printable import printable
 
 app = typer.Typer(
-    name="millrace",
+    name="millstream",
     help="Serve models: upload ONNX, call it over REST, in batches, on your own machines.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=True,
     context_settings={"help_option_names": ["--help", "-h"]},
-    epilog="[bold]Start here[/]:  millrace up   then, in another terminal:  millrace demo",
+    epilog="[bold]Start here[/]:  millstream up   then, in another terminal:  millstream demo",
 )
 
 
@@ -56,26 +56,28 @@ def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
     )(command)
 
 
-_add("Run", up, "millrace up", "millrace up --pool cpu=2 --gateways 2 --model resnet=resnet18.onnx")
-_add("Run", restart, "millrace restart", "millrace restart workers --json")
-_add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millrace serve")
-_add("Run", doctor, "millrace doctor", "millrace doctor --json")
-_add("Run", version, "millrace version", "millrace version --json")
-_add("Models", push, "millrace push resnet resnet18.onnx", "millrace push resnet new.onnx --version 7 --no-activate")
-_add("Models", models, "millrace models", "millrace models --json")
-_add("Models", describe, "millrace describe digits")
-_add("Models", load, "millrace load resnet", """millrace load resnet --config '{"max_batch_size": 8}'""")
-_add("Models", unload, "millrace unload resnet")
-_add("Models", rm, "millrace rm resnet --version 7", "millrace rm resnet --yes")
+_add("Run", up, "millstream up", "millstream up --pool cpu=2 --gateways 2 --model resnet=resnet18.onnx")
+_add("Run", restart, "millstream restart", "millstream restart workers --json")
+_add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
+_add("Run", doctor, "millstream doctor", "millstream doctor --json")
+_add("Run", version, "millstream version", "millstream version --json")
+_add(
+    "Models", push, "millstream push resnet resnet18.onnx", "millstream push resnet new.onnx --version 7 --no-activate"
+)
+_add("Models", models, "millstream models", "millstream models --json")
+_add("Models", describe, "millstream describe digits")
+_add("Models", load, "millstream load resnet", """millstream load resnet --config '{"max_batch_size": 8}'""")
+_add("Models", unload, "millstream unload resnet")
+_add("Models", rm, "millstream rm resnet --version 7", "millstream rm resnet --yes")
 _add(
     "Use",
     predict,
-    "millrace predict digits --input examples/digits/request.json",
-    "millrace predict resnet --input images.npy --output scores.npz",
-    r"echo '\[\[1, 2, 3]]' | millrace predict adder --json",
+    "millstream predict digits --input examples/digits/request.json",
+    "millstream predict resnet --input images.npy --output scores.npz",
+    r"echo '\[\[1, 2, 3]]' | millstream predict adder --json",
 )
-_add("Use", bench, "millrace bench digits", "millrace bench digits -c 64 -s 10 --rows 4")
-_add("Use", demo, "millrace demo", "millrace demo --connections 64 --json")
+_add("Use", bench, "millstream bench digits", "millstream bench digits -c 64 -s 10 --rows 4")
+_add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`millrace bench`: how much an endpoint takes, and how its batches filled."""
+"""`millstream bench`: how much an endpoint takes, and how its batches filled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from services.cli.call import Call
     from services.cli.load import Tally
 
-_METRIC = "millrace_batch_rows"
+_METRIC = "millstream_batch_rows"
 
 
 def bench(

@@ -49,7 +49,7 @@ class Api:
             reply = await self._client.request(method, path, **options)
         except httpx.ConnectError as error:
             raise Failure(
-                Code.UNAVAILABLE, f"nothing answers at {self.endpoint.url}: is `millrace up` running?"
+                Code.UNAVAILABLE, f"nothing answers at {self.endpoint.url}: is `millstream up` running?"
             ) from error
         except httpx.TimeoutException as error:
             raise Failure(Code.EXPIRED, f"{self.endpoint.url} did not answer in time") from error
@@ -169,7 +169,9 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise Failure(Code.INTERNAL, f"{reply.url} answered with something that is not Millrace's: {reply.text[:80]!r}")
+        raise Failure(
+            Code.INTERNAL, f"{reply.url} answered with something that is not Millstream's: {reply.text[:80]!r}"
+        )
     return document
 
 
@@ -183,5 +185,5 @@ def _complaint(reply: httpx.Response) -> str:
     except (ValueError, LookupError, TypeError):
         said = f"{reply.request.method} {reply.url} answered {reply.status_code} {reply.reason_phrase}"
     if reply.status_code in {401, 403}:
-        said += " (give the key with --key or MILLRACE_ADMIN_KEY)"
+        said += " (give the key with --key or MILLSTREAM_ADMIN_KEY)"
     return " ".join(said.split())

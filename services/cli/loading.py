@@ -1,4 +1,4 @@
-"""`millrace load` and `millrace unload`: which models answer, without touching a file of theirs."""
+"""`millstream load` and `millstream unload`: which models answer, without touching a file of theirs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(
 
 
 def unload(context: typer.Context, name: Name, json_output: Json = False, url: Url = None, key: Key = None) -> None:
-    """Stop serving a model. Nothing is deleted: `millrace load` serves it again.
+    """Stop serving a model. Nothing is deleted: `millstream load` serves it again.
 
     What is on its way is still answered; after that the name is unknown to callers, also when all is started again.
     """

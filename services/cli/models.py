@@ -1,4 +1,4 @@
-"""`millrace models` and `millrace rm`: what is there, and away with it."""
+"""`millstream models` and `millstream rm`: what is there, and away with it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
         return
     console = results()
     if not found:
-        console.print("no models yet: `millrace push NAME FILE.onnx` uploads one")
+        console.print("no models yet: `millstream push NAME FILE.onnx` uploads one")
         return
     rows = table(
         "MODEL", "VERSION", "STATE", "", "SIZE", "POOL", "WORKERS", "UPLOADED", right=("VERSION", "SIZE", "WORKERS")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and where they lead: command line, else MILLRACE_…, else the home's own."""
+"""Options that several commands share, and where they lead: command line, else MILLSTREAM_…, else the home's own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Endpoint to talk to (MILLRACE_URL); default: the one `millrace up` started here, else "
+        help="Endpoint to talk to (MILLSTREAM_URL); default: the one `millstream up` started here, else "
         + URL_DEFAULT
         + ".",
         rich_help_panel="Endpoint",
@@ -24,7 +24,9 @@ Url = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option("--key", metavar="KEY", help="Key of the admin API (MILLRACE_ADMIN_KEY).", rich_help_panel="Endpoint"),
+    typer.Option(
+        "--key", metavar="KEY", help="Key of the admin API (MILLSTREAM_ADMIN_KEY).", rich_help_panel="Endpoint"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.", show_default=False)]
@@ -45,7 +47,7 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A running Millrace and, where it wants one, the key of its admin API."""
+    """A running Millstream and, where it wants one, the key of its admin API."""
 
     url: str
     key: str | None = None
@@ -53,7 +55,7 @@ class Endpoint:
 
 def load_settings(**overrides: Any) -> Any:
     """`Settings`, with those of `overrides` that are not None on top. Raises Failure(INVALID), one line."""
-    # Imported here: pydantic costs more than everything else `millrace --help` needs.
+    # Imported here: pydantic costs more than everything else `millstream --help` needs.
     from pydantic import ValidationError
 
     from services.settings import Settings, explain
@@ -63,7 +65,7 @@ def load_settings(**overrides: Any) -> Any:
         return Settings(**given)
     except ValidationError as error:
         name, problem = explain(error)
-        where = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in given else f"MILLRACE_{name.upper()}"
+        where = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in given else f"MILLSTREAM_{name.upper()}"
         raise invalid(f"{where}: {problem}") from None
 
 

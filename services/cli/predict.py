@@ -1,4 +1,4 @@
-"""`millrace predict`: one inference from a file, readable."""
+"""`millstream predict`: one inference from a file, readable."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def predict(
     dimension. With --json the endpoint's own reply is printed.
     """
     if source == "-" and sys.stdin.isatty():
-        raise invalid(f"nothing to send: give --input FILE, or pipe JSON into `millrace predict {name}`")
+        raise invalid(f"nothing to send: give --input FILE, or pipe JSON into `millstream predict {name}`")
     asyncio.run(_predict(endpoint(context, url, key), name, version, source, output, json_output))
 
 

@@ -1,4 +1,4 @@
-"""`millrace push`: a file becomes a version."""
+"""`millstream push`: a file becomes a version."""
 
 from __future__ import annotations
 
@@ -145,6 +145,6 @@ def _show(document: dict[str, Any], where: Endpoint, *, activate: bool) -> None:
     if not activate:
         console.print(f"not active: requests that name version {document['version']} reach it")
     elif document["state"] != "ready":
-        console.print(f"on its way: see `millrace describe {name}`")
+        console.print(f"on its way: see `millstream describe {name}`")
     else:
         console.print(f"\nPOST {where.url}/v2/models/{name}/infer")

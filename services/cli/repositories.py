@@ -1,4 +1,4 @@
-"""Model repositories that `millrace up` serves in place: each model loaded, as it is now; what is gone from them goes.
+"""Model repositories that `millstream up` serves in place: each model loaded, as it is now; what is gone from them goes.
 
 A model that cannot be loaded is told of and stops nobody else.
 """
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0  # after which nobody waits for what is still loading
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `millrace up` has in place before it is ready."""
+    """What `millstream up` has in place before it is ready."""
 
     models: Sequence[Preload]
     repositories: Sequence[Path] = ()

@@ -1,4 +1,4 @@
-"""`millrace restart`: new processes for old ones, one after the other, while requests go on."""
+"""`millstream restart`: new processes for old ones, one after the other, while requests go on."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def restart(
     home: Home = None,
     json_output: Json = False,
 ) -> None:
-    """Replace the processes of a running `millrace up`, failing no request.
+    """Replace the processes of a running `millstream up`, failing no request.
 
     One after the other: a new one starts, loads and warms up what the old one serves, takes over, and the old one
     answers what it has and ends. If a new one does not become ready, the old one goes on serving and the rest is left
-    alone. The settings stay those of `millrace up`; so does Redis. SIGHUP to `millrace up` does the same.
+    alone. The settings stay those of `millstream up`; so does Redis. SIGHUP to `millstream up` does the same.
     """
     from services.cli.terminal import duration, emit, escape, results, table, working
 
@@ -61,7 +61,7 @@ async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[
     home = home.expanduser().resolve()
     control = holder_of(home / "run").get("control")
     nothing = Failure(
-        Code.UNAVAILABLE, f"nothing runs in {home}: start it with `millrace up`, or name its folder with --home"
+        Code.UNAVAILABLE, f"nothing runs in {home}: start it with `millstream up`, or name its folder with --home"
     )
     if not isinstance(control, str):
         raise nothing

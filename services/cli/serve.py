@@ -1,4 +1,4 @@
-"""`millrace serve`: what an image does where others start it, as SageMaker and KServe do: one folder, all addresses."""
+"""`millstream serve`: what an image does where others start it, as SageMaker and KServe do: one folder, all addresses."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Folder = Annotated[
 Called = Annotated[
     str | None,
     typer.Option(
-        "--name", metavar="NAME", help="Name of a single file's model (MILLRACE_SAGEMAKER_MODEL); default model."
+        "--name", metavar="NAME", help="Name of a single file's model (MILLSTREAM_SAGEMAKER_MODEL); default model."
     ),
 ]
 HttpPort = Annotated[
     int | None,
     typer.Option(
-        metavar="PORT", help="Port to listen on (MILLRACE_SAGEMAKER_PORT, SAGEMAKER_BIND_TO_PORT); default 8080."
+        metavar="PORT", help="Port to listen on (MILLSTREAM_SAGEMAKER_PORT, SAGEMAKER_BIND_TO_PORT); default 8080."
     ),
 ]
 GrpcPort = Annotated[
-    int | None, typer.Option(metavar="PORT", help="Port for gRPC, -1 for none (MILLRACE_GRPC_PORT); default 8001.")
+    int | None, typer.Option(metavar="PORT", help="Port for gRPC, -1 for none (MILLSTREAM_GRPC_PORT); default 8001.")
 ]
 
 
@@ -40,11 +40,11 @@ def serve(
 ) -> None:
     """Start everything in a container: serve the models of one folder to all addresses.
 
-    Without MILLRACE_ADMIN_KEY the admin API has a key that nobody knows.
+    Without MILLSTREAM_ADMIN_KEY the admin API has a key that nobody knows.
     """
     settings = load_settings()
     if settings.admin_key is None:
-        os.environ["MILLRACE_ADMIN_KEY"] = secrets.token_urlsafe(32)
+        os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)
     model, repository = found(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
         http_port = settings.sagemaker_port or _HTTP_PORT

@@ -82,7 +82,7 @@ def made_up(datatype: str, shape: list[int], rows: int, random: np.random.Genera
     if shape and shape[0] < 0:
         sizes[0] = rows
     if datatype == BYTES:
-        return np.full(sizes, b"millrace", dtype=object)
+        return np.full(sizes, b"millstream", dtype=object)
     if datatype in {"FP16", "BF16", "FP32", "FP64"}:
         return random.random(sizes, dtype=np.float32)
     return random.integers(0, 2, sizes)

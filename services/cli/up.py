@@ -1,4 +1,4 @@
-"""`millrace up`: everything on this machine, in one command."""
+"""`millstream up`: everything on this machine, in one command."""
 
 from __future__ import annotations
 
@@ -10,46 +10,48 @@ import typer
 
 from services.cli.options import Json, load_settings
 
-Home = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLRACE_HOME).")]
+Home = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLSTREAM_HOME).")
+]
 Host = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (MILLRACE_HOST); default 127.0.0.1.")
+    str | None, typer.Option(metavar="ADDRESS", help="Address to listen on (MILLSTREAM_HOST); default 127.0.0.1.")
 ]
 Port = Annotated[
     int | None,
-    typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLRACE_HTTP_PORT); default 8000."),
+    typer.Option(metavar="PORT", help="Port to listen on, 0 for a free one (MILLSTREAM_HTTP_PORT); default 8000."),
 ]
 GrpcPort = Annotated[
     int | None,
     typer.Option(
-        metavar="PORT", help="Port for gRPC, 0 for a free one, -1 for none (MILLRACE_GRPC_PORT); default 8001."
+        metavar="PORT", help="Port for gRPC, 0 for a free one, -1 for none (MILLSTREAM_GRPC_PORT); default 8001."
     ),
 ]
-Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLRACE_GATEWAYS); default 1.")]
+Gateways = Annotated[int | None, typer.Option(metavar="N", help="Gateway processes (MILLSTREAM_GATEWAYS); default 1.")]
 Pools = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=N",
-        help="A pool and its workers, can be repeated (MILLRACE_POOLS=cpu=2,gpu=1); default cpu=1. "
+        help="A pool and its workers, can be repeated (MILLSTREAM_POOLS=cpu=2,gpu=1); default cpu=1. "
         "A pool called gpu runs on CUDA.",
     ),
 ]
 Threads = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Threads of each worker (MILLRACE_THREADS); default: its share of the machine."),
+    typer.Option(metavar="N", help="Threads of each worker (MILLSTREAM_THREADS); default: its share of the machine."),
 ]
 Redis = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
         help="Redis or Valkey 7.0 or newer to use: redis://, rediss://, unix:// or redis+sentinel:// "
-        "(MILLRACE_REDIS_URL); default: one is started. Prefer the variable for a URL with a password: others can see command lines.",
+        "(MILLSTREAM_REDIS_URL); default: one is started. Prefer the variable for a URL with a password: others can see command lines.",
     ),
 ]
 Models = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=PATH",
-        help="A model to load, can be repeated (MILLRACE_MODELS=a=a.onnx,b=b.onnx). It is pushed, unless the same "
+        help="A model to load, can be repeated (MILLSTREAM_MODELS=a=a.onnx,b=b.onnx). It is pushed, unless the same "
         "file is there already.",
     ),
 ]
@@ -57,26 +59,26 @@ Repositories = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="DIR",
-        help="A Triton model repository to serve in place, can be repeated (MILLRACE_REPOSITORY=a,b): "
+        help="A Triton model repository to serve in place, can be repeated (MILLSTREAM_REPOSITORY=a,b): "
         "DIR/NAME/1/model.onnx, with or without a config.pbtxt. Nothing is copied.",
     ),
 ]
 Example = Annotated[
     bool | None,
-    typer.Option("--example/--no-example", help="Load the digits example (MILLRACE_EXAMPLE).", show_default="on"),
+    typer.Option("--example/--no-example", help="Load the digits example (MILLSTREAM_EXAMPLE).", show_default="on"),
 ]
 DrainSeconds = Annotated[
     float | None,
     typer.Option(
         metavar="S",
-        help="How long it may take to stop: what was accepted is answered first (MILLRACE_DRAIN_S); default 30.",
+        help="How long it may take to stop: what was accepted is answered first (MILLSTREAM_DRAIN_S); default 30.",
     ),
 ]
 CpuAffinity = Annotated[
     bool | None,
     typer.Option(
         "--cpu-affinity/--no-cpu-affinity",
-        help="On a machine of two cores, keep the embedded Redis and the gateway on one each (MILLRACE_CPU_AFFINITY).",
+        help="On a machine of two cores, keep the embedded Redis and the gateway on one each (MILLSTREAM_CPU_AFFINITY).",
         show_default="on",
     ),
 ]
@@ -84,7 +86,7 @@ AllowClientShm = Annotated[
     bool | None,
     typer.Option(
         "--allow-client-shm/--no-allow-client-shm",
-        help="Let clients on this machine pass tensors in shared memory that they made (MILLRACE_ALLOW_CLIENT_SHM).",
+        help="Let clients on this machine pass tensors in shared memory that they made (MILLSTREAM_ALLOW_CLIENT_SHM).",
         show_default="off",
     ),
 ]
@@ -94,7 +96,7 @@ TraceConfig = Annotated[
         "--trace-config",
         metavar="KEY=VALUE",
         help="A trace setting from the start on, can be repeated: level=TIMESTAMPS, rate=100, count=10, log-frequency=50 "
-        "(MILLRACE_TRACE=a=b,c=d). Clients may change them later.",
+        "(MILLSTREAM_TRACE=a=b,c=d). Clients may change them later.",
     ),
 ]
 
@@ -121,7 +123,7 @@ def up(
 
     Prints "ready http://HOST:PORT" on a line of its own when an inference has come back. What dies is started
     again. Ctrl-C and SIGTERM answer what is on its way, then stop; a second time stops at once. SIGHUP replaces all
-    processes, one after the other, as `millrace restart` does.
+    processes, one after the other, as `millstream restart` does.
     """
     settings = load_settings(
         home=home,

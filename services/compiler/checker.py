@@ -64,7 +64,7 @@ def _report(task: CheckTask) -> CheckReport:
     try:
         _confine(task)
     except OSError as error:
-        message = f"the sandbox of the model check cannot be set up: {error}; `millrace doctor` says what is missing"
+        message = f"the sandbox of the model check cannot be set up: {error}; `millstream doctor` says what is missing"
         return CheckReport(outcome=Refused(code=Code.INTERNAL, message=_one_line(message)))
     try:
         return CheckReport(outcome=_check(task))
@@ -75,8 +75,8 @@ def _report(task: CheckTask) -> CheckReport:
     except ImportError as error:
         refusal = Failure(
             Code.INTERNAL,
-            f"the model check cannot load its libraries ({error}): install millrace[cpu] or millrace[gpu], and allow it "
-            f"more than {task.memory_bytes_max >> 20} MiB (MILLRACE_CHECK_MEMORY_BYTES_MAX)",
+            f"the model check cannot load its libraries ({error}): install millstream[cpu] or millstream[gpu], and allow it "
+            f"more than {task.memory_bytes_max >> 20} MiB (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)",
         )
     except OSError as error:
         refusal = storage_failure(error, task.folder)

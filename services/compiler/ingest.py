@@ -80,7 +80,7 @@ class Incoming:
         if self._size_bytes > self._settings.upload_bytes_max:
             raise Failure(
                 Code.TOO_LARGE,
-                f"the upload is larger than {self._settings.upload_bytes_max} bytes (MILLRACE_UPLOAD_BYTES_MAX)",
+                f"the upload is larger than {self._settings.upload_bytes_max} bytes (MILLSTREAM_UPLOAD_BYTES_MAX)",
             )
         self._buffer += chunk
         if len(self._buffer) >= PIECE_BYTES:

@@ -108,7 +108,7 @@ def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds
     if status < 0:
         raise invalid(
             f"the model ended its check with {_signal_name(-status)}: it crashes ONNX Runtime or needs more than the "
-            f"{task.memory_bytes_max >> 20} MiB that a check may use (MILLRACE_CHECK_MEMORY_BYTES_MAX)"
+            f"{task.memory_bytes_max >> 20} MiB that a check may use (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
         )
     if len(report) >= _REPORT_BYTES_MAX:
         raise invalid("the model's inputs, outputs and files take too much to describe")
@@ -126,7 +126,7 @@ def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds
 def _too_slow(seconds_max: float) -> Failure:
     return invalid(
         f"the model check took longer than {seconds_max:g} s: is the model too slow to serve? "
-        "(MILLRACE_CHECK_S_MAX sets the limit)"
+        "(MILLSTREAM_CHECK_S_MAX sets the limit)"
     )
 
 
@@ -139,5 +139,5 @@ def _signal_name(number: int) -> str:
 
 def _environment() -> dict[str, str]:
     """The environment of this process without its secrets, and with one thread: each would reserve memory."""
-    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLRACE_")}
+    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
     return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}

@@ -45,7 +45,7 @@ def _reshape_rows(graph: onnx.GraphProto, leading: int) -> None:
         if node.op_type == "Reshape" and len(node.input) == 2 and node.input[0] in dependent:
             target = _target(shapes.get(node.input[1]), node, leading)
             if target is not None:
-                name = f"millrace_rows_shape_{position}"
+                name = f"millstream_rows_shape_{position}"
                 tensor = helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target)
                 # A Constant node and not an initializer: before IR 4 that would also have to be an input.
                 rewritten.append(helper.make_node("Constant", [], [name], value=tensor))

@@ -1,6 +1,6 @@
 """Every metric of the product: its name, what it says, its labels and how processes' values are put together. Pure.
 
-Base units (seconds, bytes), names `millrace_…`; labels hold only names that an administrator chose or that are fixed
+Base units (seconds, bytes), names `millstream_…`; labels hold only names that an administrator chose or that are fixed
 here, so that the number of series is bounded.
 """
 
@@ -62,110 +62,121 @@ ROWS = tuple(float(1 << power) for power in range(11))
 _LANE = ("model", "version", "pool")
 
 REQUEST_SECONDS = Metric(
-    "millrace_request_seconds", Kind.HISTOGRAM, "Time from a request's last byte to its reply.", _LANE, SECONDS
+    "millstream_request_seconds", Kind.HISTOGRAM, "Time from a request's last byte to its reply.", _LANE, SECONDS
 )
 QUEUE_WAIT_SECONDS = Metric(
-    "millrace_queue_wait_seconds",
+    "millstream_queue_wait_seconds",
     Kind.HISTOGRAM,
     "Time from admission of a request to the start of its execution.",
     _LANE,
     SECONDS,
 )
 EXECUTION_SECONDS = Metric(
-    "millrace_execution_seconds", Kind.HISTOGRAM, "Time that a batch took on its device.", _LANE, SECONDS
+    "millstream_execution_seconds", Kind.HISTOGRAM, "Time that a batch took on its device.", _LANE, SECONDS
 )
-BATCH_ROWS = Metric("millrace_batch_rows", Kind.HISTOGRAM, "Rows of the batches that ran.", _LANE, ROWS)
+BATCH_ROWS = Metric("millstream_batch_rows", Kind.HISTOGRAM, "Rows of the batches that ran.", _LANE, ROWS)
 
 REQUESTS = Metric(
-    "millrace_requests_total", Kind.COUNTER, "Requests answered, by outcome.", ("model", "version", "outcome")
+    "millstream_requests_total", Kind.COUNTER, "Requests answered, by outcome.", ("model", "version", "outcome")
 )
-REFUSED = Metric("millrace_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",))
-REQUESTS_IN_FLIGHT = Metric("millrace_requests_in_flight", Kind.GAUGE_SUM, "Requests admitted and not yet answered.")
+REFUSED = Metric("millstream_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",))
+REQUESTS_IN_FLIGHT = Metric("millstream_requests_in_flight", Kind.GAUGE_SUM, "Requests admitted and not yet answered.")
 RECEIVING_BYTES = Metric(
-    "millrace_receiving_bytes", Kind.GAUGE_SUM, "Bytes of requests that gateways receive and have not admitted."
+    "millstream_receiving_bytes", Kind.GAUGE_SUM, "Bytes of requests that gateways receive and have not admitted."
 )
 UNREAD_BYTES = Metric(
-    "millrace_unread_bytes", Kind.GAUGE_SUM, "Bytes of replies that gateways hold because clients have not read them."
+    "millstream_unread_bytes", Kind.GAUGE_SUM, "Bytes of replies that gateways hold because clients have not read them."
 )
-LANE_ROWS = Metric("millrace_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the gateways' lanes.", _LANE)
-STREAM_ENTRIES = Metric("millrace_stream_entries", Kind.GAUGE_MAX, "Batches in the stream: waiting and leased.", _LANE)
-INSTANCES_READY = Metric("millrace_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
-INSTANCE_BYTES = Metric("millrace_instance_bytes", Kind.GAUGE_MAX, "Memory that an instance takes.", (*_LANE, "worker"))
-SEGMENT_BYTES_IN_USE = Metric("millrace_segment_bytes_in_use", Kind.GAUGE_SUM, "Shared memory that holds tensors now.")
+LANE_ROWS = Metric("millstream_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the gateways' lanes.", _LANE)
+STREAM_ENTRIES = Metric(
+    "millstream_stream_entries", Kind.GAUGE_MAX, "Batches in the stream: waiting and leased.", _LANE
+)
+INSTANCES_READY = Metric("millstream_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
+INSTANCE_BYTES = Metric(
+    "millstream_instance_bytes", Kind.GAUGE_MAX, "Memory that an instance takes.", (*_LANE, "worker")
+)
+SEGMENT_BYTES_IN_USE = Metric(
+    "millstream_segment_bytes_in_use", Kind.GAUGE_SUM, "Shared memory that holds tensors now."
+)
 WORKER_INFO = Metric(
-    "millrace_worker_info", Kind.GAUGE_MAX, "A worker that is running, and its device.", ("worker", "pool", "device")
+    "millstream_worker_info", Kind.GAUGE_MAX, "A worker that is running, and its device.", ("worker", "pool", "device")
 )
 WORKER_MEMORY_LIMIT_BYTES = Metric(
-    "millrace_worker_memory_limit_bytes",
+    "millstream_worker_memory_limit_bytes",
     Kind.GAUGE_MAX,
     "Memory that a worker may take; 0: no limit.",
     ("pool", "worker"),
 )
 WORKER_BUSY_SECONDS = Metric(
-    "millrace_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
+    "millstream_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
 )
 BATCH_CHECKS = Metric(
-    "millrace_batch_checks_total",
+    "millstream_batch_checks_total",
     Kind.COUNTER,
     "Live batches that were compared with runs of one row: agrees, differs, undecided.",
     ("model", "version", "outcome"),
 )
 BATCHING_OFF = Metric(
-    "millrace_batching_off",
+    "millstream_batching_off",
     Kind.GAUGE_MAX,
     "1: requests of this version run one at a time, since its rows influence each other.",
     ("model", "version"),
 )
 REPLIES_REFUSED = Metric(
-    "millrace_replies_refused_total",
+    "millstream_replies_refused_total",
     Kind.COUNTER,
     "Outputs that became an error: of a request (too_large), or of a batch that Redis did not take (redis).",
     ("reason",),
 )
-REDIS_BYTES = Metric("millrace_redis_bytes_total", Kind.COUNTER, "Bytes through Redis.", ("direction",))
+REDIS_BYTES = Metric("millstream_redis_bytes_total", Kind.COUNTER, "Bytes through Redis.", ("direction",))
 SEGMENT_BYTES = Metric(
-    "millrace_segment_bytes_total", Kind.COUNTER, "Tensor bytes through shared memory.", ("direction",)
+    "millstream_segment_bytes_total", Kind.COUNTER, "Tensor bytes through shared memory.", ("direction",)
 )
 BATCHES = Metric(
-    "millrace_batches_total", Kind.COUNTER, "Batches that a worker finished, by outcome.", (*_LANE, "outcome")
+    "millstream_batches_total", Kind.COUNTER, "Batches that a worker finished, by outcome.", (*_LANE, "outcome")
 )
 RECLAIMED = Metric(
-    "millrace_reclaimed_total", Kind.COUNTER, "Batches taken back from workers that died or fell silent.", ("pool",)
+    "millstream_reclaimed_total", Kind.COUNTER, "Batches taken back from workers that died or fell silent.", ("pool",)
 )
 OUT_OF_MEMORY = Metric(
-    "millrace_out_of_memory_total", Kind.COUNTER, "Runs that found no memory; those of several rows were halved.", _LANE
+    "millstream_out_of_memory_total",
+    Kind.COUNTER,
+    "Runs that found no memory; those of several rows were halved.",
+    _LANE,
 )
 BATCHES_UNREADABLE = Metric(
-    "millrace_batches_unreadable_total",
+    "millstream_batches_unreadable_total",
     Kind.COUNTER,
     "Batches that a worker could not read and passed on: another release wrote them, or they were damaged.",
     ("pool",),
 )
 RECORDS_UNREADABLE = Metric(
-    "millrace_worker_records_unreadable",
+    "millstream_worker_records_unreadable",
     Kind.GAUGE_MAX,
     "Workers that are left out because what they say of themselves cannot be read: another release runs them.",
 )
 VERSION_DEATHS = Metric(
-    "millrace_version_deaths_total",
+    "millstream_version_deaths_total",
     Kind.COUNTER,
     "Workers that a version ended while it ran, and runs of it that took longer than any should.",
     _LANE,
 )
 VERSION_REFUSED = Metric(
-    "millrace_version_refused", Kind.GAUGE_MAX, "1 while a version is refused since it keeps ending workers.", _LANE
+    "millstream_version_refused", Kind.GAUGE_MAX, "1 while a version is refused since it keeps ending workers.", _LANE
 )
 RUNS_TERMINATED = Metric(
-    "millrace_runs_terminated_total", Kind.COUNTER, "Runs that were ended since their time was over.", _LANE
+    "millstream_runs_terminated_total", Kind.COUNTER, "Runs that were ended since their time was over.", _LANE
 )
-QUARANTINED = Metric("millrace_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
-REDIS_RECONNECTS = Metric("millrace_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
+QUARANTINED = Metric("millstream_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
+REDIS_RECONNECTS = Metric("millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
 DUPLICATE_REPLIES = Metric(
-    "millrace_duplicate_replies_total", Kind.COUNTER, "Replies to requests that had been answered already."
+    "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to requests that had been answered already."
 )
-BUILD_INFO = Metric("millrace_build_info", Kind.GAUGE_MAX, "The running release and its Python.", ("version", "python"))
+BUILD_INFO = Metric(
+    "millstream_build_info", Kind.GAUGE_MAX, "The running release and its Python.", ("version", "python")
+)
 SERIES_REFUSED = Metric(
-    "millrace_metrics_series_refused_total",
+    "millstream_metrics_series_refused_total",
     Kind.COUNTER,
     "Metric series refused because a process had too many; they are counted under the label value other.",
 )

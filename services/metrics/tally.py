@@ -34,7 +34,7 @@ from services.metrics.record import (
 )
 from services.metrics.totals import OTHER, Totals
 
-log = logging.getLogger("millrace.metrics")
+log = logging.getLogger("millstream.metrics")
 
 SERIES_MAX = 20_000
 _ALONE = "until it is started again, the metrics of this process are on its own page only"

@@ -5,26 +5,26 @@ releases whose protocols differ, may use one Redis: they do not see each other.
 
 All keys of a pool share a hash tag, so that a pool lives on one shard; a script gets keys of one pool only.
 
-mr:2:{millrace:cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
-mr:2:{millrace:cpu}:ready             sorted set: lanes with undelivered entries, by what they ran (ms): the least comes next
-mr:2:{millrace:cpu}:deadlines         hash: the earliest deadline (ms) of each ready lane, as far as it is known
-mr:2:{millrace:cpu}:shares            sorted set: other lanes that ran more than they had to wait for (ms), and "": what all others count as
-mr:2:{millrace:cpu}:idle              sorted set: workers waiting for work, by batches in hand
-mr:2:{millrace:cpu}:held:<worker>     set: lanes that the worker can run
-mr:2:{millrace:cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
-mr:2:{millrace:cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
-mr:2:{millrace:cpu}:running:<worker>  string: the suspected batch that the worker runs alone (expires)
-mr:2:{millrace:cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
-mr:2:{millrace:cpu}:record:<worker>   string: the worker's record (JSON, expires)
-mr:2:{millrace:cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
-mr:2:{millrace:cpu}:blob:<id>         list: tensors too large for a script, in parts (expires)
-mr:2:{millrace:cpu}:blamed            hash: how often each version ended workers of late, and until when it is refused
-mr:2:{millrace:cpu}:counted:<what>    string: this was counted for the hash above (expires)
-mr:2:{millrace:cpu}:epoch             string: changes when Redis lost its data (expires when no gateway looks)
-mr:2:{millrace}:pools                 set: pools that have workers (expires when none of them beats)
-mr:2:{millrace}:uploads               hash: uploads that are being received or checked, each with a time after which it counts no more
-mr:2:{millrace}:gateways              hash: gateways and the state of the repository that each routes by, with such a time, too
-mr:2:{millrace}:changes               channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>"
+ms:2:{millstream:cpu}:stream:<lane>     stream: entries = batches; one consumer group "w"
+ms:2:{millstream:cpu}:ready             sorted set: lanes with undelivered entries, by what they ran (ms): the least comes next
+ms:2:{millstream:cpu}:deadlines         hash: the earliest deadline (ms) of each ready lane, as far as it is known
+ms:2:{millstream:cpu}:shares            sorted set: other lanes that ran more than they had to wait for (ms), and "": what all others count as
+ms:2:{millstream:cpu}:idle              sorted set: workers waiting for work, by batches in hand
+ms:2:{millstream:cpu}:held:<worker>     set: lanes that the worker can run
+ms:2:{millstream:cpu}:draining:<worker> set: lanes that the worker takes no more of, but still leases entries of
+ms:2:{millstream:cpu}:inbox:<worker>    list: entries delivered to the worker while it was idle
+ms:2:{millstream:cpu}:running:<worker>  string: the suspected batch that the worker runs alone (expires)
+ms:2:{millstream:cpu}:workers           sorted set: workers by last heartbeat (ms, Redis clock)
+ms:2:{millstream:cpu}:record:<worker>   string: the worker's record (JSON, expires)
+ms:2:{millstream:cpu}:replies:<gateway> list: replies on their way to a gateway's n-th connection, <gateway>-<n>
+(expires) ms:2:{millstream:cpu}:blob:<id>         list: tensors too large for a script, in parts (expires)
+ms:2:{millstream:cpu}:blamed            hash: how often each version ended workers of late, and until when it is refused
+ms:2:{millstream:cpu}:counted:<what>    string: this was counted for the hash above (expires)
+ms:2:{millstream:cpu}:epoch             string: changes when Redis lost its data (expires when no gateway looks)
+ms:2:{millstream}:pools                 set: pools that have workers (expires when none of them beats)
+ms:2:{millstream}:uploads               hash: uploads that are being received or checked, each with a time after which it counts no more
+ms:2:{millstream}:gateways              hash: gateways and the state of the repository that each routes by, with such a time, too
+ms:2:{millstream}:changes               channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>"
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InstanceKeys:
     def __init__(self, instance: str) -> None:
         """`instance`: without colons and braces (`services.instance`)."""
         self.instance = instance
-        prefix = b"mr:%d:{%s}:" % (PROTOCOL, instance.encode())
+        prefix = b"ms:%d:{%s}:" % (PROTOCOL, instance.encode())
         self.pools = prefix + b"pools"
         self.uploads = prefix + b"uploads"
         self.gateways = prefix + b"gateways"
@@ -60,7 +60,7 @@ class PoolKeys:
     def __init__(self, of_instance: InstanceKeys, pool: str) -> None:
         self.of_instance = of_instance
         self.pool = pool
-        self.prefix = b"mr:%d:{%s:%s}:" % (PROTOCOL, of_instance.instance.encode(), pool.encode())
+        self.prefix = b"ms:%d:{%s:%s}:" % (PROTOCOL, of_instance.instance.encode(), pool.encode())
         self.ready = self.prefix + b"ready"
         self.deadlines = self.prefix + b"deadlines"
         self.shares = self.prefix + b"shares"

@@ -18,7 +18,7 @@ from services.errors import Code, Failure
 from services.queue.greeting import greeting, heed
 from services.queue.url import RedisAddress, locate_async
 
-log = logging.getLogger("millrace.queue")
+log = logging.getLogger("millstream.queue")
 
 OnReply = Callable[[Any], None]
 #: what Redis answers when it was a master and is a replica now

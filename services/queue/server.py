@@ -97,7 +97,7 @@ def socket_path(run_dir: Path, name: str = "redis.sock") -> Path:
         return path
     digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
     for parent in (tempfile.gettempdir(), "/tmp"):
-        path = Path(parent) / f"millrace-{os.getuid()}-{digest}" / name
+        path = Path(parent) / f"millstream-{os.getuid()}-{digest}" / name
         if len(os.fsencode(path)) < SOCKET_PATH_BYTES_MAX:
             break
     _make_private(path.parent)

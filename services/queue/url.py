@@ -223,7 +223,7 @@ def _options(address: RedisAddress) -> dict[str, Any]:
         "socket_timeout": address.reply_s_max,
         "socket_keepalive": address.path is None,
         "health_check_interval": HEALTH_CHECK_S,
-        "client_name": "millrace",
+        "client_name": "millstream",
         **_tls_options(address),
     }
     if address.path is not None:

@@ -15,7 +15,7 @@ from services.manifest import Endpoint, Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 
-log = logging.getLogger("millrace.repository")
+log = logging.getLogger("millstream.repository")
 
 
 class StoredModel(NamedTuple):

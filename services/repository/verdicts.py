@@ -23,7 +23,7 @@ from services.names import check_name, check_version
 from services.repository.disk import replace_file, storage_errors
 from services.repository.documents import content_of
 
-log = logging.getLogger("millrace.verdicts")
+log = logging.getLogger("millstream.verdicts")
 
 REASON_CHARACTERS_MAX = 1000
 DOCUMENT_BYTES_MAX = 64 << 10  # more is no verdict

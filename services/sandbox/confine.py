@@ -1,7 +1,7 @@
 """The sandbox of a process that reads what strangers sent: files by Landlock, calls by seccomp, no privileges of root.
 
 confine(reads, writes) ─> capabilities dropped ─> Landlock ─> seccomp ─> Layers that are in force
-Each layer is used where the kernel has it; `millrace doctor` says what is missing.
+Each layer is used where the kernel has it; `millstream doctor` says what is missing.
 """
 
 from __future__ import annotations

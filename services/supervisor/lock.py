@@ -1,4 +1,4 @@
-"""One `millrace up` per home: a lock that ends with its holder, and says who holds it."""
+"""One `millstream up` per home: a lock that ends with its holder, and says who holds it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class HomeLock:
             self._close()
             raise Failure(
                 Code.CONFLICT,
-                f"millrace is already running in {self._path.parent.parent} (pid {holder.get('pid', 'unknown')}, "
+                f"millstream is already running in {self._path.parent.parent} (pid {holder.get('pid', 'unknown')}, "
                 f"{holder.get('url') or 'still starting'}): stop it first, or use another --home",
             ) from error
         self.announce(None)

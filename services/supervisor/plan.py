@@ -90,13 +90,13 @@ _GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THR
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """Every setting that has a value as `MILLRACE_…`, so that a child sees what the command line said, too."""
+    """Every setting that has a value as `MILLSTREAM_…`, so that a child sees what the command line said, too."""
     environment = {}
     for name in Settings.model_fields:
         value = getattr(settings, name)
         if value is not None:
             text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-            environment[f"MILLRACE_{name.upper()}"] = text
+            environment[f"MILLSTREAM_{name.upper()}"] = text
     return environment
 
 
@@ -146,7 +146,7 @@ def workers(settings: Settings, entry: Entry, cores: frozenset[int] = frozenset(
         Program(
             name=f"{pool}-{index}",
             command=(*entry.worker, "--pool", pool, "--index", str(index)),
-            environment=_common(settings) | {"MILLRACE_DEVICE": _DEVICES.get(pool, settings.device)},
+            environment=_common(settings) | {"MILLSTREAM_DEVICE": _DEVICES.get(pool, settings.device)},
             worker=True,
             cores=cores,
         )

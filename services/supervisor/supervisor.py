@@ -220,7 +220,7 @@ class Supervisor:
     async def _roll(self, what: str, tell: Tell) -> None:
         if not self._ready or self._end.done():
             state = "is being stopped" if self._end.done() else "is still starting"
-            raise Failure(Code.CONFLICT, f"millrace {state}: nothing was restarted")
+            raise Failure(Code.CONFLICT, f"millstream {state}: nothing was restarted")
         if self._rolling is not None:
             raise Failure(Code.CONFLICT, "a restart is under way already: wait for its end")
         assert self._address is not None
@@ -237,7 +237,7 @@ class Supervisor:
             # Not awaited itself: who asked for it may go, and it goes on.
             await asyncio.wait({self._rolling})
             if self._rolling.cancelled():
-                raise Failure(Code.UNAVAILABLE, "millrace is being stopped: the restart was not completed")
+                raise Failure(Code.UNAVAILABLE, "millstream is being stopped: the restart was not completed")
             self._rolling.result()
         finally:
             self._rolling = None
@@ -346,7 +346,7 @@ def check_exposure(settings: Settings) -> None:
     """Raises Failure(INVALID) if others could reach the admin API without a key."""
     if settings.admin_key is None and not listener.is_loopback(settings.host):
         raise invalid(
-            f"--host {settings.host} lets other machines in and there is no admin key: set MILLRACE_ADMIN_KEY to a "
+            f"--host {settings.host} lets other machines in and there is no admin key: set MILLSTREAM_ADMIN_KEY to a "
             "secret of your choice, or listen on 127.0.0.1"
         )
 

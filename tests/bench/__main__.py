@@ -1,4 +1,4 @@
-"""Measure how fast Millrace is on this machine and print it; nothing is asserted.
+"""Measure how fast Millstream is on this machine and print it; nothing is asserted.
 
 python -m tests.bench [--seconds 5] [--rounds 3] [--json] [--write docs/benchmarks.md]
 """
@@ -22,7 +22,7 @@ CORES_MIN = 2
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure how fast Millrace is here.")
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Measure how fast Millstream is here.")
     parser.add_argument("--seconds", type=int, default=5, help="seconds of each measurement (default: 5)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is made; the median counts (default: 3)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

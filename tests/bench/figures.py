@@ -1,7 +1,7 @@
-"""The figures, each a ratio within one run: Millrace and what it is compared with take turns, so that a machine that
+"""The figures, each a ratio within one run: Millstream and what it is compared with take turns, so that a machine that
 slows down slows both.
 
-small rows: C, Millrace, C, Millrace, … ── over gRPC: G, Millrace, … ── a CNN: raw loop, Millrace, … ── memory of an idle stack ─> Figures
+small rows: C, Millstream, C, Millstream, … ── over gRPC: G, Millstream, … ── a CNN: raw loop, Millstream, … ── memory of an idle stack ─> Figures
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     text, binary = json_payload(folder, "input", row), binary_payload(folder, "input", row)
     path = "/v2/models/mlp/infer"
     served = {"mlp": models.mlp(folder / "mlp.onnx")}
-    with servers.ceiling(folder) as bare, servers.millrace(folder, "mlp", served) as ours:
+    with servers.ceiling(folder) as bare, servers.millstream(folder, "mlp", served) as ours:
         cases = [
             _Case("C, JSON", bare, path, text, 1),
-            _Case("Millrace, JSON", ours, path, text, 1),
-            _Case("Millrace, JSON", ours, path, text, 16),
+            _Case("Millstream, JSON", ours, path, text, 1),
+            _Case("Millstream, JSON", ours, path, text, 16),
             _Case("C, JSON", bare, path, text, 64),
-            _Case("Millrace, JSON", ours, path, text, 64),
-            _Case("Millrace, binary", ours, path, binary, 64),
+            _Case("Millstream, JSON", ours, path, text, 64),
+            _Case("Millstream, binary", ours, path, binary, 64),
         ]
         found = _rounds(cases, rounds, seconds, say)
     pairs = zip(cases, found, strict=True)
@@ -173,9 +173,9 @@ def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     served = {"mlp": models.mlp(folder / "grpc-mlp.onnx")}
     bare: list[Load] = []
     ours: list[Load] = []
-    with servers.grpc_ceiling(folder) as echo, servers.millrace(folder, "grpc", served) as server:
+    with servers.grpc_ceiling(folder) as echo, servers.millstream(folder, "grpc", served) as server:
         for number in range(rounds):
-            for name, target, loads in (("G", echo, bare), ("Millrace", server, ours)):
+            for name, target, loads in (("G", echo, bare), ("Millstream", server, ours)):
                 say(f"round {number + 1} of {rounds}: {name}, gRPC, {GRPC_CALLS} calls")
                 loads.append(grpc_load.measure(target, folder, request, GRPC_CALLS, seconds))
     figure = Figure(
@@ -187,7 +187,7 @@ def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
     )
     measured = (
         Measured("G, gRPC", grpc_load.CONNECTIONS, _middle(bare)),
-        Measured("Millrace, gRPC", grpc_load.CONNECTIONS, _middle(ours)),
+        Measured("Millstream, gRPC", grpc_load.CONNECTIONS, _middle(ours)),
     )
     return Result((figure,), measured)
 
@@ -210,14 +210,14 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
     payload = binary_payload(folder, "data_0", np.random.default_rng(6).standard_normal((3, 224, 224)))
     raw: list[float] = []
     ours: list[Load] = []
-    with servers.millrace(folder, "squeezenet", {"squeezenet": model}) as server:
+    with servers.millstream(folder, "squeezenet", {"squeezenet": model}) as server:
         pin(server.pid, {rest})
         for worker in running_module(server.pid, "workers"):
             pin(worker, {device})
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}: squeezenet, raw loop")
             raw.append(_raw_rate(model, seconds, device))
-            say(f"round {number + 1} of {rounds}: squeezenet, Millrace")
+            say(f"round {number + 1} of {rounds}: squeezenet, Millstream")
             path = "/v2/models/squeezenet/infer"
             ours.append(measure(server, path, payload, SQUEEZENET_CONNECTIONS, seconds, {rest}))
     middle = _middle(ours)
@@ -225,13 +225,13 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
     figure = Figure(
         "squeezenet, 602 KB binary input", share, 0.95, "of a raw loop", f"{middle.rate:.0f}/s of {median(raw):.0f}/s"
     )
-    return Result((figure,), (Measured("Millrace, squeezenet, binary", SQUEEZENET_CONNECTIONS, middle),))
+    return Result((figure,), (Measured("Millstream, squeezenet, binary", SQUEEZENET_CONNECTIONS, middle),))
 
 
 def idle_memory(folder: Path, say: Say) -> Result:
     """Resident memory of gateway and worker that serve the digits and have nothing to do."""
     say("idle memory")
-    with servers.millrace(folder, "digits", {"digits": DIGITS}) as server:
+    with servers.millstream(folder, "digits", {"digits": DIGITS}) as server:
         time.sleep(SETTLE_S)
         found: dict[str, Memory] = {}
         for module in ("gateway", "workers"):
@@ -306,7 +306,7 @@ def storm(folder: Path, say: Say) -> Result:
 
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
     """Everything, in about `rounds` x 11 x `seconds`, and three minutes. Raises LoadError or StartError."""
-    with tempfile.TemporaryDirectory(prefix="millrace-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         folder = Path(name)
         parts = [
             small_rows(folder, rounds, seconds, say),

@@ -131,7 +131,7 @@ what is compared takes turns, {rounds} rounds of {seconds} seconds each, and the
 ## What was measured
 
 - **C**, the ceiling: a bare uvicorn (uvloop, httptools) that reads the same body and answers `{{}}`.
-- **Millrace**: one gateway process, one worker with one thread, the Redis that it starts itself, everything else as
+- **Millstream**: one gateway process, one worker with one thread, the Redis that it starts itself, everything else as
   it is by default. The small model is an MLP (64-256-256-10), one row of 64 floats for each request.
 - **G**, the ceiling of gRPC: a bare `grpc.aio` server (uvloop) that reads the same message and echoes the bytes of its
   tensor. 64 calls at once over 8 connections, from `h2load` with one thread; its latency is the mean.

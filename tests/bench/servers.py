@@ -88,8 +88,8 @@ def grpc_ceiling(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def millrace(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[Server]:
-    """Millrace with one gateway and one worker of one thread, serving `models`."""
+def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[Server]:
+    """Millstream with one gateway and one worker of one thread, serving `models`."""
     arguments = [
         "-m",
         "services.cli",

@@ -135,7 +135,7 @@ def measure_storm(folder: Path, say: Say) -> Storm:
     """Two models of one kind, of which one is flooded: alone, and beside the other. Raises LoadError or StartError."""
     payload = json_payload(folder, "x", np.random.default_rng(7).standard_normal(128).astype(np.float32))
     model = models.slow(folder / "slow.onnx", rounds=ROUNDS).read_bytes()
-    with servers.millrace(folder, "storm", {}) as server:
+    with servers.millstream(folder, "storm", {}) as server:
         for name in ("flooded", "neighbour"):
             _upload(server, name, model)
         say("storm: what the model can do")

@@ -50,7 +50,7 @@ def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> Non
             assert "version 1 of model 'deadly' ended its worker" in said
             assert 1 <= int(headers["retry-after"]) <= 20
             # The storm goes on, through both gateways, and nobody dies of it any more.
-            wait_until(lambda: stack.metrics().value("millrace_version_refused", model="deadly") == 1)
+            wait_until(lambda: stack.metrics().value("millstream_version_refused", model="deadly") == 1)
             seen = deaths(stack)
             storm = [call(stack, DEADLY, next(numbers))[0] for _ in range(40)]
             assert storm.count(503) >= 39
@@ -67,5 +67,5 @@ def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> Non
         assert all("starting it again at once" in line for line in died)
         stack.settled("steady", 1)  # though workers died while they loaded it
         page = stack.metrics()
-        assert page.value("millrace_version_deaths_total", model="deadly") >= 5
-        assert page.value("millrace_version_refused", model="deadly") == 0
+        assert page.value("millstream_version_deaths_total", model="deadly") >= 5
+        assert page.value("millstream_version_refused", model="deadly") == 0

@@ -238,7 +238,7 @@ def test_full_shared_memory_sends_large_tensors_another_way(tmp_path: Path) -> N
     large = models.identity(tmp_path / "large.onnx", "FP32", ("N", LARGE.shape[1]))
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
     # A short path, whose socket lies in the home as seen from outside of the namespace, too.
-    with small_disk(64 * MIB) as memory, TemporaryDirectory(prefix="millrace-home-") as folder:
+    with small_disk(64 * MIB) as memory, TemporaryDirectory(prefix="millstream-home-") as folder:
         shm = memory.folder / "shm"
         memory.seen(shm).mkdir()
         # Only the shared memory is full: the home is beside it.
@@ -279,7 +279,7 @@ def ask_large(stack: Stack, times: int) -> None:
 
 def shared_bytes(stack: Stack) -> float:
     """How much went to workers through shared memory."""
-    return stack.metrics().value("millrace_segment_bytes_total", direction="gateway_out")
+    return stack.metrics().value("millstream_segment_bytes_total", direction="gateway_out")
 
 
 def ready(stack: Stack) -> bool:

@@ -65,7 +65,7 @@ def test_two_of_them_do_not_take_a_pool_of_two_workers(tmp_path: Path, make: obj
             assert [answer(one)[0] for one in sent] == [504, 504]
             load.more(5)
             # Whoever sends them again is refused before they run.
-            wait_until(lambda: stack.metrics().value("millrace_quarantined") == 2)
+            wait_until(lambda: stack.metrics().value("millstream_quarantined") == 2)
             again = [answer(send(stack, ENDLESS)), answer(send(stack, ENDLESS, 1))]
             assert {status for status, _ in again} == {500}
             assert all("took too long and had to be ended" in said for _, said in again)
@@ -74,7 +74,7 @@ def test_two_of_them_do_not_take_a_pool_of_two_workers(tmp_path: Path, make: obj
         assert {reply.status for reply in load.answers} == {200}
         if ends:
             assert stuck(stack) == 0
-            assert stack.metrics().value("millrace_runs_terminated_total", model="slow") == 2
+            assert stack.metrics().value("millstream_runs_terminated_total", model="slow") == 2
         else:
             wait_until(lambda: stuck(stack) == 2)
             stack.settled("slow", 1)
@@ -86,12 +86,12 @@ def test_those_who_shared_its_run_get_their_answers(tmp_path: Path) -> None:
         numbers = [1, 2, ENDLESS, 3, 4, 5, 6, 8]
         with asleep(*workers):
             sent = [send(stack, x) for x in numbers]
-            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= len(sent))
+            wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
         for x, connection in zip(numbers, sent, strict=True):
             if x != ENDLESS:
                 assert answer(connection) == (200, str(x))
         assert answer(sent[numbers.index(ENDLESS)])[0] == 504
-        wait_until(lambda: stack.metrics().value("millrace_quarantined") == 1)
+        wait_until(lambda: stack.metrics().value("millstream_quarantined") == 1)
 
 
 def test_a_run_has_a_limit_whatever_its_caller_would_wait_for(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None
         with asleep(stack.pids()["cpu-0"]), grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             sent = [stub.ModelInfer.future(request(i)) for i in range(10)]
-            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 10)
+            wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 10)
             began = time.monotonic()
             stack.process.send_signal(signal.SIGTERM)
             for call in sent:

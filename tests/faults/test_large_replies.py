@@ -18,7 +18,7 @@ MIB = 1 << 20
 REPLY_BYTES_MAX = 4 * MIB
 COLUMNS = MIB // 4  # of the model `spread`: 1 MiB for each row
 FORCED = json.dumps({"batching": True})
-REFUSED = "millrace_replies_refused_total"
+REFUSED = "millstream_replies_refused_total"
 
 
 @pytest.fixture(scope="module", params=["shared memory", "redis"])
@@ -73,11 +73,11 @@ def test_only_the_caller_whose_outputs_are_too_large_is_told_so(stack: Stack) ->
         small = [send(stack, "spread", x=rows(number, -number)) for number in range(1, 4)]
         large = send(stack, "spread", x=rows(*range(5)))
         last = send(stack, "spread", x=rows(9))
-        wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 5)
+        wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 5)
     status, error = answer(large)
     assert status == 413
     assert f"{5 * MIB} bytes" in error
-    assert "MILLRACE_REPLY_BYTES_MAX" in error
+    assert "MILLSTREAM_REPLY_BYTES_MAX" in error
     for number, connection in enumerate(small, 1):
         status, output = answer(connection)
         assert status == 200, output
@@ -144,4 +144,4 @@ def test_the_lowest_limits_of_a_server_let_large_tensors_pass(tmp_path: Path) ->
         status, output = answer(send(stack, "m", x=x))
         assert status == 200, output
         np.testing.assert_array_equal(output, x)
-        assert stack.metrics().value("millrace_redis_reconnects_total") == 0
+        assert stack.metrics().value("millstream_redis_reconnects_total") == 0

@@ -147,7 +147,7 @@ def test_a_load_that_waits_for_such_a_model_ends_with_the_reason(tmp_path: Path)
         for model, reason in reasons.items():
             assert reason in failed(stack, model)
 
-            # As `millrace up` asks: it is not tried again.
+            # As `millstream up` asks: it is not tried again.
             before = len(ended(stack))
             reply = stack.http.post(f"/v2/repository/models/{model}/load?retry=false")
             assert (reply.status_code, reason in reply.json()["error"]) == (400, True), reply.text

@@ -33,7 +33,7 @@ def test_a_batch_that_finds_no_memory_is_halved_and_later_ones_are_smaller(tmp_p
         with asleep(worker):
             bodies = [v2.request({"x": whole[4 * at : 4 * at + 4]}) for at in range(16)]
             sent = [stack.send(PATH, *each) for each in bodies]
-            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 16)
+            wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 16)
         for at, connection in enumerate(sent):
             got = connection.getresponse()
             outputs = v2.outputs(got.read(), dict(got.getheaders()))
@@ -42,7 +42,7 @@ def test_a_batch_that_finds_no_memory_is_halved_and_later_ones_are_smaller(tmp_p
             connection.close()
 
         page = stack.metrics()
-        halved = page.value("millrace_out_of_memory_total", model="wide")
+        halved = page.value("millstream_out_of_memory_total", model="wide")
         assert halved >= 1
         assert stack.pids()["cpu-0"] == worker, "nobody died of it"
         print(f"17 requests of 128 rows answered, {halved:.0f} runs halved")

@@ -110,7 +110,7 @@ def put_again(stack: Stack) -> bool:
 def test_redis_is_paused(tmp_path: Path, pause_s: float) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, gateways=2, pools="cpu=2", models={"steady": path}) as stack:
-        refused_before = stack.metrics().value("millrace_refused_total")
+        refused_before = stack.metrics().value("millstream_refused_total")
         with constant_load(stack.port, INFER, BODIES, CALLERS) as load:
             load.more(100)
             with asleep(stack.pids()["redis"]):
@@ -124,7 +124,7 @@ def test_redis_is_paused(tmp_path: Path, pause_s: float) -> None:
             load.more(100)
             back_within(stack, BACK_S_MAX)
             load.more(100)
-        refused = stack.metrics().value("millrace_refused_total") - refused_before
+        refused = stack.metrics().value("millstream_refused_total") - refused_before
         counted = check("load", answers_of(load), refused_max=refused)
         counted += check("sent during the pause", beside, refused_max=refused)
         assert counted == refused  # no accepted request is among the refused
@@ -141,7 +141,7 @@ def test_redis_is_killed_with_requests_in_the_queue(tmp_path: Path) -> None:
                 with asleep(pids["cpu-0"], pids["cpu-1"]):
                     sent = sent_beside(stack, 40)
                     wait_until(
-                        lambda: stack.metrics().value("millrace_requests_in_flight") >= 40 + CALLERS, what="accepted"
+                        lambda: stack.metrics().value("millstream_requests_in_flight") >= 40 + CALLERS, what="accepted"
                     )
                     assert streams(stack) > 0
                     os.kill(pids["redis"], signal.SIGKILL)
@@ -159,7 +159,7 @@ def test_redis_is_killed_with_requests_in_the_queue(tmp_path: Path) -> None:
 
 def streams(stack: Stack) -> int:
     """Entries in all streams."""
-    return sum(int(stack.redis.xlen(key)) for key in stack.redis.scan_iter("mr:*:stream:*"))
+    return sum(int(stack.redis.xlen(key)) for key in stack.redis.scan_iter("ms:*:stream:*"))
 
 
 def test_connections_are_cut(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_connections_are_cut_while_large_outputs_are_fetched(tmp_path: Path) -> 
         check("load", answers_of(load), factor=1.0, x=x)
         # Outputs whose reply went with a connection are known to nobody: they may stay until they expire, no longer.
         wait_until(lambda: not streams(stack), what="all batches replied to")
-        forgotten = list(stack.redis.scan_iter("mr:*:blob:*"))
+        forgotten = list(stack.redis.scan_iter("ms:*:blob:*"))
         print(f"{len(forgotten)} outputs left to expire")
         for key in forgotten:
             assert -1 != stack.redis.pttl(key) <= 60_000
@@ -197,7 +197,7 @@ def cut_often(stack: Stack, load: Load, cuts: int) -> None:
         load.more(10)
     stack.settled("steady", 1)
     load.more(50)
-    assert stack.metrics().value("millrace_redis_reconnects_total") >= cuts // 2
+    assert stack.metrics().value("millstream_redis_reconnects_total") >= cuts // 2
 
 
 def cut(stack: Stack) -> int:
@@ -241,7 +241,7 @@ def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: P
 
 def leases(stack: Stack) -> int:
     """Entries that workers have."""
-    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("mr:*:stream:*"))
+    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("ms:*:stream:*"))
 
 
 def test_metrics_are_there_while_redis_is_paused(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_metrics_are_there_while_redis_is_paused(tmp_path: Path) -> None:
     with running_stack(tmp_path, models={"steady": path}) as stack, asleep(stack.pids()["redis"]):
         # 10 s is what Prometheus waits for a page
         page = Page(stack.http.get("/metrics", timeout=10).text)
-        assert page.value("millrace_instances_ready") == 1
+        assert page.value("millstream_instances_ready") == 1
 
 
 def test_redis_is_out_of_memory(tmp_path: Path) -> None:
@@ -260,9 +260,9 @@ def test_redis_is_out_of_memory(tmp_path: Path) -> None:
             lines, began = stack.logs().count("\n"), time.monotonic()
             stack.redis.config_set("maxmemory", "1mb")
             with pytest.raises(OutOfMemoryError):
-                stack.redis.set("mr:more", "than fits")
+                stack.redis.set("ms:more", "than fits")
             # it lasts until the workers' records, which cannot be written any more, have expired
-            wait_until(lambda: not list(stack.redis.scan_iter("mr:*:record:*")), what="records gone")
+            wait_until(lambda: not list(stack.redis.scan_iter("ms:*:record:*")), what="records gone")
             wait_until(lambda: not is_ready(stack), what="not ready")
             sent = sent_beside(stack, 10)
             load.until(lambda: any(answer.status == 503 for answer in load.answers))

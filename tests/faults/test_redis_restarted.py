@@ -63,8 +63,8 @@ def test_redis_comes_back_with_its_data(tmp_path: Path) -> None:
             with constant_load(stack.port, "/v2/models/steady/infer", BODIES) as load:
                 load.more(100)
                 with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
-                    wait_until(lambda: list(stack.redis.scan_iter("mr:*:stream:*")), what="a stream")
-                    (stream,) = stack.redis.scan_iter("mr:*:stream:*")
+                    wait_until(lambda: list(stack.redis.scan_iter("ms:*:stream:*")), what="a stream")
+                    (stream,) = stack.redis.scan_iter("ms:*:stream:*")
                     wait_until(lambda: stack.redis.xlen(stream) > 0, what="put")
                     server.kill()
                     server.wait()

@@ -41,7 +41,7 @@ WAIT_S = 60.0
 
 
 def restart(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`millrace restart`, to its end."""
+    """`millstream restart`, to its end."""
     return subprocess.run(
         [sys.executable, "-P", "-m", "services.cli", "restart", "--home", str(stack.home), *arguments],
         env=child_environment({}),
@@ -53,7 +53,7 @@ def restart(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def restarted(stack: Stack, *arguments: str) -> list[dict[str, Any]]:
-    """What `millrace restart` replaced, in order."""
+    """What `millstream restart` replaced, in order."""
     done = restart(stack, *arguments, "--json")
     assert done.returncode == 0, done.stderr
     replaced: list[dict[str, Any]] = json.loads(done.stdout)["replaced"]
@@ -128,7 +128,7 @@ def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, ga
         assert all(before[name] != after[name] for name in names)
         assert before["redis"] == after["redis"]
         assert watch.processes_max == len(before) + 1  # never more than one beside those that serve
-        assert stack.metrics().value("millrace_reclaimed_total") == 0  # what was leased went back or was run
+        assert stack.metrics().value("millstream_reclaimed_total") == 0  # what was leased went back or was run
         assert not any("starting it again" in line for line in stack.lines)  # a planned end is no death
         print(
             f"{gateways} gateways, {workers} workers: {len(load.answers)} answers on {6 + closes(load)} connections, "
@@ -197,7 +197,7 @@ def slow_requests(stack: Stack, number: int) -> list[http.client.HTTPConnection]
     """Requests in flight: nobody runs them yet."""
     body, headers = BODIES[0]
     sent = [stack.send(INFER, body, headers) for _ in range(number)]
-    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= number)
+    wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= number)
     return sent
 
 
@@ -275,9 +275,9 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
         assert "others run it" in stack.logs()
         assert told(sent) == [(200, None, None)] * 4
         # it gave its lease back: nobody had to take it for a worker that died of its batch
-        assert stack.metrics().value("millrace_reclaimed_total") == 0
+        assert stack.metrics().value("millstream_reclaimed_total") == 0
 
 
 def _leased(stack: Stack) -> int:
     """Batches that a worker has and has not answered."""
-    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("mr:*:stream:*"))
+    return sum(int(stack.redis.xpending(key, "w")["pending"]) for key in stack.redis.scan_iter("ms:*:stream:*"))

@@ -53,7 +53,7 @@ def descriptors(stack: Stack) -> int:
 
 
 def in_flight(stack: Stack) -> float:
-    return stack.metrics().value("millrace_requests_in_flight")
+    return stack.metrics().value("millstream_requests_in_flight")
 
 
 async def opened(port: int, index: int) -> Wire:

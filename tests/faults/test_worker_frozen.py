@@ -51,7 +51,7 @@ def leased(stack: Stack, worker: str) -> int:
     """Batches that a worker has and has not answered."""
     return sum(
         len(stack.redis.xpending_range(key, "w", "-", "+", 100, consumername=worker))
-        for key in stack.redis.scan_iter("mr:*:stream:*")
+        for key in stack.redis.scan_iter("ms:*:stream:*")
     )
 
 
@@ -60,11 +60,11 @@ def frozen_with_work(stack: Stack, pid: int) -> Iterator[None]:
     """Freeze a worker that has leases, and see the gateway strike it off its list."""
     worker = workers(stack)[pid]
     for _ in range(FREEZES_MAX):
-        reclaimed = stack.metrics().value("millrace_reclaimed_total")
+        reclaimed = stack.metrics().value("millstream_reclaimed_total")
         with asleep(pid):
             wait_until(lambda: pid not in workers(stack), what="taken for dead")
             # between two batches it had nothing to lose
-            if stack.metrics().value("millrace_reclaimed_total") > reclaimed:
+            if stack.metrics().value("millstream_reclaimed_total") > reclaimed:
                 assert leased(stack, worker) == 0
                 yield
                 return
@@ -75,7 +75,7 @@ def frozen_with_work(stack: Stack, pid: int) -> Iterator[None]:
 def busy(stack: Stack, names: Iterable[str]) -> list[float]:
     """How long each worker has run batches."""
     page = stack.metrics()
-    return [page.value("millrace_worker_busy_seconds_total", worker=name) for name in names]
+    return [page.value("millstream_worker_busy_seconds_total", worker=name) for name in names]
 
 
 def all_grew(before: Sequence[float], now: Sequence[float]) -> bool:
@@ -86,12 +86,12 @@ def say_counts(load: Load, before: Page, page: Page) -> None:
     """Print them, and check that the product counts as the callers do: each request is answered once."""
     statuses = [answer.status for answer in load.answers]
     names = ("reclaimed_total", "duplicate_replies_total", "refused_total")
-    counts = {name: int(page.value(f"millrace_{name}")) for name in names}
+    counts = {name: int(page.value(f"millstream_{name}")) for name in names}
     print(
         {"requests": len(statuses), "200": statuses.count(200), "failed": len(statuses) - statuses.count(200), **counts}
     )
     for outcome in ({"outcome": "ok"}, {}):
-        name = "millrace_requests_total"
+        name = "millstream_requests_total"
         assert page.value(name, **outcome) - before.value(name, **outcome) == len(statuses)
     assert counts["refused_total"] == 0
 
@@ -115,7 +115,7 @@ def test_a_worker_that_freezes_under_load_costs_no_request(tmp_path: Path, colum
             load.more(50)
         check_answers(load, expected)
         page = stack.metrics()
-        assert page.value("millrace_reclaimed_total") >= len(pids)
+        assert page.value("millstream_reclaimed_total") >= len(pids)
         assert not any("was ended" in line for line in stack.lines)
         say_counts(load, begun, page)
 
@@ -130,13 +130,13 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
         with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(inputs), CALLERS) as load:
             load.more(50)
             with asleep(*pids.values()):  # shorter than the lease
-                wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= CALLERS)
+                wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)
             load.more(50)
             for _ in range(2):
                 with asleep(*pids.values()):  # longer: there is nobody left who could take anything over
                     wait_until(lambda: not workers(stack))
                     seen = len(load.answers)
-                    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= CALLERS)
+                    wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)
                     assert len(load.answers) == seen
                 load.more(50)
                 stack.settled("steady", 1)
@@ -170,13 +170,13 @@ def test_a_thawed_worker_writes_into_nobody_elses_memory(tmp_path: Path, running
                 one_row = _answer(connection)
                 os.kill(other, signal.SIGSTOP)
                 connection = stack.send("/v2/models/long/infer", *bodies[0])
-                wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 1)
+                wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 1)
                 before = busy(stack, thawed)
             wait_until(lambda: all_grew(before, busy(stack, thawed)), what="the thawed worker has run it, too")
             os.kill(other, signal.SIGCONT)
             two_rows = _answer(connection)
         page = stack.metrics()
-        print({name: page.value(f"millrace_{name}") for name in ("reclaimed_total", "duplicate_replies_total")})
+        print({name: page.value(f"millstream_{name}") for name in ("reclaimed_total", "duplicate_replies_total")})
         for got, right in zip((two_rows, one_row), expected, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4)
 

@@ -42,7 +42,7 @@ def test_the_only_worker_is_killed_with_requests_in_hand(tmp_path: Path) -> None
         worker = stack.pids()["cpu-0"]
         with asleep(worker):
             sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(20)]
-            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 20)
+            wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 20)
             os.kill(worker, signal.SIGKILL)
         stack.heard("cpu-0 was ended by SIGKILL: starting it again")
         for connection in sent:
@@ -51,4 +51,4 @@ def test_the_only_worker_is_killed_with_requests_in_hand(tmp_path: Path) -> None
             assert reply.status == 200
             np.testing.assert_allclose(got["y"], expected, rtol=1e-3, atol=1e-4)
             connection.close()
-        assert stack.metrics().value("millrace_reclaimed_total") >= 1
+        assert stack.metrics().value("millstream_reclaimed_total") >= 1

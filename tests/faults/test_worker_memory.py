@@ -31,7 +31,7 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
         stack.push("blank", blank, config=ALONE)
         worker = stack.pids()["cpu-0"]
         page = stack.metrics()
-        assert page.value("millrace_worker_memory_limit_bytes") == LIMIT_BYTES
+        assert page.value("millstream_worker_memory_limit_bytes") == LIMIT_BYTES
         for count in (LIMIT_BYTES // 4, 100 * LIMIT_BYTES, 1 << 61):
             reply = ask(stack, "blank", count=np.array([count], np.int64))
             assert reply.status_code == 500, reply.text
@@ -39,12 +39,12 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
         reply = ask(stack, "blank", count=np.array([LIMIT_BYTES // 4], np.int64))
         assert "out of memory" in reply.json()["error"]
         assert ask(stack, "blank", count=np.array([MIB], np.int64)).status_code == 200
-        assert stack.metrics().value("millrace_out_of_memory_total", model="blank") >= 3
+        assert stack.metrics().value("millstream_out_of_memory_total", model="blank") >= 3
 
         reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
         document = wait_until(lambda: failed(stack), what="the load has failed")
         assert "does not fit into this worker's memory" in document["reason"]
-        assert "MILLRACE_WORKER_MEMORY_BYTES_MAX" in document["reason"]
+        assert "MILLSTREAM_WORKER_MEMORY_BYTES_MAX" in document["reason"]
         assert ask(stack, "steady", x=row).status_code == 200
         assert stack.pids()["cpu-0"] == worker
 
@@ -61,5 +61,5 @@ def test_workers_go_before_the_others_when_the_machine_runs_out_of_memory(tmp_pa
         own = int(Path(f"/proc/{stack.process.pid}/oom_score_adj").read_text())
         assert (scores["gateway-0"], scores["redis"]) == (own, own)
         assert min(scores["cpu-0"], scores["cpu-1"]) > own
-        limits = [one for one in stack.metrics().samples if one.name == "millrace_worker_memory_limit_bytes"]
+        limits = [one for one in stack.metrics().samples if one.name == "millstream_worker_memory_limit_bytes"]
         assert len(limits) == 2

@@ -40,7 +40,7 @@ def main() -> int:
 
 def _fuzz(engine: str, target: str, seconds: int) -> bool:
     """Whether nothing was found. The first finding ends the run of a target; its files stay."""
-    folder = Path(tempfile.mkdtemp(prefix=f"millrace-fuzz-{target}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"millstream-fuzz-{target}-"))
     run = subprocess.run(
         [sys.executable, "-m", "tests.fuzz.engines", engine, target, str(seconds), str(folder)],
         stdout=subprocess.PIPE,

@@ -57,7 +57,7 @@ class Connections:
         self._loud = _Loud()
         _ERRORS.addHandler(self._loud)
         self._loop.set_exception_handler(lambda _, context: self._loud.records.append(repr(context)))
-        self._home = Path(tempfile.mkdtemp(prefix="millrace-fuzz-"))
+        self._home = Path(tempfile.mkdtemp(prefix="millstream-fuzz-"))
         self._loop.run_until_complete(self._open(self._home))
 
     def close(self) -> None:

@@ -304,7 +304,7 @@ _ROUTES = [
 @pytest.mark.parametrize(("method", "path"), _ROUTES)
 async def test_with_a_key_every_route_asks_for_it(tmp_path: Path, method: str, path: str) -> None:
     application = Application(tmp_path, admin_key="secret")
-    async with application.client(address="192.0.2.7", base_url="http://millrace.example") as client:
+    async with application.client(address="192.0.2.7", base_url="http://millstream.example") as client:
         for given in (None, b"Bearer wrong", b"Bearer ", b"Bearer schl\xfcssel", b"Basic c2VjcmV0"):
             headers = {} if given is None else {b"Authorization": given}
             reply = await client.request(method, f"{ADMIN}/{path}", headers=headers)
@@ -316,7 +316,7 @@ async def test_with_a_key_every_route_asks_for_it(tmp_path: Path, method: str, p
 
 async def test_the_key_opens_the_admin_api_from_anywhere(tmp_path: Path) -> None:
     application = Application(tmp_path, admin_key="secret")
-    async with application.client(address="192.0.2.7", base_url="http://millrace.example") as client:
+    async with application.client(address="192.0.2.7", base_url="http://millstream.example") as client:
         headers = {"Authorization": "Bearer secret", "Origin": "http://console.example"}
         assert (await client.get(f"{ADMIN}/models", headers=headers)).status_code == 200
         assert (await client.get("/v2/models")).status_code == 200
@@ -341,8 +341,8 @@ async def test_without_a_key_this_machine_may(application: Application, address:
 @pytest.mark.parametrize(
     ("address", "headers", "error"),
     [
-        ("192.0.2.7", {}, "MILLRACE_ADMIN_KEY"),
-        ("::ffff:192.0.2.7", {}, "MILLRACE_ADMIN_KEY"),
+        ("192.0.2.7", {}, "MILLSTREAM_ADMIN_KEY"),
+        ("::ffff:192.0.2.7", {}, "MILLSTREAM_ADMIN_KEY"),
         ("127.0.0.1", {"Host": "evil.example"}, "Host 'evil.example'"),
         ("127.0.0.1", {"Host": "127.0.0.1.evil.example"}, "Host '127.0.0.1.evil.example'"),
         ("127.0.0.1", {"Host": "[broken"}, "Host '[broken'"),

@@ -1,4 +1,4 @@
-"""The `millrace` command over everything it starts: each command, its JSON, its failures, and a clean end."""
+"""The `millstream` command over everything it starts: each command, its JSON, its failures, and a clean end."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ WAIT_S = 120
 
 
 @dataclass
-class Millrace:
+class Millstream:
     """A home and the commands run in it."""
 
     home: Path
     key: str | None = None
 
     def environment(self) -> dict[str, str]:
-        environment = {"MILLRACE_HOME": str(self.home), "COLUMNS": "120", "NO_COLOR": "1"}
-        return child_environment(environment | ({"MILLRACE_ADMIN_KEY": self.key} if self.key else {}))
+        environment = {"MILLSTREAM_HOME": str(self.home), "COLUMNS": "120", "NO_COLOR": "1"}
+        return child_environment(environment | ({"MILLSTREAM_ADMIN_KEY": self.key} if self.key else {}))
 
     def run(self, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
@@ -104,8 +104,8 @@ def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) 
 
 
 @pytest.fixture(scope="module")
-def millrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace]:
-    one = Millrace(tmp_path_factory.mktemp("cli") / "home")
+def millstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millstream]:
+    one = Millstream(tmp_path_factory.mktemp("cli") / "home")
     with one.up() as process:
         until(process, "ready http://127.0.0.1:")
         yield one
@@ -114,8 +114,8 @@ def millrace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millrace]:
 
 @pytest.mark.needs("curl")
 def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
-    millrace = Millrace(tmp_path / "home")
-    with millrace.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2") as process:
+    millstream = Millstream(tmp_path / "home")
+    with millstream.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2") as process:
         url, said = until(process, "ready ")
         text = "\n".join(said)
         assert "2 processes" in text
@@ -126,23 +126,23 @@ def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
         answer = subprocess.run(curl, shell=True, cwd=ROOT, capture_output=True, check=True, timeout=WAIT_S)
         assert json.loads(answer.stdout)["outputs"][0]["data"] == [2]
 
-        refused = millrace.fails("up", "--http-port", "0")
+        refused = millstream.fails("up", "--http-port", "0")
         assert str(process.pid) in refused
         assert url in refused
         assert end(process, signal.SIGTERM) == 0
-    left = [path.name for path in (millrace.home / "run").rglob("*") if not path.is_dir()]
+    left = [path.name for path in (millstream.home / "run").rglob("*") if not path.is_dir()]
     assert left == ["lock"]
-    assert "is `millrace up` running?" in millrace.fails("models", "--url", url)
+    assert "is `millstream up` running?" in millstream.fails("models", "--url", url)
 
 
 def test_models_given_at_start_are_pushed_once(tmp_path):
-    millrace = Millrace(tmp_path / "home")
+    millstream = Millstream(tmp_path / "home")
     said = []
     for _ in range(2):
-        with millrace.up("--model", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json") as process:
+        with millstream.up("--model", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json") as process:
             _, before = until(process, '{"event": "ready"')
             said.append([event for event in map(json.loads, before) if event["event"] == "model"])
-            names = [model["name"] for model in millrace.json("models")]
+            names = [model["name"] for model in millstream.json("models")]
             assert end(process) == 0
         assert names == ["mine"]
     assert said == [
@@ -152,94 +152,94 @@ def test_models_given_at_start_are_pushed_once(tmp_path):
 
 
 def test_a_key_guards_the_admin_api(tmp_path):
-    millrace = Millrace(tmp_path / "home", key="a-secret")
-    with millrace.up() as process:
+    millstream = Millstream(tmp_path / "home", key="a-secret")
+    with millstream.up() as process:
         until(process, "ready ")
-        assert millrace.json("models")[0]["name"] == "digits"
-        stranger = Millrace(millrace.home)
-        assert "MILLRACE_ADMIN_KEY" in stranger.fails("models")
-        assert "MILLRACE_ADMIN_KEY" in stranger.fails("models", "--key", "wrong")
+        assert millstream.json("models")[0]["name"] == "digits"
+        stranger = Millstream(millstream.home)
+        assert "MILLSTREAM_ADMIN_KEY" in stranger.fails("models")
+        assert "MILLSTREAM_ADMIN_KEY" in stranger.fails("models", "--key", "wrong")
         assert "digits" in stranger.ok("models", "--key", "a-secret")
         assert "digits" in stranger.ok("--key", "a-secret", "models")
         assert "version 1" in stranger.ok("predict", "digits", "--input", DIGITS / "request.json")
         assert end(process) == 0
 
 
-def test_push_describe_predict_and_rm(millrace):
-    assert "1/1" in millrace.ok("models")
-    pushed = millrace.ok("push", "mine", DIGITS / "digits.onnx")
+def test_push_describe_predict_and_rm(millstream):
+    assert "1/1" in millstream.ok("models")
+    pushed = millstream.ok("push", "mine", DIGITS / "digits.onnx")
     assert "mine version 1  ready" in pushed
     assert "pixels FP32 [-1, 64]" in pushed
-    second = millrace.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 8}', "--version", 7)
+    second = millstream.json("push", "mine", DIGITS / "digits.onnx", "--config", '{"rows_max": 8}', "--version", 7)
     assert (second["version"], second["state"], second["rows_max"]) == (7, "ready", 8)
-    third = millrace.json("push", "mine", DIGITS / "digits.onnx", "--no-activate")
+    third = millstream.json("push", "mine", DIGITS / "digits.onnx", "--no-activate")
     assert (third["version"], third["active"]) == (8, False)
 
-    described = millrace.ok("describe", "mine")
+    described = millstream.ok("describe", "mine")
     assert "version 7 is serving" in described
     assert "rows: 1 in " in described
     assert "up to 8 rows in a run, proven" in described
-    assert millrace.json("describe", "mine")["serving"] == 7
+    assert millstream.json("describe", "mine")["serving"] == 7
 
-    assert "mine version 7" in millrace.ok("predict", "mine", "-i", DIGITS / "request.json")
-    assert "mine version 1" in millrace.ok("predict", "mine", "-i", DIGITS / "request.json", "--version", 1)
+    assert "mine version 7" in millstream.ok("predict", "mine", "-i", DIGITS / "request.json")
+    assert "mine version 1" in millstream.ok("predict", "mine", "-i", DIGITS / "request.json", "--version", 1)
 
-    assert "already there" in millrace.fails("push", "mine", DIGITS / "digits.onnx", "--version", 7)
-    assert "--yes" in millrace.fails("rm", "mine", "--version", 1)
-    assert millrace.ok("rm", "mine", "--version", 1, "--yes") == "deleted mine version 1\n"
-    assert [version["version"] for version in millrace.json("describe", "mine")["versions"]] == [7, 8]
-    assert millrace.json("rm", "mine", "--yes") == {"deleted": {"model": "mine", "version": None}}
-    assert "unknown model" in millrace.fails("describe", "mine")
+    assert "already there" in millstream.fails("push", "mine", DIGITS / "digits.onnx", "--version", 7)
+    assert "--yes" in millstream.fails("rm", "mine", "--version", 1)
+    assert millstream.ok("rm", "mine", "--version", 1, "--yes") == "deleted mine version 1\n"
+    assert [version["version"] for version in millstream.json("describe", "mine")["versions"]] == [7, 8]
+    assert millstream.json("rm", "mine", "--yes") == {"deleted": {"model": "mine", "version": None}}
+    assert "unknown model" in millstream.fails("describe", "mine")
 
 
-def test_describe_says_how_batching_was_decided(millrace, tmp_path):
+def test_describe_says_how_batching_was_decided(millstream, tmp_path):
     mixing = models.row_mixing(tmp_path / "mixing.onnx")
-    assert "batching off: " in millrace.ok("push", "mixing", mixing)
-    described = millrace.ok("describe", "mixing")
+    assert "batching off: " in millstream.ok("push", "mixing", mixing)
+    described = millstream.ok("describe", "mixing")
     assert "off: the fixed batch of 1 stays, as it is not proven that rows are independent: ReduceSum" in described
-    version = millrace.json("describe", "mixing")["versions"][0]
+    version = millstream.json("describe", "mixing")["versions"][0]
     assert (version["batching"], version["batching_decided"]) == (False, "off")
     assert "ReduceSum" in version["batching_reason"]
-    unasked = millrace.json("push", "mixing", DIGITS / "digits.onnx", "--config", '{"batching": false}')
+    unasked = millstream.json("push", "mixing", DIGITS / "digits.onnx", "--config", '{"batching": false}')
     assert (unasked["batching_decided"], unasked["batching_reason"]) == ("off", "the configuration says so")
-    millrace.ok("rm", "mixing", "--yes")
+    millstream.ok("rm", "mixing", "--yes")
 
 
-def test_load_and_unload(millrace):
-    millrace.ok("push", "idle", DIGITS / "digits.onnx")
-    assert millrace.ok("unload", "idle") == "unloaded idle\n"
-    assert "unloaded" in next(line for line in millrace.ok("models").splitlines() if line.startswith("idle"))
-    assert "`millrace load idle` serves it again" in millrace.ok("describe", "idle")
-    assert "'idle' is not found: it is unloaded" in millrace.fails("predict", "idle", "-i", DIGITS / "request.json")
-    assert millrace.json("load", "idle", "--config", '{"max_batch_size": 8}')["loaded"] == "idle"
-    assert millrace.json("describe", "idle")["versions"][0]["rows_max"] == 8
-    assert "version 1" in millrace.ok("predict", "idle", "-i", DIGITS / "request.json")
-    assert millrace.json("unload", "idle") == {"unloaded": "idle"}
-    assert "loaded idle in" in millrace.ok("load", "idle")
-    assert millrace.json("describe", "idle")["versions"][0]["rows_max"] == 64
-    millrace.ok("rm", "idle", "--yes")
+def test_load_and_unload(millstream):
+    millstream.ok("push", "idle", DIGITS / "digits.onnx")
+    assert millstream.ok("unload", "idle") == "unloaded idle\n"
+    assert "unloaded" in next(line for line in millstream.ok("models").splitlines() if line.startswith("idle"))
+    assert "`millstream load idle` serves it again" in millstream.ok("describe", "idle")
+    assert "'idle' is not found: it is unloaded" in millstream.fails("predict", "idle", "-i", DIGITS / "request.json")
+    assert millstream.json("load", "idle", "--config", '{"max_batch_size": 8}')["loaded"] == "idle"
+    assert millstream.json("describe", "idle")["versions"][0]["rows_max"] == 8
+    assert "version 1" in millstream.ok("predict", "idle", "-i", DIGITS / "request.json")
+    assert millstream.json("unload", "idle") == {"unloaded": "idle"}
+    assert "loaded idle in" in millstream.ok("load", "idle")
+    assert millstream.json("describe", "idle")["versions"][0]["rows_max"] == 64
+    millstream.ok("rm", "idle", "--yes")
 
 
-def test_predict_takes_and_gives_arrays(millrace, tmp_path):
+def test_predict_takes_and_gives_arrays(millstream, tmp_path):
     with np.load(DIGITS / "held_out.npz") as held_out:
         images, labels = held_out["images"][:50].astype(np.float32), held_out["labels"][:50]
     np.save(tmp_path / "images.npy", images)
     np.savez(tmp_path / "images.npz", pixels=images)
     for source in ("images.npy", "images.npz"):
         output = tmp_path / "out.npz"
-        said = millrace.ok("predict", "digits", "--input", tmp_path / source, "--output", output)
+        said = millstream.ok("predict", "digits", "--input", tmp_path / source, "--output", output)
         assert "probabilities  FP32 [50, 10]" in said
         with np.load(output) as outputs:
             assert outputs["probabilities"].shape == (50, 10)
             assert np.mean(outputs["label"] == labels) > 0.9
     one = json.dumps(images[0].tolist())
-    reply = json.loads(millrace.ok("predict", "digits", "--json", stdin=one))
+    reply = json.loads(millstream.ok("predict", "digits", "--json", stdin=one))
     assert reply["outputs"][0]["data"] == [int(labels[0])]
-    assert f"[{labels[0]}]" in millrace.ok("predict", "digits", stdin=one)
+    assert f"[{labels[0]}]" in millstream.ok("predict", "digits", stdin=one)
 
 
-def test_bench(millrace):
-    outcome = millrace.json("bench", "digits", "--seconds", "0.5", "--connections", 4, "--rows", 2)
+def test_bench(millstream):
+    outcome = millstream.json("bench", "digits", "--seconds", "0.5", "--connections", 4, "--rows", 2)
     assert outcome["requests"] > 0
     assert outcome["rate"] > 0
     assert 0 < outcome["p50_ms"] <= outcome["p95_ms"] <= outcome["p99_ms"]
@@ -248,30 +248,30 @@ def test_bench(millrace):
     # Readiness probes, of one row each, may be among them: a busy machine leaves the model idle now and then.
     assert round(batches["mean"] * batches["batches"], 6) >= outcome["requests"] * 2
     assert sum(batches["up_to"].values()) == batches["batches"]
-    assert "requests/s" in millrace.ok("bench", "digits", "-s", "0.3", "-c", 2)
+    assert "requests/s" in millstream.ok("bench", "digits", "-s", "0.3", "-c", 2)
 
 
-def test_restart(millrace):
-    said = millrace.ok("restart", "gateways")
+def test_restart(millstream):
+    said = millstream.ok("restart", "gateways")
     assert "gateway-0" in said
     assert "restarted 1 process in" in said
-    assert [one["process"] for one in millrace.json("restart")["replaced"]] == ["cpu-0", "gateway-0"]
-    assert millrace.json("demo")["accuracy"] >= 0.97
+    assert [one["process"] for one in millstream.json("restart")["replaced"]] == ["cpu-0", "gateway-0"]
+    assert millstream.json("demo")["accuracy"] >= 0.97
 
 
-def test_demo_and_version(millrace):
-    assert millrace.json("demo")["accuracy"] >= 0.97
-    assert millrace.ok("version").startswith("millrace ")
-    assert set(millrace.json("version")) == {"version", "python", "system"}
+def test_demo_and_version(millstream):
+    assert millstream.json("demo")["accuracy"] >= 0.97
+    assert millstream.ok("version").startswith("millstream ")
+    assert set(millstream.json("version")) == {"version", "python", "system"}
 
 
-def test_a_broken_model_changes_nothing(millrace, tmp_path):
-    before = millrace.json("models")
+def test_a_broken_model_changes_nothing(millstream, tmp_path):
+    before = millstream.json("models")
     (tmp_path / "text.onnx").write_text("this is not a model")
     (tmp_path / "cut.onnx").write_bytes((DIGITS / "digits.onnx").read_bytes()[:1000])
     for name in ("text.onnx", "cut.onnx"):
-        assert "not an ONNX model" in millrace.fails("push", "broken", tmp_path / name)
-    assert [model["name"] for model in millrace.json("models")] == [model["name"] for model in before]
+        assert "not an ONNX model" in millstream.fails("push", "broken", tmp_path / name)
+    assert [model["name"] for model in millstream.json("models")] == [model["name"] for model in before]
 
 
 @pytest.mark.parametrize(
@@ -292,13 +292,13 @@ def test_a_broken_model_changes_nothing(millrace, tmp_path):
         (["push", "x", "y", "--version", "0"], "--version"),
         (["nope"], "No such command"),
         (["models", "--url", "nope"], "http://"),
-        (["demo", "--url", "http://127.0.0.1:1"], "is `millrace up` running?"),
+        (["demo", "--url", "http://127.0.0.1:1"], "is `millstream up` running?"),
         (["up", "--model", "x=/nowhere.onnx"], "there is no file"),
         (["up", "--model", "x"], "NAME=PATH"),
         (["up", "--http-port", "x"], "--http-port"),
         (["up", "--http-port", "70000"], "--http-port"),
         (["up", "--pool", "cpu"], "NAME=WORKERS"),
-        (["up", "--host", "0.0.0.0"], "MILLRACE_ADMIN_KEY"),
+        (["up", "--host", "0.0.0.0"], "MILLSTREAM_ADMIN_KEY"),
         (["up", "--drain-seconds", "0"], "--drain-seconds: "),
         (["restart", "redis"], "gateways"),
         (["up", "--repository", "/nowhere"], "--repository /nowhere: there is no such folder"),
@@ -306,11 +306,11 @@ def test_a_broken_model_changes_nothing(millrace, tmp_path):
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
         (["load", "digits", "--config", '{"max_batch_size": 65537}'], "max_batch_size 65537 is more than 65536"),
         (["unload", "nope"], "'nope' is not found"),
-        (["restart", "--home", "/nowhere"], "nothing runs in /nowhere: start it with `millrace up`"),
+        (["restart", "--home", "/nowhere"], "nothing runs in /nowhere: start it with `millstream up`"),
     ],
 )
-def test_failures_are_one_line(millrace, arguments, says):
-    assert says in millrace.fails(*arguments)
+def test_failures_are_one_line(millstream, arguments, says):
+    assert says in millstream.fails(*arguments)
 
 
 def test_an_address_where_something_else_answers(tmp_path):
@@ -319,7 +319,7 @@ def test_an_address_where_something_else_answers(tmp_path):
         with subprocess.Popen(
             [sys.executable, "-m", "services.cli", "models", "--url", f"http://127.0.0.1:{port}"],
             cwd=ROOT,
-            env=Millrace(tmp_path).environment(),
+            env=Millstream(tmp_path).environment(),
             stderr=subprocess.PIPE,
             text=True,
         ) as client:
@@ -329,21 +329,21 @@ def test_an_address_where_something_else_answers(tmp_path):
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
                 _, said = client.communicate(timeout=WAIT_S)
     assert client.returncode == 1
-    assert "not Millrace's" in said
+    assert "not Millstream's" in said
 
 
 def test_a_bad_variable_is_named():
     done = subprocess.run(
         [sys.executable, "-m", "services.cli", "models"],
         cwd=ROOT,
-        env=child_environment({"MILLRACE_GATEWAYS": "many"}),
+        env=child_environment({"MILLSTREAM_GATEWAYS": "many"}),
         capture_output=True,
         text=True,
         timeout=WAIT_S,
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("error: MILLRACE_GATEWAYS: ")
+    assert done.stderr.startswith("error: MILLSTREAM_GATEWAYS: ")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_bad_variable_is_named():
     ],
 )
 def test_every_command_explains_itself_with_an_example(tmp_path, command):
-    said = Millrace(tmp_path).ok(command, "--help")
+    said = Millstream(tmp_path).ok(command, "--help")
     assert "Examples" in said
-    assert f"millrace {command}" in said
+    assert f"millstream {command}" in said
     assert "--json" in said

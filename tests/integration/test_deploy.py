@@ -28,7 +28,7 @@ CACHES = shutil.ignore_patterns("__pycache__")
 DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 RULES = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
-DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/millrace.json").read_text())
+DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/millstream.json").read_text())
 EXPRESSIONS = [(panel["title"], target["expr"]) for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
 RULE_EXPRESSIONS = [
     (rule.get("record") or rule["alert"], rule["expr"]) for group in RULES["groups"] for rule in group["rules"]
@@ -103,8 +103,8 @@ def test_what_an_image_copies_is_let_through(dockerfile):
 )
 def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, package):
     for line in instructions(DEPLOY / dockerfile):
-        if line[0] == "COPY" and line[2].startswith("/opt/millrace/"):
-            shutil.copytree(ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millrace/"), ignore=CACHES)
+        if line[0] == "COPY" and line[2].startswith("/opt/millstream/"):
+            shutil.copytree(ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millstream/"), ignore=CACHES)
     code = (
         "import importlib, pkgutil, sys\n"
         f"import {package}\n"
@@ -155,20 +155,20 @@ def test_compose_services_hang_together():
     assert services["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
 
 
-def millrace_environments():
+def millstream_environments():
     for name, service in COMPOSE["services"].items():
         environment = service.get("environment", {})
-        yield name, {key: str(value) for key, value in environment.items() if key.startswith("MILLRACE_")}
+        yield name, {key: str(value) for key, value in environment.items() if key.startswith("MILLSTREAM_")}
     for dockerfile in DOCKERFILES:
         words = [word for line in instructions(dockerfile) if line[0] == "ENV" for word in line[1:]]
-        pairs = [word.split("=", 1) for word in words if word.startswith("MILLRACE_")]
+        pairs = [word.split("=", 1) for word in words if word.startswith("MILLSTREAM_")]
         yield dockerfile.stem, dict(pairs)
 
 
-@pytest.mark.parametrize(("place", "environment"), list(millrace_environments()))
+@pytest.mark.parametrize(("place", "environment"), list(millstream_environments()))
 def test_settings_of_containers_are_settings(place, environment, monkeypatch):
     for key, value in environment.items():
-        assert key.removeprefix("MILLRACE_").lower() in Settings.model_fields
+        assert key.removeprefix("MILLSTREAM_").lower() in Settings.model_fields
         # What compose asks the operator for is given.
         monkeypatch.setenv(key, "given" if value.startswith("${") and ":?" in value else value)
     Settings()
@@ -197,12 +197,12 @@ def test_prometheus_configuration_and_rules():
 
 def test_committed_dashboard_is_what_the_generator_builds(tmp_path):
     content(sys.executable, DEPLOY / "grafana/build.py", tmp_path / "built.json")
-    assert (tmp_path / "built.json").read_text() == (DEPLOY / "grafana/dashboards/millrace.json").read_text()
+    assert (tmp_path / "built.json").read_text() == (DEPLOY / "grafana/dashboards/millstream.json").read_text()
 
 
 def test_dashboard_asks_the_provisioned_source():
     source = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
-    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/millrace.yml").read_text())["providers"][0]
+    provider = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/millstream.yml").read_text())["providers"][0]
     asked = {panel["datasource"]["uid"] for panel in DASHBOARD["panels"] if panel["type"] != "row"}
     assert asked == {source["uid"]}
     folder = provider["options"]["path"]
@@ -211,7 +211,7 @@ def test_dashboard_asks_the_provisioned_source():
 
 @pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS])
 def test_metrics_that_are_asked_for_exist(title, expression):
-    names = re.findall(r"\bmillrace_\w+", re.sub(r'"[^"]*"', '""', expression))
+    names = re.findall(r"\bmillstream_\w+", re.sub(r'"[^"]*"', '""', expression))
     assert set(names) <= SAMPLES
     labels = set(re.findall(r"(\w+)\s*=~?\s*\"", expression))
     for clause in re.findall(r"by \(([^)]*)\)", expression):
@@ -287,7 +287,7 @@ class LivePrometheus:
             "rule_files": [str(DEPLOY / "prometheus/rules.yml")],
             "scrape_configs": [
                 {
-                    "job_name": "millrace-gateway",
+                    "job_name": "millstream-gateway",
                     "static_configs": [{"targets": [f"127.0.0.1:{target.server.server_port}"]}],
                 }
             ],
@@ -351,7 +351,7 @@ class LivePrometheus:
 def live(tmp_path_factory):
     with Target() as target, LivePrometheus(tmp_path_factory.mktemp("prometheus"), target) as prometheus:
         # Two scrapes make the first rate.
-        prometheus.query("rate(millrace_requests_total[1m]) > 0")
+        prometheus.query("rate(millstream_requests_total[1m]) > 0")
         yield prometheus
 
 

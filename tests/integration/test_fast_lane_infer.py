@@ -256,7 +256,7 @@ async def until(true: Callable[[], bool]) -> None:
 async def test_a_body_that_cannot_be_unpacked_counts_for_its_version(loopback: Loopback) -> None:
     def counted() -> float:
         totals = {(key.name, tuple(key.labels)): values for key, values in loopback.tally.totals().items()}
-        return sum(totals.get(("millrace_requests_total", ("m", "1", "invalid")), [0]))
+        return sum(totals.get(("millstream_requests_total", ("m", "1", "invalid")), [0]))
 
     before = counted()
     replies: list[HttpReply] = []

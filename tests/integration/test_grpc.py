@@ -270,7 +270,7 @@ def test_what_is_wrong(client: Any, model: str, version: str, inputs: Any, statu
 
 def in_flight(stack: Stack) -> float:
     """Canaries among them: a few, while no worker answers."""
-    return stack.metrics().value("millrace_requests_in_flight")
+    return stack.metrics().value("millstream_requests_in_flight")
 
 
 def test_deadlines_and_cancellation(stack: Stack, client: Any, stub: Any) -> None:

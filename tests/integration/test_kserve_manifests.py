@@ -70,7 +70,7 @@ def test_its_arguments_are_those_of_the_command() -> None:
     assert context.params["folder"] == Path("/mnt/models")
     assert context.params["name"] == "{{.Name}}"
     for variable in CONTAINER["env"]:
-        assert variable["name"].removeprefix("MILLRACE_").lower() in Settings.model_fields
+        assert variable["name"].removeprefix("MILLSTREAM_").lower() in Settings.model_fields
 
 
 @pytest.mark.anyio
@@ -95,7 +95,7 @@ def test_what_the_command_serves(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     models.scale(folder / "any.onnx")
-    environment = {"MILLRACE_HOME": str(tmp_path / "home"), "MILLRACE_THREADS": "1"}
+    environment = {"MILLSTREAM_HOME": str(tmp_path / "home"), "MILLSTREAM_THREADS": "1"}
     process = subprocess.Popen(
         [
             sys.executable,

@@ -17,15 +17,15 @@ from tests.kit.wait import wait_until
 
 ABOVE = 2.0**30  # further than any trial of an upload goes
 FORCED = json.dumps({"batching": True})
-CHECKS = "millrace_batch_checks_total"
-OFF = "millrace_batching_off"
+CHECKS = "millstream_batch_checks_total"
+OFF = "millstream_batching_off"
 
 
 def ask_together(stack: Stack, model: str, rows: list[v2.Array]) -> list[v2.Array]:
     """One request for each row, which find the workers asleep: they could share runs."""
     with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
         sent = [stack.send(f"/v2/models/{model}/infer", *v2.request({"x": row})) for row in rows]
-        wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= len(rows))
+        wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(rows))
     outputs = []
     for connection in sent:
         reply = connection.getresponse()
@@ -101,6 +101,6 @@ def merged(stack: Stack, model: str) -> list[int]:
 def ran(stack: Stack, before: Any, model: str) -> tuple[int, int]:
     """Runs since then, and their rows."""
     now = stack.metrics()
-    names = ("millrace_batch_rows_count", "millrace_batch_rows_sum")
+    names = ("millstream_batch_rows_count", "millstream_batch_rows_sum")
     runs, rows = (int(now.value(name, model=model) - before.value(name, model=model)) for name in names)
     return runs, rows

@@ -54,10 +54,10 @@ def publish(stack: Stack) -> None:
 def echo_worker(stack: Stack) -> Iterator[None]:
     settings = Settings(home=stack.home)
     environment = {
-        "MILLRACE_HOME": str(stack.home),
-        "MILLRACE_REDIS_URL": f"unix://{stack.socket}",
-        "MILLRACE_INSTANCE": instance_of(settings),
-        "MILLRACE_METRICS_DIR": str(metrics_dir_of(settings)),
+        "MILLSTREAM_HOME": str(stack.home),
+        "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
+        "MILLSTREAM_INSTANCE": instance_of(settings),
+        "MILLSTREAM_METRICS_DIR": str(metrics_dir_of(settings)),
     }
     command = [sys.executable, "-P", "-m", "workers", "--pool", POOL, "--index", "0", "--backend", "echo"]
     process = subprocess.Popen(command, env=child_environment(environment), stdout=subprocess.DEVNULL)
@@ -79,7 +79,7 @@ def test_requests_share_runs_that_were_measured_with_one_row_alone(tmp_path):
 
 def wave(stack: Stack, requests: int) -> int:
     """So many requests of one row at once; how many runs they took."""
-    before = stack.metrics().value("millrace_batch_rows_count", model="long")
+    before = stack.metrics().value("millstream_batch_rows_count", model="long")
     rows = [np.full((1, 4), number, np.float32) for number in range(requests)]
     sent = [stack.send(PATH, *v2.request({"x": row})) for row in rows]
     for row, connection in zip(rows, sent, strict=True):
@@ -88,4 +88,4 @@ def wave(stack: Stack, requests: int) -> int:
         connection.close()
         assert reply.status == 200, body
         np.testing.assert_array_equal(v2.outputs(body, headers)["y"], row)
-    return int(stack.metrics().value("millrace_batch_rows_count", model="long") - before)
+    return int(stack.metrics().value("millstream_batch_rows_count", model="long") - before)

@@ -69,27 +69,27 @@ def test_every_request_and_row_is_counted_once(stack: Stack, tmp_path: Path) -> 
     page = stack.metrics()
     labels = {"model": "counted", "version": "1"}
     outcomes = {
-        outcome: page.value("millrace_requests_total", outcome=outcome, **labels)
+        outcome: page.value("millstream_requests_total", outcome=outcome, **labels)
         for outcome in page.label_values("outcome")
-        if page.value("millrace_requests_total", outcome=outcome, **labels)
+        if page.value("millstream_requests_total", outcome=outcome, **labels)
     }
     answered = {"ok": 20.0 * GATEWAYS, "model": 1.0 * GATEWAYS, "expired": 1.0 * GATEWAYS}
     assert outcomes == answered | {"invalid": 3.0 * GATEWAYS}
-    seconds = "millrace_request_seconds"
+    seconds = "millstream_request_seconds"
     assert page.value(f"{seconds}_count", **labels) == sum(answered.values())
     assert page.value(f"{seconds}_bucket", le="+Inf", **labels) == sum(answered.values())
-    assert page.value("millrace_requests_total", model="counted") == sum(outcomes.values())
-    batches = page.value("millrace_batches_total", **labels)
-    assert page.value("millrace_batches_total", outcome="failed", **labels) >= GATEWAYS
-    assert page.value("millrace_execution_seconds_count", **labels) <= batches
+    assert page.value("millstream_requests_total", model="counted") == sum(outcomes.values())
+    batches = page.value("millstream_batches_total", **labels)
+    assert page.value("millstream_batches_total", outcome="failed", **labels) >= GATEWAYS
+    assert page.value("millstream_execution_seconds_count", **labels) <= batches
 
 
 def _ran(stack: Stack, runs: int) -> float | None:
     """The rows of all runs once there are as many."""
     page = stack.metrics()
-    if page.value("millrace_batch_rows_count", model="counted") < runs:
+    if page.value("millstream_batch_rows_count", model="counted") < runs:
         return None
-    return page.value("millrace_batch_rows_sum", model="counted")
+    return page.value("millstream_batch_rows_sum", model="counted")
 
 
 def test_every_gateway_gives_the_same_page(stack: Stack, tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_every_gateway_gives_the_same_page(stack: Stack, tmp_path: Path) -> None
         with stack.gateway(number) as gateway:
             pages.append(Page(gateway.get("/metrics").text))
     assert pages[0].series() == pages[1].series()
-    for name in ("millrace_requests_total", "millrace_batch_rows_sum", "millrace_segment_bytes_in_use"):
+    for name in ("millstream_requests_total", "millstream_batch_rows_sum", "millstream_segment_bytes_in_use"):
         assert pages[0].value(name) == pages[1].value(name)
-    assert pages[0].value("millrace_requests_total", model="same") == GATEWAYS
-    assert pages[0].value("millrace_instances_ready", model="same") == 2
+    assert pages[0].value("millstream_requests_total", model="same") == GATEWAYS
+    assert pages[0].value("millstream_instances_ready", model="same") == 2
 
 
 def test_both_workers_are_counted(stack: Stack, tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_both_workers_are_counted(stack: Stack, tmp_path: Path) -> None:
     for connection in sent:
         assert connection.getresponse().status == 200
         connection.close()
-    wait_until(lambda: stack.metrics().value("millrace_batch_rows_count", model="both") == 12)
+    wait_until(lambda: stack.metrics().value("millstream_batch_rows_count", model="both") == 12)
     page = stack.metrics()
     for worker in ("cpu-0", "cpu-1"):
-        assert page.value("millrace_worker_info", worker=worker, pool="cpu", device="cpu") == 1
-        assert page.value("millrace_worker_busy_seconds_total", worker=worker) > 0
-    busy = page.value("millrace_worker_busy_seconds_total")
-    assert busy >= page.value("millrace_execution_seconds_sum", model="both") > 0
+        assert page.value("millstream_worker_info", worker=worker, pool="cpu", device="cpu") == 1
+        assert page.value("millstream_worker_busy_seconds_total", worker=worker) > 0
+    busy = page.value("millstream_worker_busy_seconds_total")
+    assert busy >= page.value("millstream_execution_seconds_sum", model="both") > 0
 
 
 def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> 
     for number in range(GATEWAYS):
         with stack.gateway(number) as gateway:
             assert post(gateway, path, 1, 2, 3) == 200
-    wait_until(lambda: stack.metrics().value("millrace_batch_rows_sum", model="lasting") == 3 * GATEWAYS)
+    wait_until(lambda: stack.metrics().value("millstream_batch_rows_sum", model="lasting") == 3 * GATEWAYS)
     assert_quiet(stack)
     before = stack.metrics()
     for name, pid in stack.pids().items():
@@ -142,14 +142,14 @@ def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> 
             wait_until(lambda: stack.pids().get(name, pid) != pid)  # noqa: B023
     stack.reconnect()
     stack.settled("lasting", 1)
-    wait_until(lambda: stack.metrics().value("millrace_instances_ready", model="lasting") == 2)
+    wait_until(lambda: stack.metrics().value("millstream_instances_ready", model="lasting") == 2)
     after = stack.metrics()
     for metric in CATALOGUE:
         if metric.kind.lasting:
             for suffix in ("", "_sum", "_count"):
                 name = metric.name + suffix
                 assert after.value(name) >= before.value(name), name
-    assert after.value("millrace_requests_total", model="lasting") == GATEWAYS
+    assert after.value("millstream_requests_total", model="lasting") == GATEWAYS
     # neither is there a series for each process that ever was
     workers = {"cpu-0", "cpu-1"}
     assert after.label_values("worker") == workers
@@ -180,12 +180,12 @@ def test_a_model_that_is_gone_leaves_no_gauges(stack: Stack, tmp_path: Path) -> 
     def shown() -> set[str]:
         series = stack.metrics().series()
         return {gauge for gauge in gauges for name, labels in series
-                if name == f"millrace_{gauge}" and ("model", "leaving") in labels}  # fmt: skip
+                if name == f"millstream_{gauge}" and ("model", "leaving") in labels}  # fmt: skip
 
     assert shown() == set(gauges)
     assert stack.http.delete("/admin/v1/models/leaving").status_code == 204
     wait_until(lambda: not shown())
-    assert stack.metrics().value("millrace_requests_total", model="leaving", outcome="ok") == 1
+    assert stack.metrics().value("millstream_requests_total", model="leaving", outcome="ok") == 1
 
 
 def test_bytes_and_the_release_are_shown(stack: Stack, tmp_path: Path) -> None:
@@ -193,13 +193,13 @@ def test_bytes_and_the_release_are_shown(stack: Stack, tmp_path: Path) -> None:
     before = stack.metrics()
     assert post(stack.http, path, *([1] * 50)) == 200
     after = wait_until(lambda: _grown(stack, before))
-    assert after.value("millrace_build_info") == 1
+    assert after.value("millstream_build_info") == 1
 
 
 def _grown(stack: Stack, before: Page) -> Page | None:
     """The page once the 400 bytes to the worker and the 200 from it are on it."""
     page = stack.metrics()
-    name = "millrace_redis_bytes_total"
+    name = "millstream_redis_bytes_total"
     grown = {
         direction: page.value(name, direction=direction) - before.value(name, direction=direction)
         for direction in ("gateway_out", "gateway_in", "worker_out")

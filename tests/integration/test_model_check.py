@@ -423,7 +423,7 @@ def test_what_the_uploader_asks_for_is_kept(repository: FolderRepository, tmp_pa
 def test_secrets_of_this_process_do_not_reach_the_checker(
     repository: FolderRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MILLRACE_ADMIN_KEY", "secret-of-the-gateway")
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "secret-of-the-gateway")
     endless = endless_model(tmp_path)
 
     async def look() -> bytes:

@@ -102,7 +102,7 @@ def test_without_waiting(stack: Stack, folder: Path) -> None:
 def test_models(client: openai.OpenAI) -> None:
     assert "ai-tokens" in [one.id for one in client.models.list()]
     model = client.models.retrieve("ai-tokens")
-    assert (model.id, model.object, model.owned_by) == ("ai-tokens", "model", "millrace")
+    assert (model.id, model.object, model.owned_by) == ("ai-tokens", "model", "millstream")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nope")
 

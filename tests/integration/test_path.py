@@ -130,12 +130,12 @@ def test_ten_thousand_mixed_requests_each_get_their_own_rows(stack: Stack, serve
                 assert got[name].tolist() == expected.tolist()
     page = stack.metrics()
     for model, _ in served:
-        assert page.value("millrace_requests_total", model=model.name, outcome="ok") == REQUESTS / len(served)
-    batches = page.value("millrace_batch_rows_count", model="mix-mlp")
+        assert page.value("millstream_requests_total", model=model.name, outcome="ok") == REQUESTS / len(served)
+    batches = page.value("millstream_batch_rows_count", model="mix-mlp")
     assert batches < REQUESTS / len(served)  # they shared runs
 
 
-SHARED = "millrace_segment_bytes_total"
+SHARED = "millstream_segment_bytes_total"
 ROW = 16 * 1024  # floats: 64 KiB
 
 
@@ -176,7 +176,7 @@ def test_large_tensors_without_shared_memory(tmp_path: Path) -> None:
         page = stack.metrics()
         assert page.value(SHARED) == 0
         for direction in ("gateway_out", "gateway_in"):
-            assert page.value("millrace_redis_bytes_total", direction=direction) > 46 * ROW * 4
+            assert page.value("millstream_redis_bytes_total", direction=direction) > 46 * ROW * 4
 
 
 def values(datatype: str) -> Array:
@@ -272,9 +272,9 @@ def test_what_cannot_batch_runs_one_by_one(stack: Stack, tmp_path: Path) -> None
         np.testing.assert_allclose(got["y"], expected, rtol=1e-6)
         connection.close()
     runs = stack.metrics()
-    assert runs.value("millrace_batch_rows_bucket", model="turn", le="1.0") >= 20
-    assert runs.value("millrace_batch_rows_count", model="turn") == runs.value(
-        "millrace_batch_rows_bucket", model="turn", le="1.0"
+    assert runs.value("millstream_batch_rows_bucket", model="turn", le="1.0") >= 20
+    assert runs.value("millstream_batch_rows_count", model="turn") == runs.value(
+        "millstream_batch_rows_bucket", model="turn", le="1.0"
     )
 
 

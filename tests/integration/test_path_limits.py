@@ -69,7 +69,7 @@ class Model:
         return self.stack.send(f"/v2/models/{self.name}/versions/1/infer", body, headers)
 
     def value(self, metric: str, **labels: str) -> float:
-        return self.stack.metrics().value(f"millrace_{metric}", model=self.name, **labels)
+        return self.stack.metrics().value(f"millstream_{metric}", model=self.name, **labels)
 
     def until(self, metric: str, value: float, **labels: str) -> None:
         wait_until(lambda: self.value(metric, **labels) == value, what=f"{metric} {labels} {value}")
@@ -168,7 +168,7 @@ def test_a_full_lane_refuses_and_then_the_full_gateway(stack: Stack, tmp_path: P
 
         accepted += other.fill_slots(x)
         accepted += [other.send(x) for _ in range(IN_FLIGHT_MAX - len(accepted))]
-        wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") == IN_FLIGHT_MAX)
+        wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") == IN_FLIGHT_MAX)
         refused = reply(other.send(x))
         assert refused.status == 503
         assert "gateway is full" in refused.error
@@ -176,7 +176,7 @@ def test_a_full_lane_refuses_and_then_the_full_gateway(stack: Stack, tmp_path: P
     assert [reply(connection).status for connection in accepted] == [200] * IN_FLIGHT_MAX
     after = stack.metrics()
     for reason in ("lane_full", "gateway_full"):
-        name = "millrace_refused_total"
+        name = "millstream_refused_total"
         assert after.value(name, reason=reason) - before.value(name, reason=reason) == 1
 
 

@@ -57,12 +57,12 @@ def test_an_empty_key_is_refused_at_start(command: list[str], tmp_path: Path) ->
     done = subprocess.run(
         [sys.executable, *command],
         cwd=ROOT,
-        env=child_environment({"MILLRACE_HOME": str(tmp_path / "home"), "MILLRACE_ADMIN_KEY": ""}),
+        env=child_environment({"MILLSTREAM_HOME": str(tmp_path / "home"), "MILLSTREAM_ADMIN_KEY": ""}),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 1
-    assert "MILLRACE_ADMIN_KEY: the admin key is empty" in done.stderr
+    assert "MILLSTREAM_ADMIN_KEY: the admin key is empty" in done.stderr
     assert "Traceback" not in done.stderr

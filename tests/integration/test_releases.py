@@ -16,7 +16,7 @@ import pytest
 from services.batch import BATCH_FORMATS
 from services.queue.server import choose_binary
 from services.queue.url import RedisAddress, client
-from tests.kit import earlier, models, v2
+from tests.kit import models, other_release, v2
 from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server
 from tests.kit.stack import asleep
@@ -46,11 +46,13 @@ def infer_many(http: httpx.Client, factor: float) -> None:
         infer(http, value, factor)
 
 
-@pytest.mark.needs("the release before")
-def test_this_release_and_the_one_before_serve_side_by_side(tmp_path, address):
-    """Two fleets on one Redis: nothing of one is seen, taken or spoilt by the other, whoever comes and goes."""
-    before = earlier.unpack(tmp_path / "before")
-    with fleet(tmp_path / "old", address, before) as old, fleet(tmp_path / "new", address) as new:
+def test_releases_of_two_protocols_serve_side_by_side(tmp_path, address):
+    """Two fleets of one installation on one Redis: neither sees, takes or spoils anything of the other."""
+    other = other_release.write(tmp_path / "other")
+    with (
+        fleet(tmp_path / "old", address, other, INSTANCE="one") as old,
+        fleet(tmp_path / "new", address, INSTANCE="one") as new,
+    ):
         of_old, of_new = old.gateway(), new.gateway()
         old_worker, new_worker = old.worker(index="0"), new.worker(index="0")
         old.push(of_old, "scale", models.scale(tmp_path / "three.onnx", 3.0))
@@ -97,14 +99,14 @@ def test_gateways_write_what_all_workers_read_as_they_come_and_go(tmp_path, addr
         machines.until_workers(http, 1)
         assert written(address, http, first.pid) == OURS + 1
         page = http.get("/metrics").text
-        assert "millrace_worker_records_unreadable 0" in page
+        assert "millstream_worker_records_unreadable 0" in page
 
 
 def written(address: RedisAddress, http: httpx.Client, *workers: int) -> int:
     """The format of a batch that lies in Redis while `workers` sleep."""
 
     def look(redis: Any) -> int | None:
-        for key in redis.scan_iter("mr:*stream:*"):
+        for key in redis.scan_iter("ms:*stream:*"):
             for _, fields in redis.xrange(key):
                 [length] = struct.unpack_from("<I", fields[b"e"])
                 header = msgpack.unpackb(fields[b"e"][4 : 4 + length])

@@ -126,7 +126,7 @@ def test_deleting_a_model_under_load_gives_404_only_afterwards(stack: Stack, tmp
         assert statuses == [200] * kept + [404] * (len(statuses) - kept)
         assert 0 < kept < len(statuses)
         assert b"Request for unknown model: 'deleted' is not found" in answers[-1].body
-    assert stack.redis.keys("mr:*deleted*") == [] or wait_until(lambda: not stack.redis.keys("mr:*deleted*"))
+    assert stack.redis.keys("ms:*deleted*") == [] or wait_until(lambda: not stack.redis.keys("ms:*deleted*"))
 
 
 def test_stopping_answers_what_was_accepted(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_stopping_answers_what_was_accepted(tmp_path: Path) -> None:
         body, headers = BODIES[1]
         with asleep(stack.pids()["cpu-0"]):
             sent = [stack.send("/v2/models/last/infer", body, headers) for _ in range(20)]
-            wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 20)
+            wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 20)
             stack.process.send_signal(signal.SIGTERM)
             stack.heard("SIGTERM: answering what is on its way, then stopping")
         for connection in sent:

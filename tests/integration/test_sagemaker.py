@@ -221,7 +221,7 @@ def test_a_container(stack: Stack, expected: np.ndarray[Any, Any]) -> None:
     assert reply.json() == {"predictions": [[3.0, 6.0]]}
     reply = container(stack, b"[[1, 2]]")
     assert reply.status_code == 400
-    assert "set MILLRACE_SAGEMAKER_MODEL" in reply.json()["error"]
+    assert "set MILLSTREAM_SAGEMAKER_MODEL" in reply.json()["error"]
     body, length = v2_binary()
     reply = container(
         stack,

@@ -46,7 +46,7 @@ class Up:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.programs.supervise"],
             cwd=ROOT,
-            env=child_environment({f"MILLRACE_{name}": str(value) for name, value in environment.items()}),
+            env=child_environment({f"MILLSTREAM_{name}": str(value) for name, value in environment.items()}),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -162,7 +162,7 @@ def test_a_closed_terminal_stops_everything_and_a_hangup_signal_restarts(start):
     up.until("said SIGHUP: replacing all processes")
     os.close(master)  # while a worker that says nothing in Redis is waited for
     up.until("said SIGHUP: answering what is on its way, then stopping")
-    up.until("said restart: millrace is being stopped")
+    up.until("said restart: millstream is being stopped")
     assert up.end() == 0
     assert up.lines[-1] == "stopped"
 
@@ -173,7 +173,7 @@ def test_a_restart_before_it_is_ready_is_refused(start):
     up.process.send_signal(signal.SIGHUP)
     said = up.until("said restart: ")
     # the children may have been quicker than the signal
-    assert said == "millrace is still starting: nothing was restarted" or "ready" in up.lines
+    assert said == "millstream is still starting: nothing was restarted" or "ready" in up.lines
     assert up.stop() == 0
 
 
@@ -309,7 +309,7 @@ def test_an_external_redis_is_used_and_left_alone(start, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"HOST": "0.0.0.0"}, "MILLRACE_ADMIN_KEY"),
+        ({"HOST": "0.0.0.0"}, "MILLSTREAM_ADMIN_KEY"),
         ({"HOST": "no.such.host.invalid"}, "not an address"),
         ({"POOLS": "cpu"}, "NAME=WORKERS"),
         ({"POOLS": "cpu=0"}, "NAME=WORKERS"),

@@ -204,7 +204,9 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
     stack.push("loud", models.add_sub(tmp_path / "m.onnx"))
     wait_until(lambda: all(said("loud")))
     for line in said("loud"):
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG millrace\.lanes: new: loud:1:\w+", str(line))
+        assert re.fullmatch(
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG millstream\.lanes: new: loud:1:\w+", str(line)
+        )
     set_in_all(stack, "/v2/logging", {"log_verbose_level": 0, "log_format": "default"})
     for values, status, told in (
         ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),

@@ -390,7 +390,7 @@ def test_requests_on_their_way_are_answered(stack: Stack, client: Any, tmp_path:
     shape = [1, *(2 if dim < 0 else dim for dim in spec["shape"][1:])]
     tensor = {"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [0.5] * int(np.prod(shape))}
     on_the_way = [stack.send("/v2/models/slow/infer", json.dumps({"inputs": [tensor]}).encode()) for _ in range(24)]
-    wait_until(lambda: stack.metrics().value("millrace_requests_in_flight") >= 8, what="requests are on their way")
+    wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 8, what="requests are on their way")
     client.unload_model("slow")
     assert [connection.getresponse().status for connection in on_the_way] == [200] * 24
     for connection in on_the_way:

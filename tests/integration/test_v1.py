@@ -213,7 +213,7 @@ def test_status_and_lists_serve_three_kinds_of_clients(stack: Stack) -> None:
         ],
         "id": "tf-add",
         "object": "model",
-        "owned_by": "millrace",
+        "owned_by": "millstream",
     }
     one = answered(stack.http.get("/v1/models/tf-add/versions/1"))
     assert [status["version"] for status in one["model_version_status"]] == ["1"]
@@ -246,7 +246,7 @@ def test_cloud_events(stack: Stack) -> None:
     reply = post(stack, "tf-one:predict", data, headers=headers)
     assert answered(reply) == {"predictions": [[1.0], [2.0]]}
     assert reply.headers["ce-specversion"] == "1.0"
-    assert reply.headers["ce-source"] == "io.millrace.inference.tf-one"
+    assert reply.headers["ce-source"] == "io.millstream.inference.tf-one"
     assert {"ce-id", "ce-type", "ce-time"} <= set(reply.headers)
 
     structured = {"content-type": "application/cloudevents+json; charset=utf-8"}
@@ -273,11 +273,11 @@ def test_requests_of_clients_that_go_away_are_dropped(stack: Stack) -> None:
     body = json.dumps({"instances": [[1.0] * 128]}).encode()
 
     def dropped() -> float:
-        return stack.metrics().value("millrace_requests_total", model="tf-slow", outcome="cancelled")
+        return stack.metrics().value("millstream_requests_total", model="tf-slow", outcome="cancelled")
 
     before = dropped()
     sent = [stack.send("/v1/models/tf-slow:predict", body) for _ in range(48)]
-    wait_until(lambda: stack.metrics().value("millrace_lane_rows", model="tf-slow") >= 4, what="some wait")
+    wait_until(lambda: stack.metrics().value("millstream_lane_rows", model="tf-slow") >= 4, what="some wait")
     for connection in sent:
         connection.close()
     wait_until(lambda: dropped() > before, what="a request was dropped")

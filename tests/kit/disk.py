@@ -60,7 +60,7 @@ class Disk:
 def small_disk(size_bytes: int) -> Iterator[Disk]:
     """A disk of its own. The last resort, /dev/shm, has another size, at most 256 MiB. Fails where none can be had."""
     # A short path: sockets are below it.
-    folder = Path(tempfile.mkdtemp(prefix="millrace-disk-"))
+    folder = Path(tempfile.mkdtemp(prefix="millstream-disk-"))
     why: list[str] = []
     try:
         for way in (_in_a_namespace, _mounted, _shared_memory):
@@ -148,4 +148,4 @@ def _shared_memory(folder: Path, _: int, why: list[str]) -> Iterator[Disk | None
 
 
 def _mount(size_bytes: int) -> str:
-    return f"mount -t tmpfs -o size={size_bytes},mode=700 millrace-test"
+    return f"mount -t tmpfs -o size={size_bytes},mode=700 millstream-test"

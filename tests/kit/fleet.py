@@ -32,7 +32,7 @@ class Fleet:
         self.folder = folder
         self._tree = tree
         environment = {"HOME": folder / "home", "REDIS_URL": address.url, "GRPC_PORT": -1} | settings
-        self._environment = {f"MILLRACE_{name}": str(value) for name, value in environment.items()}
+        self._environment = {f"MILLSTREAM_{name}": str(value) for name, value in environment.items()}
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._clients: list[httpx.Client] = []
 
@@ -64,7 +64,7 @@ class Fleet:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", *launch, *words],
-                env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLRACE_THREADS": "1"},
+                env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLSTREAM_THREADS": "1"},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -122,7 +122,7 @@ def _ready(worker: dict[str, Any]) -> bool:
 
 @contextmanager
 def fleet(folder: Path, address: RedisAddress, tree: Path = ROOT, **settings: object) -> Iterator[Fleet]:
-    """A fleet without processes yet; at its end all are stopped. `settings`: MILLRACE_… of all, in capitals."""
+    """A fleet without processes yet; at its end all are stopped. `settings`: MILLSTREAM_… of all, in capitals."""
     running = Fleet(folder, address, tree, settings)
     try:
         yield running

@@ -233,7 +233,7 @@ class Pool:
     def picture(self) -> Picture:
         picture = Picture()
         prefix = self.keys.prefix.decode()
-        tag = b"mr:*:{%s[:}]*" % self.keys.of_instance.instance.encode()
+        tag = b"ms:*:{%s[:}]*" % self.keys.of_instance.instance.encode()
         found = sorted(key.decode() for key in self.redis.keys(tag))
         pipeline = self.redis.pipeline(transaction=False)
         read = {

@@ -37,7 +37,7 @@ def binaries() -> list[Binary]:
 
 @contextmanager
 def redis_server(binary: Binary, folder: Path, *options: str) -> Iterator[RedisAddress]:
-    """A server as `millrace up` starts it, with more `options`, and its end."""
+    """A server as `millstream up` starts it, with more `options`, and its end."""
     path = socket_path(folder)
     process = subprocess.Popen([*server_command(binary.path, path, folder), *options], stdout=subprocess.DEVNULL)
     try:

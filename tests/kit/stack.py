@@ -1,4 +1,4 @@
-"""The whole product as a user starts it: `millrace up` as a process with all its children, and what it may not leave.
+"""The whole product as a user starts it: `millstream up` as a process with all its children, and what it may not leave.
 
 with running_stack(tmp_path, gateways=2) as stack: ...      leaving checks that nothing leaked and nothing is left
 """
@@ -38,7 +38,7 @@ WAIT_S = 60.0
 
 
 class Stack:
-    """A running `millrace up`. `lines`: what it has said so far."""
+    """A running `millstream up`. `lines`: what it has said so far."""
 
     def __init__(self, home: Path, arguments: list[str], settings: Mapping[str, object], disk: Disk) -> None:
         self.named_home = home  # as its processes call it
@@ -49,7 +49,7 @@ class Stack:
         self._instance = settings.get("instance")
         self.segments_dir = disk.seen(Path(str(settings.get("segments_dir", "/dev/shm"))))
         self._heard = threading.Condition()
-        environment = {f"MILLRACE_{name.upper()}": str(value) for name, value in settings.items()}
+        environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
             [*disk.prefix, *_UP, "--home", str(home), *arguments],
             env=child_environment(environment),
@@ -311,11 +311,11 @@ def assert_nothing_left(stack: Stack) -> None:
 def _unquiet(stack: Stack) -> dict[str, object]:
     """What is on its way, waits or is held; a canary that is under way counts too, so ask more than once."""
     page = stack.metrics()
-    gauges = ("millrace_requests_in_flight", "millrace_lane_rows", "millrace_stream_entries")
-    found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millrace_segment_bytes_in_use")}
-    for name in stack.redis.scan_iter("mr:*"):
+    gauges = ("millstream_requests_in_flight", "millstream_lane_rows", "millstream_stream_entries")
+    found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millstream_segment_bytes_in_use")}
+    for name in stack.redis.scan_iter("ms:*"):
         key = name.decode()
-        kind = key.removeprefix(f"mr:{PROTOCOL}:").partition("}:")[2].partition(":")[0]
+        kind = key.removeprefix(f"ms:{PROTOCOL}:").partition("}:")[2].partition(":")[0]
         if kind == "stream":
             with suppress(redis.ResponseError):  # it went away just now
                 found[key] = int(stack.redis.xlen(key)) + int(stack.redis.xpending(key, "w")["pending"])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit import disk, earlier
+from tests.kit import disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,6 @@ TOOLS = {
     tool.name: tool
     for tool in (
         Tool("curl", "curl"),
-        Tool(
-            "the release before",
-            advice="test in a clone that has its history (git fetch --unshallow)",
-            works=earlier.available,
-        ),
         Tool("libb64.so.0d", "libb64-0d"),  # perf_analyzer links to it
         Tool("nginx", "nginx"),
         Tool("prometheus", "prometheus"),

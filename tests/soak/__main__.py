@@ -48,7 +48,7 @@ class Taken:
                 "memory (MiB)": sum(_resident(pid) for pid in pids) / MIB,
                 "file descriptors": float(sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)),
                 "shared memory files": float(len(files)),
-                "Redis keys": float(len(stack.redis.keys("mr:*"))),
+                "Redis keys": float(len(stack.redis.keys("ms:*"))),
             }
         )
 
@@ -154,7 +154,7 @@ def main() -> int:
     arguments = parser.parse_args()
     console = Console()
     console.print(f"seed {arguments.seed}, {arguments.minutes:g} minutes")
-    with tempfile.TemporaryDirectory(prefix="millrace-soak-") as name:
+    with tempfile.TemporaryDirectory(prefix="millstream-soak-") as name:
         well = soak(Path(name), arguments.minutes, arguments.seed, console)
     console.print("[green]all was well" if well else "[red]something was not")
     return 0 if well else 1

@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def memory(folder: Path) -> ClientMemory:
-    return ClientMemory(folder, "millrace-1", allowed=True)
+    return ClientMemory(folder, "millstream-1", allowed=True)
 
 
 def opened(folder: Path) -> int:
@@ -49,7 +49,7 @@ def test_read_and_write_within_a_region(memory: ClientMemory, folder: Path) -> N
 
 
 def test_another_gateway_sees_what_one_registered_and_forgot(memory: ClientMemory, folder: Path) -> None:
-    other = ClientMemory(folder, "millrace-1", allowed=True)
+    other = ClientMemory(folder, "millstream-1", allowed=True)
     memory.register("r", "mine", 0, 100)
     assert other.read("r", 0, 1) == b"\x00"
     assert refused(other.register, "r", "mine", 0, 1).code is Code.CONFLICT
@@ -85,7 +85,7 @@ def test_a_name_is_taken_until_it_is_forgotten_and_forgetting_twice_is_no_error(
         ("/nul\0", "no name"),
         ("/" + "x" * 300, "no name"),
         ("/triton_python_backend_shm_region_1", "reserved"),
-        ("/millrace-1-gateway", "reserved"),
+        ("/millstream-1-gateway", "reserved"),
         ("/not-there", "Unable to open shared memory region: '/not-there'"),
         ("/folder", "Unable to open"),
         ("/link", "Unable to open"),
@@ -149,7 +149,7 @@ def test_a_region_that_is_forgotten_while_a_request_is_on_its_way_is_closed_afte
 
 
 def test_nothing_is_served_unless_it_is_allowed(folder: Path) -> None:
-    memory = ClientMemory(folder, "millrace-1", allowed=False)
+    memory = ClientMemory(folder, "millstream-1", allowed=False)
     for call in (
         lambda: memory.register("r", "mine", 0, 1),
         lambda: memory.unregister(None),
@@ -179,7 +179,7 @@ def replace(folder: Path, content: bytes, name: str = "mine") -> None:
 
 @pytest.mark.parametrize("through", ["the same", "another"])
 def test_a_region_that_is_registered_again_is_opened_again(memory: ClientMemory, folder: Path, through: str) -> None:
-    other = ClientMemory(folder, "millrace-1", allowed=True)
+    other = ClientMemory(folder, "millstream-1", allowed=True)
     changing = memory if through == "the same" else other
     memory.register("r", "mine", 0, 100)
     assert memory.read("r", 0, 2) == other.read("r", 0, 2) == b"\x00\x01"
@@ -199,7 +199,7 @@ def test_a_region_that_is_registered_again_is_opened_again(memory: ClientMemory,
 def test_memory_that_was_replaced_while_it_is_registered_is_refused_everywhere(
     memory: ClientMemory, folder: Path
 ) -> None:
-    other, late = (ClientMemory(folder, "millrace-1", allowed=True) for _ in range(2))
+    other, late = (ClientMemory(folder, "millstream-1", allowed=True) for _ in range(2))
     memory.register("r", "/mine", 0, 100)
     held = (folder / "mine").open("rb")  # as the client has it mapped: its inode is not used again
     assert memory.read("r", 0, 1) == other.read("r", 0, 1) == b"\x00"
@@ -220,12 +220,12 @@ def test_memory_whose_name_was_removed_is_kept_by_who_has_it_open(memory: Client
     assert memory.read("r", 1, 1) == b"\x01"
     (folder / "mine").unlink()
     assert memory.read("r", 1, 1) == b"\x01"
-    late = ClientMemory(folder, "millrace-1", allowed=True)
+    late = ClientMemory(folder, "millstream-1", allowed=True)
     assert "Unable to open" in refused(late.read, "r", 0, 1).message
 
 
 def test_changes_within_a_tick_of_the_clock_are_seen(memory: ClientMemory, folder: Path) -> None:
-    other = ClientMemory(folder, "millrace-1", allowed=True)
+    other = ClientMemory(folder, "millstream-1", allowed=True)
     for count in range(50):
         memory.register("r", "mine", count, 1)
         assert other.read("r", 0, 1) == bytes([count])

@@ -1,4 +1,4 @@
-"""What `millrace doctor` says about this machine, and about machines that lack something."""
+"""What `millstream doctor` says about this machine, and about machines that lack something."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def states(settings: Settings) -> dict[str, str]:
 def test_this_machine_is_shown_for_people_and_for_scripts(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "services.cli", "doctor", *arguments]
-        environment = child_environment({"MILLRACE_HOME": str(tmp_path), "NO_COLOR": "1"})
+        environment = child_environment({"MILLSTREAM_HOME": str(tmp_path), "NO_COLOR": "1"})
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
         )

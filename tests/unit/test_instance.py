@@ -47,7 +47,7 @@ def test_a_file_that_holds_no_name_is_said_to(tmp_path: Path, content: bytes) ->
     settings = Settings(home=tmp_path)
     settings.models_dir.mkdir()
     (settings.models_dir / FILE).write_bytes(content)
-    with pytest.raises(Failure, match="MILLRACE_INSTANCE") as failure:
+    with pytest.raises(Failure, match="MILLSTREAM_INSTANCE") as failure:
         instance_of(settings)
     assert failure.value.code is Code.INTERNAL
 

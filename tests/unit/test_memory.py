@@ -137,6 +137,6 @@ def test_a_size_is_learnt_from_halves_that_ran_and_rebuilding_is_bounded() -> No
 def test_a_limit_that_is_none_stops_the_process_at_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     from services.settings import Settings
 
-    monkeypatch.setenv("MILLRACE_WORKER_MEMORY_BYTES_MAX", value)
+    monkeypatch.setenv("MILLSTREAM_WORKER_MEMORY_BYTES_MAX", value)
     with pytest.raises(ValueError, match="worker_memory_bytes_max"):
         Settings()

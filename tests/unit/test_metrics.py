@@ -123,8 +123,8 @@ def test_series_are_counted_in_own_memory():
     depth.set(7)
     depth.add(-2)
     shown = values(tally)
-    assert shown["millrace_requests_total,model=digits,outcome=ok,version=1"] == 3.5
-    assert shown["millrace_lane_rows,model=digits,pool=cpu,version=1"] == 5
+    assert shown["millstream_requests_total,model=digits,outcome=ok,version=1"] == 3.5
+    assert shown["millstream_lane_rows,model=digits,pool=cpu,version=1"] == 5
     assert shown["process_resident_memory_bytes"] > 1_000_000
 
 
@@ -137,10 +137,10 @@ def test_histogram_bounds_are_inclusive_and_cumulative():
     rows.observe(1024)
     rows.observe(5000)
     shown = values(tally)
-    at = "millrace_batch_rows_bucket,le={},model=digits,pool=cpu,version=1".format
+    at = "millstream_batch_rows_bucket,le={},model=digits,pool=cpu,version=1".format
     assert [shown[at(le)] for le in ("1.0", "2.0", "4.0", "512.0", "1024.0", "+Inf")] == [1, 4, 5, 5, 6, 7]
-    assert shown["millrace_batch_rows_sum,model=digits,pool=cpu,version=1"] == 1 + 6 + 3 + 1024 + 5000
-    assert shown["millrace_batch_rows_count,model=digits,pool=cpu,version=1"] == 7
+    assert shown["millstream_batch_rows_sum,model=digits,pool=cpu,version=1"] == 1 + 6 + 3 + 1024 + 5000
+    assert shown["millstream_batch_rows_count,model=digits,pool=cpu,version=1"] == 7
 
 
 def test_many_series_grow_past_one_chunk(tmp_path):
@@ -151,9 +151,9 @@ def test_many_series_grow_past_one_chunk(tmp_path):
     first.add(0.5)
     assert tally.path.stat().st_size > 2 * CHUNK_BYTES
     shown = values(tally)
-    assert shown["millrace_requests_total,model=m0,outcome=ok,version=1"] == 0.5
+    assert shown["millstream_requests_total,model=m0,outcome=ok,version=1"] == 0.5
     assert all(
-        shown[f"millrace_requests_total,model=m{number},outcome=ok,version=1"] == number for number in range(1, 3000)
+        shown[f"millstream_requests_total,model=m{number},outcome=ok,version=1"] == number for number in range(1, 3000)
     )
 
 
@@ -162,11 +162,11 @@ def test_series_beyond_the_bound_are_counted_as_other():
     for number in range(10):
         tally.counter(catalogue.REQUESTS, f"m{number}", "1", "ok").add()
     shown = values(tally)
-    requests = {name: value for name, value in shown.items() if name.startswith("millrace_requests_total")}
-    assert requests["millrace_requests_total,model=other,outcome=other,version=other"] == 7
+    requests = {name: value for name, value in shown.items() if name.startswith("millstream_requests_total")}
+    assert requests["millstream_requests_total,model=other,outcome=other,version=other"] == 7
     assert len(requests) == 4
     assert sum(requests.values()) == 10
-    assert shown["millrace_metrics_series_refused_total"] == 7
+    assert shown["millstream_metrics_series_refused_total"] == 7
 
 
 def test_removed_gauge_is_gone_and_its_place_is_used_again(tmp_path):
@@ -179,8 +179,8 @@ def test_removed_gauge_is_gone_and_its_place_is_used_again(tmp_path):
     tally.gauge(catalogue.LANE_ROWS, "mnew", "1", "cpu").set(1)
     old.set(99)  # a gauge that is gone must not write over the one that has its place
     tally.remove(catalogue.LANE_ROWS, "never", "1", "cpu")
-    lanes = {name: value for name, value in values(tally).items() if name.startswith("millrace_lane_rows")}
-    assert lanes == {"millrace_lane_rows,model=mnew,pool=cpu,version=1": 1}
+    lanes = {name: value for name, value in values(tally).items() if name.startswith("millstream_lane_rows")}
+    assert lanes == {"millstream_lane_rows,model=mnew,pool=cpu,version=1": 1}
     assert tally.path.stat().st_size == size
 
 
@@ -188,18 +188,18 @@ def test_an_unlabelled_gauge_is_removed_too():
     tally = Tally(None, "gateway")
     tally.gauge(catalogue.REQUESTS_IN_FLIGHT).set(2)
     tally.remove(catalogue.REQUESTS_IN_FLIGHT)
-    assert "millrace_requests_in_flight" not in values(tally)
+    assert "millstream_requests_in_flight" not in values(tally)
 
 
 def test_counters_are_not_removed():
     tally = Tally(None, "gateway")
     tally.counter(catalogue.REFUSED, "lane_full").add()
     tally.remove(catalogue.REFUSED, "lane_full")
-    assert values(tally)["millrace_refused_total,reason=lane_full"] == 1
+    assert values(tally)["millstream_refused_total,reason=lane_full"] == 1
 
 
 def test_wrong_number_of_labels_is_refused():
-    with pytest.raises(ValueError, match="millrace_requests_total has the labels"):
+    with pytest.raises(ValueError, match="millstream_requests_total has the labels"):
         Tally(None, "gateway").counter(catalogue.REQUESTS, "digits")
 
 
@@ -209,24 +209,24 @@ def test_processes_add_up_and_outlive_kill(tmp_path):
         count(first, 5)
         count(second, 7)
         shown = values(mine)
-        requests = "millrace_requests_total,model=digits,outcome=ok,version=1"
-        ready = "millrace_instances_ready,model=digits,pool=cpu,version=1"
-        observed = "millrace_request_seconds_count,model=digits,pool=cpu,version=1"
+        requests = "millstream_requests_total,model=digits,outcome=ok,version=1"
+        ready = "millstream_instances_ready,model=digits,pool=cpu,version=1"
+        observed = "millstream_request_seconds_count,model=digits,pool=cpu,version=1"
         assert shown[requests] == shown[observed] == 12
-        assert shown["millrace_requests_in_flight"] == 6  # each has its own
+        assert shown["millstream_requests_in_flight"] == 6  # each has its own
         assert shown[ready] == 2  # both see the same
 
         kill(first)
         shown = values(mine)
         assert shown[requests] == shown[observed] == 12
-        assert shown["millrace_requests_in_flight"] == 3
+        assert shown["millstream_requests_in_flight"] == 3
         assert len(value_files(tmp_path)) == 2
 
         kill(second)
         shown = values(mine)
         assert shown[requests] == shown[observed] == 12
-        assert shown["millrace_request_seconds_sum,model=digits,pool=cpu,version=1"] == pytest.approx(12 * 0.003)
-        assert "millrace_requests_in_flight" not in shown
+        assert shown["millstream_request_seconds_sum,model=digits,pool=cpu,version=1"] == pytest.approx(12 * 0.003)
+        assert "millstream_requests_in_flight" not in shown
         assert ready not in shown
         assert value_files(tmp_path) == [mine.path.name]
 
@@ -237,7 +237,7 @@ def test_frozen_process_is_alive_and_holds_up_nobody(tmp_path):
         count(child, 1)
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-        assert values(mine)["millrace_requests_in_flight"] == 3
+        assert values(mine)["millstream_requests_in_flight"] == 3
         assert len(value_files(tmp_path)) == 2
 
 
@@ -245,12 +245,12 @@ def test_close_retires_counts_and_drops_gauges(tmp_path):
     ended, mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.gauge(catalogue.WORKER_INFO, "w1", "cpu", "cpu").set(1)
-    assert "millrace_worker_info,device=cpu,pool=cpu,worker=w1" in values(mine)
+    assert "millstream_worker_info,device=cpu,pool=cpu,worker=w1" in values(mine)
     ended.close()
     ended.close()
     shown = values(mine)
-    assert shown["millrace_reclaimed_total,pool=cpu"] == 4
-    assert "millrace_worker_info,device=cpu,pool=cpu,worker=w1" not in shown
+    assert shown["millstream_reclaimed_total,pool=cpu"] == 4
+    assert "millstream_worker_info,device=cpu,pool=cpu,worker=w1" not in shown
 
 
 @pytest.mark.parametrize("attempt", range(5))
@@ -262,10 +262,10 @@ def test_killed_while_it_makes_and_removes_series(tmp_path, attempt):
             values(mine)
         kill(child)
     shown = values(mine)
-    total = sum(value for name, value in shown.items() if name.startswith("millrace_requests_total"))
-    assert total - shown["millrace_redis_reconnects_total"] in {0, 1}
+    total = sum(value for name, value in shown.items() if name.startswith("millstream_requests_total"))
+    assert total - shown["millstream_redis_reconnects_total"] in {0, 1}
     assert total > 1000
-    assert not [name for name in shown if name.startswith("millrace_lane_rows")]
+    assert not [name for name in shown if name.startswith("millstream_lane_rows")]
 
 
 def test_a_live_file_that_changes_is_read_whole(tmp_path):
@@ -274,7 +274,9 @@ def test_a_live_file_that_changes_is_read_whole(tmp_path):
         assert child.stdout.readline() == "busy\n"
         for _ in range(50):
             lanes = [
-                (key.labels[0], value) for key, (value, *_) in mine.totals().items() if key.name == "millrace_lane_rows"
+                (key.labels[0], value)
+                for key, (value, *_) in mine.totals().items()
+                if key.name == "millstream_lane_rows"
             ]
             # The gauge is set to i under a name of i % 120 characters: any mixture of two series would show. A reading
             # is no snapshot: a series that moves while it is read may show at both its places.
@@ -287,7 +289,7 @@ def test_torn_file_counts_what_is_whole(tmp_path, cut):
     torn.counter(catalogue.REFUSED, "lane_full").add(3)
     torn.close()
     torn.path.write_bytes(torn.path.read_bytes()[:cut])
-    assert "millrace_refused_total,reason=lane_full" not in values(mine)
+    assert "millstream_refused_total,reason=lane_full" not in values(mine)
     assert value_files(tmp_path) == [mine.path.name]
 
 
@@ -297,22 +299,22 @@ def test_torn_record_is_stepped_over(tmp_path):
         torn.counter(catalogue.REFUSED, reason).add(3)
     torn.close()
     torn.path.write_bytes(torn.path.read_bytes().replace(b'"second"', b'"se\x00\x00nd"'))
-    refused = {name: value for name, value in values(mine).items() if name.startswith("millrace_refused")}
-    assert refused == {"millrace_refused_total,reason=first": 3, "millrace_refused_total,reason=third": 3}
+    refused = {name: value for name, value in values(mine).items() if name.startswith("millstream_refused")}
+    assert refused == {"millstream_refused_total,reason=first": 3, "millstream_refused_total,reason=third": 3}
 
 
 def test_torn_retired_file_starts_again(tmp_path):
     ended, mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.close()
-    assert values(mine)["millrace_reclaimed_total,pool=cpu"] == 4
+    assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
     retired = tmp_path / "retired"
     retired.write_bytes(retired.read_bytes()[:-3])
-    assert "millrace_reclaimed_total,pool=cpu" not in values(mine)
+    assert "millstream_reclaimed_total,pool=cpu" not in values(mine)
     later = Tally(tmp_path, "worker")
     later.counter(catalogue.RECLAIMED, "cpu").add(2)
     later.close()
-    assert values(mine)["millrace_reclaimed_total,pool=cpu"] == 2
+    assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 2
 
 
 def test_killed_between_taking_in_and_removing(tmp_path):
@@ -325,7 +327,7 @@ def test_killed_between_taking_in_and_removing(tmp_path):
     assert not ended.path.exists()
     ended.path.write_bytes(kept)
     assert ledger.read(tmp_path, Readings()) == mine.totals()
-    assert values(mine)["millrace_reclaimed_total,pool=cpu"] == 4
+    assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
     assert value_files(tmp_path) == [mine.path.name]
     ended.close()
 
@@ -348,14 +350,14 @@ def test_retired_while_it_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ledger, "_load", load_then_retire)
     totals = ledger.read(tmp_path, Readings())
-    assert [values for key, values in totals.items() if key.name == "millrace_reclaimed_total"] == [[4]]
+    assert [values for key, values in totals.items() if key.name == "millstream_reclaimed_total"] == [[4]]
     assert len(looks) == 2
 
 
 @pytest.mark.parametrize("split", range(8, 128, 8))
 def test_place_goes_to_another_series_while_it_is_read(split):
     """Whatever part was read before the change: the old series, the new one or neither, never a mixture."""
-    series = [Key(Kind.GAUGE_SUM, "millrace_lane_rows", (model, "1", "cpu"), 1) for model in ("old", "new")]
+    series = [Key(Kind.GAUGE_SUM, "millstream_lane_rows", (model, "1", "cpu"), 1) for model in ("old", "new")]
     chunk = bytearray(MAGIC.ljust(HEADER_BYTES, b"\0") + bytes(1024))
     contents = []
     for number, key in enumerate(series):
@@ -386,7 +388,9 @@ def test_retiring_races_lose_and_double_nothing(tmp_path):
 
     def scrape(into):
         while not over.is_set():
-            into.append(sum(v[0] for key, v in mine.totals().items() if key.name == "millrace_redis_reconnects_total"))
+            into.append(
+                sum(v[0] for key, v in mine.totals().items() if key.name == "millstream_redis_reconnects_total")
+            )
 
     threads = [threading.Thread(target=scrape, args=(into,)) for into in seen]
     started = [
@@ -403,7 +407,7 @@ def test_retiring_races_lose_and_double_nothing(tmp_path):
     for reads in seen:
         assert reads
         assert reads == sorted(reads)
-    assert values(mine)["millrace_redis_reconnects_total"] == lives * children
+    assert values(mine)["millstream_redis_reconnects_total"] == lives * children
     assert value_files(tmp_path) == [mine.path.name]
 
 
@@ -424,7 +428,7 @@ def exercised(directory=None):
 def test_catalogue_is_sound():
     assert len({metric.name for metric in CATALOGUE}) == len(CATALOGUE)
     for metric in CATALOGUE:
-        assert metric.name.startswith("millrace_")
+        assert metric.name.startswith("millstream_")
         assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
         assert list(metric.buckets) == sorted(set(metric.buckets))
         assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
@@ -447,8 +451,8 @@ def test_openmetrics_by_accept_header():
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     assert body.endswith(b"# EOF\n")
     families = {family.name: family for family in parse_openmetrics(body.decode())}
-    assert families["millrace_requests"].type == "counter"
-    assert families["millrace_request_seconds"].type == "histogram"
+    assert families["millstream_requests"].type == "counter"
+    assert families["millstream_request_seconds"].type == "histogram"
 
 
 def test_worker_answers_scrapes_itself():
@@ -461,4 +465,4 @@ def test_worker_answers_scrapes_itself():
         server.shutdown()
         thread.join()
         server.server_close()
-    assert "millrace_worker_busy_seconds_total" in body
+    assert "millstream_worker_busy_seconds_total" in body

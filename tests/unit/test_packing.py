@@ -36,7 +36,7 @@ ALL = sorted(DATATYPES)
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    path = Path(f"/dev/shm/millrace-packing-{os.getpid()}")
+    path = Path(f"/dev/shm/millstream-packing-{os.getpid()}")
     path.mkdir()
     yield path
     shutil.rmtree(path)

@@ -28,7 +28,7 @@ def settings_table() -> str:
     rows = ["| variable | default | what it is |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         assert field.default is not PydanticUndefined
-        rows.append(f"| `MILLRACE_{name.upper()}` | {shown(field.default)} | {field.description} |")
+        rows.append(f"| `MILLSTREAM_{name.upper()}` | {shown(field.default)} | {field.description} |")
     return "\n".join(rows)
 
 
@@ -39,7 +39,7 @@ def test_the_settings_table_is_the_settings():
 def test_every_command_is_in_the_tour():
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback}
     assert commands >= {"up", "restart", "push", "models", "describe", "predict", "rm", "bench", "demo", "version"}
-    missing = {name for name in commands - {"demo", "version"} if f"millrace {name}" not in README}
+    missing = {name for name in commands - {"demo", "version"} if f"millstream {name}" not in README}
     assert not missing
 
 

@@ -48,7 +48,7 @@ def test_the_request_at_fault_alone_is_told_so() -> None:
     assert kept is not None
     np.testing.assert_array_equal(kept[0], [[5], [6]])
     assert "60 bytes, more than the 30" in lease.failures[1][1]
-    assert "MILLRACE_REPLY_BYTES_MAX" in lease.failures[1][1]
+    assert "MILLSTREAM_REPLY_BYTES_MAX" in lease.failures[1][1]
 
 
 def test_requests_that_are_too_large_together_run_again() -> None:

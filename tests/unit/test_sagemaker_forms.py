@@ -188,7 +188,7 @@ def snapshot(*names: str) -> Snapshot:
 def test_which_model_is_meant() -> None:
     assert default_model(snapshot("a", "b"), "c") == "c"
     assert default_model(snapshot("a"), None) == "a"
-    for names, error in (((), "no model yet"), (("a", "b"), r"2 models \(a, b\): set MILLRACE_SAGEMAKER_MODEL")):
+    for names, error in (((), "no model yet"), (("a", "b"), r"2 models \(a, b\): set MILLSTREAM_SAGEMAKER_MODEL")):
         with pytest.raises(Failure, match=error):
             default_model(snapshot(*names), None)
     assert named_model(snapshot("a"), {}) is None
@@ -201,7 +201,7 @@ def test_which_model_is_meant() -> None:
         variant_version({"x-amzn-sagemaker-target-variant": "blue"})
 
 
-@pytest.mark.parametrize("name", ["MILLRACE_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"])
+@pytest.mark.parametrize("name", ["MILLSTREAM_SAGEMAKER_MODEL", "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"])
 def test_the_default_model_is_configured_under_two_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "a")
     assert Settings().sagemaker_model == "a"

@@ -27,7 +27,7 @@ MIB = 1 << 20
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A folder of our own in the memory file system."""
-    path = Path(f"/dev/shm/millrace-test-{os.getpid()}")
+    path = Path(f"/dev/shm/millstream-test-{os.getpid()}")
     path.mkdir()
     yield path
     shutil.rmtree(path)

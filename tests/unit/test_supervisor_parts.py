@@ -62,7 +62,7 @@ def test_programs(tmp_path):
     gateways, workers = plan.gateways(settings, 7, entry), plan.workers(settings, entry)
     assert [p.command for p in gateways] == [("g", "--fd", "7", "--index", str(i)) for i in (0, 1)]
     assert all(p.fds == (7,) and p.says_ready and not p.worker for p in gateways)
-    assert [(p.name, p.environment["MILLRACE_DEVICE"]) for p in workers] == [
+    assert [(p.name, p.environment["MILLSTREAM_DEVICE"]) for p in workers] == [
         ("cpu-0", "cpu"),
         ("cpu-1", "cpu"),
         ("gpu-0", "cuda"),
@@ -146,7 +146,7 @@ def test_exposure_needs_a_key():
     check_exposure(Settings(host="::1"))
     check_exposure(Settings(host="0.0.0.0", admin_key="secret"))
     for host in ("0.0.0.0", "::", "192.0.2.1"):
-        with pytest.raises(Failure, match="MILLRACE_ADMIN_KEY"):
+        with pytest.raises(Failure, match="MILLSTREAM_ADMIN_KEY"):
             check_exposure(Settings(host=host, admin_key=None))
 
 

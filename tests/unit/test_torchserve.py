@@ -185,7 +185,7 @@ def test_only_what_is_in_the_folder_is_found(tmp_path: Path, url: str, code: Cod
     assert refusal.value.code is code
     for right in ("m.onnx", str(folder / "m.onnx"), f"file://{folder}/m.onnx"):
         assert locate(folder, right) == folder / "m.onnx"
-    with pytest.raises(Failure, match="MILLRACE_IMPORT_DIR"):
+    with pytest.raises(Failure, match="MILLSTREAM_IMPORT_DIR"):
         locate(None, "m.onnx")
 
 

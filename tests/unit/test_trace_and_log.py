@@ -379,8 +379,8 @@ def test_levels_are_shown_as_set(tmp_path: Path) -> None:
         settings.update({"log_info": False, "log_error": False})
         assert shown() == ["DEBUG", "WARNING"]
         settings.update({"log_verbose_level": 2})
-        assert logging.getLogger("millrace").level == logging.DEBUG
+        assert logging.getLogger("millstream").level == logging.DEBUG
     finally:
         settings.update({"log_verbose_level": 0})
         settings.close()
-    assert logging.getLogger("millrace").level == logging.NOTSET
+    assert logging.getLogger("millstream").level == logging.NOTSET

@@ -82,7 +82,7 @@ def _too_large(error: Exception, path: Path) -> OutOfMemory:
     trim()
     return OutOfMemory(
         f"the model does not fit into this worker's memory ({_reason(error, path)}): unload others, or raise "
-        "MILLRACE_WORKER_MEMORY_BYTES_MAX"
+        "MILLSTREAM_WORKER_MEMORY_BYTES_MAX"
     )
 
 
@@ -98,7 +98,7 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
         raise Failure(
             Code.UNAVAILABLE,
             f"device {device!r} needs {absent[0]}, which the installed onnxruntime does not have: "
-            "install millrace[gpu] in place of millrace[cpu]",
+            "install millstream[gpu] in place of millstream[cpu]",
         )
     state = runtime.capi.onnxruntime_pybind11_state
     try:
@@ -242,7 +242,8 @@ class OnnxRuntime:
             import onnxruntime
         except ImportError as error:
             raise Failure(
-                Code.UNAVAILABLE, f"onnxruntime cannot be imported ({error}): install millrace[cpu] or millrace[gpu]"
+                Code.UNAVAILABLE,
+                f"onnxruntime cannot be imported ({error}): install millstream[cpu] or millstream[gpu]",
             ) from error
         engines = self._engines(path) / f"tensorrt-ort{onnxruntime.__version__}"
         providers = _providers(device, engines)

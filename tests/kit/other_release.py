@@ -1,0 +1,23 @@
+"""The source of a release that differs from this one in nothing but the protocol's number. Standard library only."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("gateway", "workers", "services")
+
+
+def write(folder: Path) -> Path:
+    """Write the programs of that release to `folder`, which must not exist; returns it."""
+    for program in PROGRAMS:
+        shutil.copytree(ROOT / program, folder / program, ignore=shutil.ignore_patterns("__pycache__"))
+    keys = folder / "services" / "queue" / "keys.py"
+    text, changed = re.subn(
+        r"^PROTOCOL = (\d+)$", lambda found: f"PROTOCOL = {int(found[1]) + 1}", keys.read_text(), flags=re.MULTILINE
+    )
+    assert changed == 1, f"{keys} has no line that sets PROTOCOL"
+    keys.write_text(text)
+    return folder
