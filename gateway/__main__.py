@@ -18,18 +18,18 @@ from gateway.app import build_app
 from gateway.caller import Caller
 from gateway.canary import Canary
 from gateway.catalog import Catalog
+from gateway.connection.drain import Drain, plain_lane
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.fd_limit import allow_connections
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
+from gateway.connection.server import Beside, Server
 from gateway.deps import Deps
-from gateway.descriptors import allow_connections
-from gateway.drain import Drain, plain_lane
 from gateway.exchange import Exchange
-from gateway.fast_lane import fast_lane
 from gateway.held_memory import HeldMemory
-from gateway.inbound import Inbound
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
-from gateway.outbound import Outbound
-from gateway.server import Beside, Server
 from gateway.shared_document import SharedDocument, follow
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl

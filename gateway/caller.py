@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from gateway.connection.error_reply import unexpected
+from gateway.connection.reply_budget import PERMIT, ReplyPermit
 from gateway.lanes import Route
-from gateway.outbound import PERMIT, ReplyPermit
 from gateway.outputs import Outputs, Reply, size_of
-from gateway.refusals import unexpected
 from gateway.request import InputTensor, Request
 from services.errors import Failure
 

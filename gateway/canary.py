@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from gateway.drain import Drain
+from gateway.connection.drain import Drain
 from gateway.lane import Lane
 from gateway.outputs import Outputs, Reply
 from gateway.request import ABSENT, InputTensor, Request

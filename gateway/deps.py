@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.caller import Caller
-from gateway.inbound import Inbound
-from gateway.infer_types import InferHandler
-from gateway.outbound import Outbound
+from gateway.connection.infer_handler import InferHandler
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from gateway.triton import ports
 from gateway.views import Snapshot
 from services.records import State

@@ -6,8 +6,8 @@ import asyncio
 import logging
 
 from gateway.admission import Admission
-from gateway.inbound import Inbound
-from gateway.outbound import Outbound
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from services.allocator import IdleTrim, resident_bytes, trim
 from services.metrics import catalogue
 from services.metrics.tally import Tally

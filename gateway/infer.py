@@ -11,11 +11,11 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from gateway.inbound import Inbound
-from gateway.infer_types import Cancel, InferHeaders
+from gateway.connection.error_reply import error_reply, unexpected
+from gateway.connection.infer_handler import Cancel, InferHeaders
+from gateway.connection.receive_budget import Inbound
 from gateway.lanes import Lanes, Route
 from gateway.offload import apart
-from gateway.refusals import error_reply, unexpected
 from gateway.rest_responder import Done, RestRequest
 from gateway.v2.compression import decompress
 from gateway.v2.decode import InferCall, parse_header_length

@@ -12,11 +12,11 @@ from functools import partial
 from typing import NamedTuple
 
 from gateway.admission import Admission
+from gateway.connection.reply_budget import Outbound
 from gateway.exchange import Exchange
 from gateway.json_text import JsonLimits
 from gateway.lane import Lane
 from gateway.lane_tallies import LaneTallies
-from gateway.outbound import Outbound
 from gateway.packing import Packer
 from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder

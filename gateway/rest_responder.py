@@ -13,12 +13,12 @@ from functools import lru_cache
 from typing import Any, cast
 
 from gateway.arrays import owned
-from gateway.infer_types import HttpReply, ReplyHeaders, reply_headers
+from gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
+from gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
+from gateway.connection.reply_budget import Outbound
 from gateway.lane import Lane
 from gateway.offload import apart
-from gateway.outbound import Outbound
 from gateway.outputs import Outputs, Reply, size_of
-from gateway.refusals import JSON_HEADERS, error_reply, unexpected
 from gateway.request import Request
 from gateway.v2.call import Options
 from gateway.v2.compression import choose_encoding, compress

@@ -6,8 +6,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.connection.drain import Drain
 from gateway.deps import Deps
-from gateway.drain import Drain
 from gateway.grpc.infer import check_version
 from gateway.v2.metadata import model_metadata, server_metadata
 from gateway.views import ModelView, VersionView, version_number

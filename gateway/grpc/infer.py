@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from gateway.caller import TERMS, Caller, Terms
+from gateway.connection.error_reply import unexpected
+from gateway.connection.reply_budget import ReplyPermit
 from gateway.grpc.decode import Call, Decoder
 from gateway.grpc.encode import Encoder
 from gateway.grpc.envelopes import Envelopes, inputs_of
 from gateway.grpc.messages import PACKED, Messages, answer_alike, parse_infer
 from gateway.lanes import Route
 from gateway.offload import apart
-from gateway.outbound import ReplyPermit
-from gateway.refusals import unexpected
 from gateway.v2.document import shown
 from gateway.v2.plans import InputPlans
 from services.errors import Failure, invalid

@@ -13,14 +13,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.connection.error_reply import too_large
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound, ReplyPermit
 from gateway.grpc import fields
 from gateway.grpc.receiver import Receiver
 from gateway.grpc.reply_watch import ReplyWatch
 from gateway.grpc.status import refuse
-from gateway.inbound import Inbound
 from gateway.offload import apart
-from gateway.outbound import Outbound, ReplyPermit
-from gateway.refusals import too_large
 from gateway.v2.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
 

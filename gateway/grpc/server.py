@@ -18,8 +18,8 @@ from typing import Any
 
 import grpc
 
+from gateway.connection.drain import Drain
 from gateway.deps import Deps
-from gateway.drain import Drain
 from gateway.grpc import sockets
 from gateway.grpc.messages import Messages
 from gateway.grpc.receiver import Receiver

@@ -10,8 +10,9 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.connection.drain import Drain
+from gateway.connection.error_reply import unexpected
 from gateway.deps import Deps
-from gateway.drain import Drain
 from gateway.grpc.describe import Describe
 from gateway.grpc.health import Health
 from gateway.grpc.infer import Infer
@@ -21,7 +22,6 @@ from gateway.grpc.messages import Messages, answer_alike, parse
 from gateway.grpc.repository import Repository
 from gateway.grpc.statistics import About
 from gateway.grpc.stream import Stream
-from gateway.refusals import unexpected
 from services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]

@@ -14,12 +14,12 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.connection.error_reply import unexpected
+from gateway.connection.reply_budget import ReplyPermit
 from gateway.grpc.encode import FINAL, stream_response
 from gateway.grpc.infer import Infer
 from gateway.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
 from gateway.grpc.status import details
-from gateway.outbound import ReplyPermit
-from gateway.refusals import unexpected
 from services.cancel import cancel_all
 from services.errors import Code, Failure
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from gateway.connection.error_reply import too_large
+from gateway.connection.receive_budget import HeldBody, Inbound
 from gateway.deps import Deps
-from gateway.inbound import HeldBody, Inbound
-from gateway.refusals import too_large
 from gateway.v2.compression import decompress, inflated_bytes_max
 from gateway.v2.document import parse_json
 from services.errors import invalid

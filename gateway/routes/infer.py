@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.infer_types import HttpReply, InferHeaders
+from gateway.connection.infer_handler import HttpReply, InferHeaders
 from gateway.routes.body import disconnected, read_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented, error_reply

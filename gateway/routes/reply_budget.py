@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.outbound import PERMIT, Outbound, ReplyPermit
+from gateway.connection.reply_budget import PERMIT, Outbound, ReplyPermit
 
 
 class ReplyBudget:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 
+from gateway.connection.error_reply import too_large
 from gateway.json_text import JsonLimits
-from gateway.refusals import too_large
 from gateway.routes.body import declared_bytes
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented

@@ -20,10 +20,10 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.app import build_app
-from gateway.cycle import is_whole
-from gateway.fast_lane import fast_lane
-from gateway.inbound import Inbound
-from gateway.outbound import Outbound
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
+from gateway.connection.request_cycle import is_whole
 from services.metrics import catalogue
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.refusals import error_reply
+from gateway.connection.error_reply import error_reply
 from gateway.v2.compression import decompress
 from gateway.v2.decode import Decoder, parse_header_length
 from gateway.v2.plans import InputPlans

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import gateway.fast_lane
-from gateway.fast_lane import fast_lane
-from gateway.inbound import Inbound
-from gateway.outbound import Outbound
+import gateway.connection.fast_path
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
 from tests.kit.wire import Wire, post, request, serving
@@ -281,7 +281,7 @@ async def test_shutdown_answers_what_was_pipelined(tmp_path: Path) -> None:
 
 
 async def test_a_refused_client_that_does_not_leave_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.fast_lane, "LINGER_S", 0.01)
+    monkeypatch.setattr(gateway.connection.fast_path, "LINGER_S", 0.01)
     async with await Wire.connect(front.port) as wire:
         await wire.send(b"garbage\r\n\r\n")
         assert (await wire.reply()).status == 400

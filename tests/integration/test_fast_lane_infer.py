@@ -15,11 +15,11 @@ import pytest
 
 import gateway.infer
 from gateway.app import build_app
-from gateway.fast_lane import fast_lane
-from gateway.inbound import SMALL_BYTES_MAX, Inbound
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.infer_handler import HttpReply, InferHeaders
+from gateway.connection.receive_budget import SMALL_BYTES_MAX, Inbound
+from gateway.connection.reply_budget import Outbound
 from gateway.infer import Infer
-from gateway.infer_types import HttpReply, InferHeaders
-from gateway.outbound import Outbound
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
 from tests.kit.wire import Served, Wire, WireReply, chunked, post, serving

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gateway.fast_lane import PIPELINE_MAX, fast_lane
-from gateway.inbound import Inbound
-from gateway.infer_types import HttpReply, InferHeaders
-from gateway.outbound import Outbound
-from gateway.refusals import JSON_HEADERS
+from gateway.connection.error_reply import JSON_HEADERS
+from gateway.connection.fast_path import PIPELINE_MAX, fast_lane
+from gateway.connection.infer_handler import HttpReply, InferHeaders
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from tests.kit.fronts import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 

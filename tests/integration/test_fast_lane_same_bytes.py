@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gateway.app import build_app
-from gateway.fast_lane import fast_lane
-from gateway.inbound import Inbound
-from gateway.outbound import Outbound
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, chunked, post, request, serving

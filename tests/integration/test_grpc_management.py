@@ -15,8 +15,8 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
+from gateway.connection.drain import Drain
 from gateway.deps import Deps
-from gateway.drain import Drain
 from gateway.grpc import admin
 from gateway.grpc.server import GrpcServer
 from gateway.triton.ports import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gateway.app import build_app
-from gateway.drain import Drain, plain_lane
-from gateway.fast_lane import fast_lane
-from gateway.inbound import Inbound
-from gateway.known_head import read_head
-from gateway.outbound import Outbound
+from gateway.connection.drain import Drain, plain_lane
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.head_cache import read_head
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, serving

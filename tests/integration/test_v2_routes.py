@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.infer_types import HttpReply, InferHeaders, reply_headers
+from gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
 from services.records import State
 from services.repository.activation import endpoint_activate
 from tests.kit.application import Application, Exchange

@@ -14,11 +14,11 @@ from starlette.types import Message, Scope
 
 from gateway.app import build_app
 from gateway.caller import Caller
+from gateway.connection.infer_handler import HttpReply, InferHeaders
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from gateway.deps import Deps
-from gateway.inbound import Inbound
-from gateway.infer_types import HttpReply, InferHeaders
 from gateway.lanes import Route
-from gateway.outbound import Outbound
 from gateway.shared_document import SharedDocument
 from gateway.traces import Traces
 from gateway.triton.configurations import VersionConfigurations

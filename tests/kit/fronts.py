@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.app import build_app
-from gateway.drain import Drain, plain_lane
-from gateway.fast_lane import fast_lane
-from gateway.inbound import Inbound
-from gateway.outbound import Outbound
+from gateway.connection.drain import Drain, plain_lane
+from gateway.connection.fast_path import fast_lane
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from tests.kit.application import Application
 from tests.kit.handlers import Held
 from tests.kit.wire import PATIENCE_S, Served, serving

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.infer_types import HttpReply, InferHeaders, reply_headers
-from gateway.refusals import JSON_HEADERS
+from gateway.connection.error_reply import JSON_HEADERS
+from gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
 
 Done = Callable[[HttpReply], None]
 

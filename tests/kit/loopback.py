@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gateway.admission import Admission
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import Outbound
 from gateway.exchange import Exchange
-from gateway.inbound import Inbound
 from gateway.infer import Infer
 from gateway.lanes import Lanes
-from gateway.outbound import Outbound
 from gateway.pool_link import PoolLink
 from gateway.triton.memory import ClientMemory
 from gateway.views import ModelView, Placed, Snapshot, VersionView

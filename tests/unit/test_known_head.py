@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.infer_types import InferHeaders
-from gateway.known_head import HEADS_MAX, KnownHead, learn_head, read_head
+from gateway.connection.head_cache import HEADS_MAX, KnownHead, learn_head, read_head
+from gateway.connection.infer_handler import InferHeaders
 
 MIB = 1 << 20
 

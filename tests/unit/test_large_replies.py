@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.infer_types import HttpReply
-from gateway.outbound import Outbound, ReplyPermit
+from gateway.connection.infer_handler import HttpReply
+from gateway.connection.reply_budget import Outbound, ReplyPermit
 from gateway.outputs import Column, Outputs
 from gateway.rest_responder import RestRequest, RestResponder
 from gateway.v2.call import Options

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
-from gateway.movable_timer import MovableTimer
+from gateway.connection.idle_timer import MovableTimer
 
 
 class Clock:

@@ -16,19 +16,19 @@ from typing import Any, ClassVar
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from gateway.cycle import GONE, Cycle, is_whole, refused
-from gateway.deaf import Deaf
-from gateway.drain import Drain, DrainingProtocol
-from gateway.inbound import Inbound
-from gateway.infer_path import InferPath, learn
-from gateway.infer_types import HttpReply, InferHandler
-from gateway.known_head import KNOWN_BYTES_MAX, KnownHead, learn_head
-from gateway.movable_timer import MovableTimer
-from gateway.outbound import SMALL_BYTES_MAX, Outbound
-from gateway.reader_watch import ReaderWatch
-from gateway.refusals import error_reply, too_large, unexpected
-from gateway.reply_head import head, ok_prefix
-from gateway.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, without_offer
+from gateway.connection.drain import Drain, DrainingProtocol
+from gateway.connection.error_reply import error_reply, too_large, unexpected
+from gateway.connection.head_cache import KNOWN_BYTES_MAX, KnownHead, learn_head
+from gateway.connection.idle_timer import MovableTimer
+from gateway.connection.infer_handler import HttpReply, InferHandler
+from gateway.connection.lingering_close import Deaf
+from gateway.connection.path_cache import InferPath, learn
+from gateway.connection.receive_budget import Inbound
+from gateway.connection.reply_budget import SMALL_BYTES_MAX, Outbound
+from gateway.connection.reply_head import head, ok_prefix
+from gateway.connection.request_cycle import GONE, Cycle, is_whole, refused
+from gateway.connection.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, without_offer
+from gateway.connection.slow_reader import ReaderWatch
 from services.errors import Code, Failure
 
 __all__ = ["FastLane", "fast_lane"]

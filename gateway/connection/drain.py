@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.request_head import head_fault
+from gateway.connection.request_head import head_fault
 
 
 class Drain:

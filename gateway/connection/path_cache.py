@@ -1,4 +1,4 @@
-"""infer_path: which model and version the URL of an infer post names. Pure."""
+"""path_cache: which model and version the URL of an infer post names. Pure."""
 
 from __future__ import annotations
 

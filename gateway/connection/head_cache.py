@@ -1,4 +1,4 @@
-"""known_head: heads of infer posts that were read once and need not be parsed again. Pure.
+"""head_cache: heads of infer posts that were read once and need not be parsed again. Pure.
 
 A client sends the same bytes up to the empty line with each request of one size. The parser is a function of those
 bytes, so what it made of them once holds for the next time.
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from gateway.cycle import Cycle
-from gateway.infer_path import InferPath, infer_path
-from gateway.infer_types import InferHeaders
-from gateway.request_head import head_fault
+from gateway.connection.infer_handler import InferHeaders
+from gateway.connection.path_cache import InferPath, infer_path
+from gateway.connection.request_cycle import Cycle
+from gateway.connection.request_head import head_fault
 
 HEADS_MAX = 1024
 KNOWN_BYTES_MAX = 1024  # longer heads are parsed each time: what is kept is bounded in bytes too

@@ -1,4 +1,4 @@
-"""outbound: bytes of replies that a gateway holds for its clients, over all protocols, until the transport has them."""
+"""reply_budget: bytes of replies that a gateway holds for its clients, over all protocols, until the transport has them."""
 
 from __future__ import annotations
 

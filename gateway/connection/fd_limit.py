@@ -1,4 +1,4 @@
-"""descriptors: a gateway may have as many open files as connections that it takes, where the system lets it."""
+"""fd_limit: a gateway may have as many open files as connections that it takes, where the system lets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inbound: bytes of request bodies that a gateway is receiving, over all protocols. Bounded before anything is admitted."""
+"""receive_budget: bytes of request bodies that a gateway is receiving, over all protocols. Bounded before anything is admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cycle: one infer request on a connection of the fast lane, from its headers to its reply.
+"""request_cycle: one infer request on a connection of the fast lane, from its headers to its reply.
 
 Stands beside uvicorn's own RequestResponseCycle and has what a protocol asks of one.
 """
@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.inbound import Inbound
-from gateway.infer_path import InferPath
-from gateway.infer_types import Cancel, HttpReply, InferHeaders
-from gateway.refusals import too_large
+from gateway.connection.error_reply import too_large
+from gateway.connection.infer_handler import Cancel, HttpReply, InferHeaders
+from gateway.connection.path_cache import InferPath
+from gateway.connection.receive_budget import Inbound
 from services.errors import Code, Failure
 
 _NO_HEADERS = InferHeaders(None, None, None)

@@ -1,4 +1,4 @@
-"""deaf: stands in for a connection's protocol that wants no more input. What comes is dropped, the rest is passed on.
+"""lingering_close: stands in for a connection's protocol that wants no more input. What comes is dropped, the rest is passed on.
 
 A socket that is closed with unread bytes in it is reset, and the reset can overtake the last reply. So whoever refuses
 a client that is still sending goes deaf, says so, and waits a moment for the client to go.

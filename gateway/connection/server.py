@@ -16,7 +16,7 @@ from typing import Protocol
 
 import uvicorn
 
-from gateway.drain import Drain
+from gateway.connection.drain import Drain
 from services.errors import Failure
 
 LOOK_S = 0.02

@@ -6,7 +6,7 @@ import logging
 import math
 import uuid
 
-from gateway.infer_types import HttpReply, reply_headers
+from gateway.connection.infer_handler import HttpReply, reply_headers
 from gateway.v2.metadata import error_body
 from services.errors import Code, Failure
 
