@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.deps import Deps
-from gateway.json_text import JsonLimits
 from gateway.openai.embeddings import Embeddings
 from gateway.openai.tokenizers import Tokenizers
 from gateway.routes import (
@@ -37,6 +36,7 @@ from gateway.routes import (
 )
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
 from gateway.routes.reply_budget import ReplyBudget
+from gateway.tensors.json_text import JsonLimits
 from gateway.uploads import Uploads
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.arrays import Inputs, owned
 from gateway.caller import TERMS, Caller, Terms
 from gateway.lanes import Route
-from gateway.outputs import OutputTensor
+from gateway.tensors.nested import Inputs, owned
+from gateway.tensors.outputs import OutputTensor
 from services.errors import Failure
 
 

@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 
 from gateway.connection.drain import Drain
 from gateway.lane import Lane
-from gateway.outputs import Outputs, Reply
 from gateway.request import ABSENT, InputTensor, Request
+from gateway.tensors.outputs import Outputs, Reply
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
 from services.tensor import Signature, TensorSpec, needed_inputs

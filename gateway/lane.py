@@ -15,12 +15,12 @@ from gateway.batcher import RANK_MAX, Batcher
 from gateway.forecast import Forecast
 from gateway.gathering import Gathering
 from gateway.lane_tallies import LaneTallies
-from gateway.outputs import Outputs, no_rows
 from gateway.outstanding import Outstanding
 from gateway.packing import Packer
 from gateway.quarantine import DIED, ENDED
 from gateway.request import ABSENT, Request
 from gateway.shared import Shared
+from gateway.tensors.outputs import Outputs, no_rows
 from gateway.waiting import Waiting
 from services.batch import AGAIN, ENDLESS, Place, ReplyHeader
 from services.errors import Code, Failure

@@ -14,19 +14,19 @@ from typing import NamedTuple
 from gateway.admission import Admission
 from gateway.connection.reply_budget import Outbound
 from gateway.exchange import Exchange
-from gateway.json_text import JsonLimits
 from gateway.lane import Lane
 from gateway.lane_tallies import LaneTallies
 from gateway.packing import Packer
 from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
 from gateway.shared import Shared
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.json_text import JsonLimits
+from gateway.tensors.output_options import Extensions, Memory
 from gateway.traces import Traces
-from gateway.triton.extensions import Extensions, Memory
 from gateway.triton.labels import Labels
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
-from gateway.v2.plans import InputPlans
 from gateway.views import ModelView, Snapshot, VersionView, shown, version_number
 from services.batch import BATCH_FORMATS, agreed_format
 from services.errors import Failure, not_found

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from gateway.v2.document import shown
+from gateway.tensors.json_document import shown
 from services.compiler.archive import ENTRIES_MAX
 from services.errors import Code, Failure, invalid, not_found
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.outputs import Column, Outputs
 from gateway.request import ABSENT, Request
+from gateway.tensors.outputs import Column, Outputs
 from services.batch import ABSENT as ABSENT_INNER
 from services.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 from services.bytes_tensor import decode_elements

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from gateway.outputs import Outputs, Reply
+from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Failure
 
 Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]

@@ -12,14 +12,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from gateway.arrays import owned
 from gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
 from gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
 from gateway.connection.reply_budget import Outbound
 from gateway.lane import Lane
 from gateway.offload import apart
-from gateway.outputs import Outputs, Reply, size_of
 from gateway.request import Request
+from gateway.tensors.nested import owned
+from gateway.tensors.outputs import Outputs, Reply, size_of
 from gateway.v2.call import Options
 from gateway.v2.compression import choose_encoding, compress
 from gateway.v2.encode import Encoder

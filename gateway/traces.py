@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gateway.outputs import Outputs, OutputTensor
 from gateway.request import ABSENT, InputTensor, Request
+from gateway.tensors.outputs import Outputs, OutputTensor
 from services.batch import ReplyHeader
 from services.bytes_tensor import decode_elements
 from services.datatypes import BYTES, NUMPY

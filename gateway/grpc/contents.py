@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gateway.request import InputTensor
-from gateway.v2.elements import raw_from_strings
-from gateway.v2.plan import Extent, InputPlan
+from gateway.tensors.elements import raw_from_strings
+from gateway.tensors.input_plan import Extent, InputPlan
 from services.datatypes import BYTES, NUMPY
 from services.errors import invalid
 

@@ -12,11 +12,11 @@ from gateway.caller import TERMS, Terms
 from gateway.grpc.contents import no_data, tensor_of
 from gateway.grpc.parameters import read_tensor, read_terms
 from gateway.request import InputTensor
-from gateway.triton.extensions import Ask, Extensions
-from gateway.v2.document import shown
+from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.input_plans import InputPlans, raw_tensor
+from gateway.tensors.json_document import shown
+from gateway.tensors.output_options import Ask, Extensions
 from gateway.v2.options import ID_CHARACTERS_MAX, read_span
-from gateway.v2.plan import Extent, InputPlan
-from gateway.v2.plans import InputPlans, raw_tensor
 from services.errors import invalid
 
 

@@ -14,7 +14,7 @@ from gateway.caller import TERMS
 from gateway.grpc.decode import Call
 from gateway.grpc.encode import varint
 from gateway.request import InputTensor
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plans import InputPlans
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
 _KEY_BYTES = 16  # the model, mostly; no shorter head can be known

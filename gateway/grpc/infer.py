@@ -19,8 +19,8 @@ from gateway.grpc.envelopes import Envelopes, inputs_of
 from gateway.grpc.messages import PACKED, Messages, answer_alike, parse_infer
 from gateway.lanes import Route
 from gateway.offload import apart
-from gateway.v2.document import shown
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.json_document import shown
 from services.errors import Failure, invalid
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc import admin
+from gateway.tensors.json_document import shown
 from gateway.triton.ports import ClientMemory
-from gateway.v2.document import shown
 from services.errors import invalid, not_found
 from services.settings import Settings
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.caller import TERMS, Terms
-from gateway.v2.document import shown
+from gateway.tensors.json_document import shown
 from services.errors import Code, Failure, invalid
 
 _INTEGER = ("int64_param",)

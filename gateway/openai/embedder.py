@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.arrays import Inputs, as_numbers, from_array, from_lists, join
-from gateway.outputs import OutputTensor
-from gateway.v2.plan import InputPlan
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plan import InputPlan
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.nested import Inputs, as_numbers, from_array, from_lists, join
+from gateway.tensors.outputs import OutputTensor
 from services.datatypes import BYTES
 from services.errors import Failure, invalid
 from services.tensor import Signature

@@ -16,13 +16,13 @@ import orjson
 
 from gateway.asking import ask, turning_away
 from gateway.caller import Caller
-from gateway.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.lanes import Route
 from gateway.offload import apart
 from gateway.openai.embedder import Embedder, embedder, shortened
 from gateway.openai.request import Wanted, check_tokens, read
 from gateway.openai.tokenizers import Tokenizers
 from gateway.openai.tokenizing import Tokenizing
+from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.v2.encode import numbers
 
 RUNS_AT_ONCE_MAX = 16

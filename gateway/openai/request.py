@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.v2.document import shown
+from gateway.tensors.json_document import shown
+from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from services.errors import invalid
 
 ENTRIES_MAX = 2048

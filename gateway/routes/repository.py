@@ -10,13 +10,13 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Depends, Query, Request
 
 from gateway.connection.error_reply import too_large
-from gateway.json_text import JsonLimits
 from gateway.routes.body import declared_bytes
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.routes.key import admin
+from gateway.tensors.json_document import parse_json
+from gateway.tensors.json_text import JsonLimits
 from gateway.triton.ports import IndexEntry
-from gateway.v2.document import parse_json
 from services.errors import Code, Failure, invalid
 
 router = APIRouter(prefix="/v2/repository", tags=["v2 model repository"])

@@ -12,10 +12,10 @@ from gateway.asking import ask, turning_away
 from gateway.deps import Deps
 from gateway.lanes import Route
 from gateway.offload import apart
-from gateway.outputs import size_of
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
+from gateway.tensors.outputs import size_of
 from gateway.torchserve.documents import find, plain, unknown_version
 from gateway.torchserve.predictions import read, write
 from services.errors import Code, Failure

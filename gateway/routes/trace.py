@@ -13,7 +13,7 @@ from gateway.routes.body import declared_bytes
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.routes.key import admin
-from gateway.v2.document import parse_json
+from gateway.tensors.json_document import parse_json
 from services.errors import Code, Failure
 
 router = APIRouter(tags=["v2 extensions"])

@@ -7,15 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.arrays import Inputs
 from gateway.asking import ask, turning_away
 from gateway.deps import Deps
 from gateway.lanes import Route
 from gateway.offload import apart
-from gateway.outputs import OutputTensor, size_of
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
+from gateway.tensors.nested import Inputs
+from gateway.tensors.outputs import OutputTensor, size_of
 from gateway.tfserving import documents
 from gateway.tfserving.cloud_events import close_event, open_event
 from gateway.tfserving.predict import (

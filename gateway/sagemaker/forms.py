@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.arrays import Found, Inputs, as_numbers, from_array, from_lists, join
-from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.number_list import NumberList
-from gateway.outputs import OutputTensor
+from gateway.tensors.input_plan import InputPlan
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.json_document import shown
+from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.tensors.nested import Found, Inputs, as_numbers, from_array, from_lists, join
+from gateway.tensors.number_list import NumberList
+from gateway.tensors.outputs import OutputTensor
 from gateway.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict, write_predict
-from gateway.v2.document import shown
-from gateway.v2.plan import InputPlan
-from gateway.v2.plans import InputPlans
 from services.datatypes import BYTES, ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature

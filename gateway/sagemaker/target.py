@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.v2.document import shown
+from gateway.tensors.json_document import shown
 from gateway.views import Snapshot
 from services.errors import invalid, not_found
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.v2.document import shown
+from gateway.tensors.json_document import shown
+from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from services.errors import invalid
 
 STRUCTURED = "application/cloudevents+json"

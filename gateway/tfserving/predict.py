@@ -12,12 +12,12 @@ from typing import Any
 
 import orjson
 
-from gateway.arrays import Found, Inputs, from_lists, is_b64, join, row_of_lists, rows_of, text_of
-from gateway.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.number_list import NumberList
-from gateway.outputs import OutputTensor
-from gateway.v2.document import shown
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.json_document import shown
+from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from gateway.tensors.nested import Found, Inputs, from_lists, is_b64, join, row_of_lists, rows_of, text_of
+from gateway.tensors.number_list import NumberList
+from gateway.tensors.outputs import OutputTensor
 from services.errors import invalid, not_found
 from services.tensor import Signature
 

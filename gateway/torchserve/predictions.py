@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.arrays import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
-from gateway.json_text import JsonLimits, parse
-from gateway.number_list import NumberList
-from gateway.outputs import OutputTensor
 from gateway.request import InputTensor
 from gateway.sagemaker import forms
+from gateway.tensors.elements import raw_from_strings
+from gateway.tensors.input_plan import InputPlan
+from gateway.tensors.input_plans import InputPlans, raw_tensor
+from gateway.tensors.json_text import JsonLimits, parse
+from gateway.tensors.nested import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
+from gateway.tensors.number_list import NumberList
+from gateway.tensors.outputs import OutputTensor
 from gateway.tfserving.predict import TENSOR_DEPTH, read_predict
 from gateway.torchserve.form import parts_of
-from gateway.v2.elements import raw_from_strings
-from gateway.v2.plan import InputPlan
-from gateway.v2.plans import InputPlans, raw_tensor
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.shared_document import SharedDocument
+from gateway.tensors.json_document import shown
 from gateway.triton.ports import Region
-from gateway.v2.document import shown
 from services.errors import Code, Failure, invalid, not_found
 
 REGIONS_MAX = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.request import InputTensor
-from gateway.triton.extensions import Ask
+from gateway.tensors.output_options import Ask
 
 
 class Options(NamedTuple):

@@ -18,10 +18,12 @@ from typing import Any
 import orjson
 
 from gateway.request import ABSENT, InputTensor
-from gateway.triton.extensions import Extensions
+from gateway.tensors.elements import raw_from_json, raw_from_strings
+from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.input_plans import InputPlans, raw_tensor
+from gateway.tensors.json_document import members, missing, mistyped, parse_json, shown, whole
+from gateway.tensors.output_options import Extensions
 from gateway.v2.call import InferCall, Options
-from gateway.v2.document import members, missing, mistyped, parse_json, shown, whole
-from gateway.v2.elements import raw_from_json, raw_from_strings
 from gateway.v2.envelopes import (
     PREFIX_BYTES_MAX,
     BinaryEnvelope,
@@ -31,8 +33,6 @@ from gateway.v2.envelopes import (
     remember,
 )
 from gateway.v2.options import read_options, read_span
-from gateway.v2.plan import Extent, InputPlan
-from gateway.v2.plans import InputPlans, raw_tensor
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import orjson
 
 from gateway.request import ABSENT
+from gateway.tensors.input_plan import InputPlan
 from gateway.v2.call import InferCall, Options
-from gateway.v2.plan import InputPlan
 
 PREFIX_BYTES_MAX = 1024
 _SUFFIX_BYTES_MAX = 512

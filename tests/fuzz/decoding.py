@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gateway.connection.error_reply import error_reply
+from gateway.tensors.input_plans import InputPlans
 from gateway.v2.compression import decompress
 from gateway.v2.decode import Decoder, parse_header_length
-from gateway.v2.plans import InputPlans
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

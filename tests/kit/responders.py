@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.outputs import Outputs, Reply
 from gateway.request import Request
+from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Failure
 
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
 )
 
 from gateway.lane import ABANDON_S, DEPTH, Lane
-from gateway.outputs import Outputs, Reply
 from gateway.request import Request
+from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Code, Failure
 from services.profile import Profile

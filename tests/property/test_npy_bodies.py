@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.arrays import from_array
 from gateway.sagemaker import forms
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.nested import from_array
 from gateway.torchserve.predictions import read as read_prediction
-from gateway.v2.plans import InputPlans
 from services.datatypes import ITEM_BYTES
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

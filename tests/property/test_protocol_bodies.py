@@ -9,16 +9,16 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.arrays import Inputs
 from gateway.openai import request as openai
 from gateway.openai.embedder import embedder
 from gateway.sagemaker import forms
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.nested import Inputs
 from gateway.tfserving.cloud_events import open_event
 from gateway.tfserving.predict import read_document, read_examples, read_predict
 from gateway.torchserve import predictions
 from gateway.torchserve.form import parts_of
 from gateway.v2 import generate
-from gateway.v2.plans import InputPlans
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
 

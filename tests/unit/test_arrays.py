@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.arrays import Found, from_array, from_lists, join, owned, row_of_lists, rows_of, text_of
-from gateway.outputs import OutputTensor
-from gateway.v2.plan import InputPlan
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plan import InputPlan
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.nested import Found, from_array, from_lists, join, owned, row_of_lists, rows_of, text_of
+from gateway.tensors.outputs import OutputTensor
 from services.bytes_tensor import decode_elements
 from services.datatypes import NUMPY
 from services.errors import Failure

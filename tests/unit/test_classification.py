@@ -6,8 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.outputs import OutputTensor
-from gateway.triton.classification import check_classifiable, classify
+from gateway.tensors.classification import check_classifiable, classify
+from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure
 from services.tensor import TensorSpec
 

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.openai import request
 from gateway.openai.embedder import embedder, shortened, unit
-from gateway.outputs import OutputTensor
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.outputs import OutputTensor
 from services.errors import Failure
 from services.tensor import Signature, TensorSpec
 

@@ -10,8 +10,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.caller import TERMS, Terms
 from gateway.grpc.decode import Call, Decoder
-from gateway.triton.extensions import Ask, Extensions
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.output_options import Ask, Extensions
 from services.datatypes import NUMPY
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

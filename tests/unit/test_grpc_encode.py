@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc import messages, status
 from gateway.grpc.encode import FINAL, Encoder, stream_response, varint
-from gateway.outputs import OutputTensor
-from gateway.triton.extensions import Ask, Extensions
+from gateway.tensors.output_options import Ask, Extensions
+from gateway.tensors.outputs import OutputTensor
 from services.errors import GRPC_STATUS, Code, Failure
 from services.tensor import Signature, TensorSpec
 

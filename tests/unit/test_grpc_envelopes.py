@@ -9,8 +9,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc.decode import Call, Decoder
 from gateway.grpc.envelopes import Envelopes, inputs_of
-from gateway.triton.extensions import Extensions
-from gateway.v2.plans import InputPlans
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.output_options import Extensions
 from tests.unit.test_grpc_decode import raw, request, signature
 
 PLANS = InputPlans("m", signature(("a", "FP32"), ("b", "FP32")), 8000)

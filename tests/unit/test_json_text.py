@@ -11,18 +11,18 @@ import numpy as np
 import orjson
 import pytest
 
-import gateway.json_text
-import gateway.number_list
-import gateway.strict_json
-from gateway.arrays import from_lists, row_of_lists
-from gateway.json_text import JsonLimits, parse
-from gateway.number_list import NumberList
+import gateway.tensors.json_text
+import gateway.tensors.number_list
+import gateway.tensors.strict_json
 from gateway.sagemaker import forms
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.json_text import JsonLimits, parse
+from gateway.tensors.nested import from_lists, row_of_lists
+from gateway.tensors.number_list import NumberList
 from gateway.tfserving.predict import read_document, read_predict
 from gateway.torchserve.predictions import read as read_prediction
 from gateway.v2.decode import Decoder
 from gateway.v2.generate import read as read_prompt
-from gateway.v2.plans import InputPlans
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
 
@@ -34,12 +34,12 @@ LARGE = JsonLimits(bytes_max=1 << 20, values_max=1_000_000)
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything counts as long, so that every kind of cut is seen in texts that a person can read."""
-    monkeypatch.setattr(gateway.json_text, "UNCOUNTED_BYTES_MAX", 1)
-    monkeypatch.setattr(gateway.json_text, "LIST_BYTES_MIN", 8)
-    monkeypatch.setattr(gateway.json_text, "_WINDOW_BYTES", 7)
-    monkeypatch.setattr(gateway.number_list, "LIST_BYTES_MIN", 8)
-    monkeypatch.setattr(gateway.number_list, "PIECE_BYTES", 23)
-    monkeypatch.setattr(gateway.number_list, "_EDGE_BYTES_MAX", 32)
+    monkeypatch.setattr(gateway.tensors.json_text, "UNCOUNTED_BYTES_MAX", 1)
+    monkeypatch.setattr(gateway.tensors.json_text, "LIST_BYTES_MIN", 8)
+    monkeypatch.setattr(gateway.tensors.json_text, "_WINDOW_BYTES", 7)
+    monkeypatch.setattr(gateway.tensors.number_list, "LIST_BYTES_MIN", 8)
+    monkeypatch.setattr(gateway.tensors.number_list, "PIECE_BYTES", 23)
+    monkeypatch.setattr(gateway.tensors.number_list, "_EDGE_BYTES_MAX", 32)
     yield
 
 
@@ -192,17 +192,17 @@ def test_documents_of_millions_of_values_are_refused_before_they_are_parsed(
     def never(text: bytes) -> Any:
         pytest.fail(f"{len(text)} bytes were parsed")
 
-    monkeypatch.setattr(gateway.json_text, "loads", never)
+    monkeypatch.setattr(gateway.tensors.json_text, "loads", never)
     text = around % b",".join([element] * (6 * MIB // (len(element) + 1)))
     assert refused(text, JsonLimits(values_max=100_000), depth=3, in_lists=True).code is Code.TOO_LARGE
 
 
 @pytest.mark.parametrize("element", [b"[]", b"1", b"[[[[[[[[1]]]]]]]]", b"[1,2,3]", b"1" * 4000], ids=len)
 def test_lists_of_millions_of_numbers_are_never_parsed_at_once(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = gateway.strict_json.loads
+    at_once = gateway.tensors.strict_json.loads
 
     def counted(text: bytes) -> Any:
-        assert len(text) < 2 * gateway.number_list.PIECE_BYTES
+        assert len(text) < 2 * gateway.tensors.number_list.PIECE_BYTES
         return at_once(text)
 
     lists = element.count(b"[")
@@ -211,7 +211,7 @@ def test_lists_of_millions_of_numbers_are_never_parsed_at_once(element: bytes, m
         assert refused(b"[%b]" % b",".join([element] * (2_000_000 // lists)), depth=0).code is Code.TOO_LARGE
         count = min(count, 1_999_999 // lists)
     text = b"[%b]" % b",".join([element] * count)
-    monkeypatch.setattr(gateway.number_list, "loads", counted)
+    monkeypatch.setattr(gateway.tensors.number_list, "loads", counted)
     numbers = parse(text, depth=0)
     assert type(numbers) is NumberList
     assert sum(len(piece) for piece in numbers.pieces()) > 20

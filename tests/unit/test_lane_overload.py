@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.outputs import Outputs, Reply
 from gateway.request import Request
+from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Failure
 from services.profile import Profile

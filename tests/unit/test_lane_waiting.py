@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.outputs import Outputs, Reply
 from gateway.request import Request
+from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Code, Failure
 from services.manifest import ModelConfig, QueuePolicy

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.connection.infer_handler import HttpReply
 from gateway.connection.reply_budget import Outbound, ReplyPermit
-from gateway.outputs import Column, Outputs
 from gateway.rest_responder import RestRequest, RestResponder
+from gateway.tensors.outputs import Column, Outputs
 from gateway.v2.call import Options
 from gateway.v2.encode import Encoder
 from services.errors import Code, Failure

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from gateway.canary import zero_inputs
 from gateway.packing import Packer
 from gateway.request import ABSENT, InputTensor, Request
+from gateway.tensors.input_plans import InputPlans
 from gateway.v2.decode import Decoder
-from gateway.v2.plans import InputPlans
 from services.batch import decode_batch
 from services.errors import Failure
 from services.segments.segment import Segments

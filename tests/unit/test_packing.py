@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway import packing
-from gateway.outputs import OutputTensor
 from gateway.packing import Packed, Packer
 from gateway.request import InputTensor, Request
+from gateway.tensors.outputs import OutputTensor
 from services.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
 from services.bytes_tensor import decode_elements, encode_elements
 from services.datatypes import BYTES, DATATYPES, NUMPY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.outputs import OutputTensor
+from gateway.tensors.outputs import OutputTensor
 from gateway.tfserving.documents import model_status
 from gateway.tfserving.predict import write_classes, write_predict
 from gateway.views import ModelView, VersionView

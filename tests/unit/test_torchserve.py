@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from gateway.model_files import content, locate
-from gateway.outputs import OutputTensor
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.outputs import OutputTensor
 from gateway.torchserve.documents import find, page
 from gateway.torchserve.form import PARTS_MAX, parts_of
 from gateway.torchserve.predictions import read, write
-from gateway.v2.plans import InputPlans
 from gateway.views import ModelView, Snapshot
 from services.bytes_tensor import decode_elements
 from services.errors import Code, Failure

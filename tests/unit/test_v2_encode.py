@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.outputs import OutputTensor
+from gateway.tensors.outputs import OutputTensor
 from gateway.v2.call import Options
 from gateway.v2.encode import Encoder, numbers
 from services.datatypes import NUMPY

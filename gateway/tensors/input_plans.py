@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.request import ABSENT, InputTensor
-from gateway.v2.document import shown
-from gateway.v2.elements import check_strings, normal_booleans
-from gateway.v2.plan import Extent, InputPlan
+from gateway.tensors.elements import check_strings, normal_booleans
+from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.json_document import shown
+from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from services.datatypes import BYTES
 from services.errors import Failure, invalid
 from services.tensor import Signature

@@ -1,4 +1,4 @@
-"""arrays: nested lists and numpy arrays -> inputs of a signature, and outputs -> nested JSON. For protocols that name no shapes.
+"""nested: nested lists and numpy arrays -> inputs of a signature, and outputs -> nested JSON. For protocols that name no shapes.
 
 value ─> shape ─> InputPlan.fit ─> raw form        reply ─> own copies ─> JSON text, nested as the shape is
 No dimension is added: what is given has the rows in it. FP16 and BF16, which v2 REST keeps out of JSON, are numbers here.
@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gateway.number_list import NumberList
-from gateway.outputs import OutputTensor, Reply
 from gateway.request import InputTensor
-from gateway.v2.elements import DEPTH_MAX, raw_from_strings
+from gateway.tensors.elements import DEPTH_MAX, raw_from_strings
+from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.number_list import NumberList
+from gateway.tensors.outputs import OutputTensor, Reply
 from gateway.v2.encode import numbers
-from gateway.v2.plan import Extent, InputPlan
-from gateway.v2.plans import InputPlans
 from services.datatypes import BYTES, NUMPY
 from services.errors import Failure, invalid
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from gateway.number_list import NumberList
-from gateway.v2.document import mistyped
-from gateway.v2.plan import Extent, InputPlan
+from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.json_document import mistyped
+from gateway.tensors.number_list import NumberList
 from services.datatypes import BYTES
 from services.errors import invalid
 

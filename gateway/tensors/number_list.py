@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.strict_json import loads, unparsable
+from gateway.tensors.strict_json import loads, unparsable
 from services.errors import Code, Failure
 
 #: shorter lists are not worth the trouble

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.outputs import OutputTensor
+from gateway.tensors.outputs import OutputTensor
 from services.datatypes import BYTES
 from services.errors import invalid
 from services.tensor import TensorSpec

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gateway.v2.document import missing, mistyped, shown
+from gateway.tensors.json_document import missing, mistyped, shown
 from services.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
 from services.errors import Failure, invalid
 from services.tensor import TensorSpec

@@ -14,8 +14,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.number_list import LIST_BYTES_MIN, NumberList
-from gateway.strict_json import loads, unparsable
+from gateway.tensors.number_list import LIST_BYTES_MIN, NumberList
+from gateway.tensors.strict_json import loads, unparsable
 from services.errors import Code, Failure
 
 MIB = 1 << 20

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.outputs import OutputTensor
 from gateway.request import InputTensor
-from gateway.triton.classification import check_classifiable, classify
-from gateway.v2.plan import Extent, InputPlan
-from gateway.v2.plans import raw_tensor
+from gateway.tensors.classification import check_classifiable, classify
+from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.input_plans import raw_tensor
+from gateway.tensors.outputs import OutputTensor
 from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature

@@ -1,0 +1,1 @@
+"""Inputs and outputs of a request, checked against the signature; knows no protocol."""
