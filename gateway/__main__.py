@@ -17,7 +17,9 @@ from gateway.admission import Admission
 from gateway.app import build_app
 from gateway.caller import Caller
 from gateway.canary import Canary
-from gateway.catalog import Catalog
+from gateway.catalog.catalog import Catalog
+from gateway.catalog.labels import Labels, read_labels
+from gateway.catalog.shared_settings import SharedDocument, follow
 from gateway.connection.drain import Drain, plain_lane
 from gateway.connection.fast_path import fast_lane
 from gateway.connection.fd_limit import allow_connections
@@ -30,10 +32,8 @@ from gateway.held_memory import HeldMemory
 from gateway.infer import Infer
 from gateway.lane import Lane
 from gateway.lanes import Lanes
-from gateway.shared_document import SharedDocument, follow
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
-from gateway.triton.labels import Labels, read_labels
 from gateway.triton.log import SharedLogSettings
 from gateway.triton.memory import ClientMemory
 from gateway.triton.metrics import Page

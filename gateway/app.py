@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.catalog.upload_slots import Uploads
 from gateway.deps import Deps
 from gateway.openai.embeddings import Embeddings
 from gateway.openai.tokenizers import Tokenizers
@@ -37,7 +38,6 @@ from gateway.routes import (
 from gateway.routes.errors import UnexpectedErrors, add_error_handlers
 from gateway.routes.reply_budget import ReplyBudget
 from gateway.tensors.json_text import JsonLimits
-from gateway.uploads import Uploads
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
 _TAGS = [

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.caller import Caller
+from gateway.catalog.snapshot import Snapshot
 from gateway.connection.infer_handler import InferHandler
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.triton import ports
-from gateway.views import Snapshot
 from services.records import State
 from services.repository.base import Repository
 from services.settings import Settings

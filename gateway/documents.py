@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.views import ModelView, Placed, Snapshot, VersionView
+from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from services.errors import not_found
 from services.manifest import Manifest
 from services.records import InstanceRecord, State, WorkerRecord

@@ -12,6 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from gateway.admission import Admission
+from gateway.catalog.labels import Labels
+from gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
 from gateway.connection.reply_budget import Outbound
 from gateway.exchange import Exchange
 from gateway.lane import Lane
@@ -24,10 +26,8 @@ from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits
 from gateway.tensors.output_options import Extensions, Memory
 from gateway.traces import Traces
-from gateway.triton.labels import Labels
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
-from gateway.views import ModelView, Snapshot, VersionView, shown, version_number
 from services.batch import BATCH_FORMATS, agreed_format
 from services.errors import Failure, not_found
 from services.manifest import Manifest

@@ -8,11 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 
 from gateway import documents
+from gateway.catalog.snapshot import ModelView
 from gateway.removal import remove_version
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.routes.key import admin
-from gateway.views import ModelView
 from services.errors import Code, Failure
 from services.records import State
 from services.repository.activation import endpoint_activate

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from gateway.catalog.upload_slots import Uploads
 from gateway.deps import Deps
-from gateway.uploads import Uploads
 
 
 def _deps(request: Request) -> Deps:

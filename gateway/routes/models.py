@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from gateway.catalog.snapshot import ModelView, VersionView, version_number
 from gateway.deps import Deps
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.v2.metadata import model_metadata
-from gateway.views import ModelView, VersionView, version_number
 
 router = APIRouter(tags=["v2 inference"])
 

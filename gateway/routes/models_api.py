@@ -12,6 +12,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.catalog.snapshot import ModelView, VersionView, shown
+from gateway.catalog.upload_slots import Uploads
 from gateway.deps import Deps
 from gateway.model_files import content, locate
 from gateway.removal import remove_version
@@ -24,8 +26,6 @@ from gateway.routes.sagemaker import invoke
 from gateway.routes.torchserve import Refusal
 from gateway.torchserve import documents
 from gateway.upload import Upload, settled, take
-from gateway.uploads import Uploads
-from gateway.views import ModelView, VersionView, shown
 from services.errors import Code, Failure, invalid, not_found
 from services.manifest import Manifest
 from services.records import State

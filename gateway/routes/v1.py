@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.asking import ask, turning_away
+from gateway.catalog.snapshot import ModelView, VersionView, shown, version_number
 from gateway.deps import Deps
 from gateway.lanes import Route
 from gateway.offload import apart
@@ -27,7 +28,6 @@ from gateway.tfserving.predict import (
     write_predict,
     write_values,
 )
-from gateway.views import ModelView, VersionView, shown, version_number
 from services.errors import Code, Failure, not_found
 
 router = APIRouter(tags=["v1: TensorFlow Serving, KServe"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.catalog.snapshot import Snapshot
 from gateway.tensors.json_document import shown
-from gateway.views import Snapshot
 from services.errors import invalid, not_found
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from gateway.tfserving.predict import SIGNATURE_NAME
-from gateway.views import ModelView, Snapshot, VersionView
 from services.manifest import Manifest
 from services.records import State
 from services.tensor import TensorSpec

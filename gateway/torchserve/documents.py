@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView, version_number
 from gateway.tensors.json_document import shown
-from gateway.views import ModelView, Placed, Snapshot, VersionView, version_number
 from services.errors import Failure, invalid, not_found
 from services.records import State
 

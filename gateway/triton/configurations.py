@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.views import Snapshot, version_number
+from gateway.catalog.snapshot import Snapshot, version_number
 from services.triton.described import described
 
 

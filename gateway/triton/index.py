@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from gateway.triton.ports import IndexEntry
-from gateway.views import ModelView, Snapshot, VersionView
 from services.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from gateway.shared_document import SharedDocument
+from gateway.catalog.shared_settings import SharedDocument
+from gateway.catalog.snapshot import shown
 from gateway.triton.ports import LogValues
-from gateway.views import shown
 from services.errors import Code, Failure, invalid
 
 FORMATS = ("default", "ISO8601")

@@ -20,7 +20,7 @@ import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.shared_document import SharedDocument
+from gateway.catalog.shared_settings import SharedDocument
 from gateway.tensors.json_document import shown
 from gateway.triton.ports import Region
 from services.errors import Code, Failure, invalid, not_found

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from gateway.catalog.snapshot import Snapshot
 from gateway.triton.statistics import loaded
-from gateway.views import Snapshot
 from services.metrics.gpus import Gpu, gpus
 from services.metrics.inference import FAILED, Field, Recorded, recorded
 from services.metrics.machine import CpuTimes, cpu_times, memory

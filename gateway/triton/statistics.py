@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from gateway.catalog.snapshot import Snapshot, VersionView, shown, version_number
 from gateway.triton.ports import BatchStatistics, Duration, ModelStatistics
-from gateway.views import Snapshot, VersionView, shown, version_number
 from services.errors import Failure, invalid
 from services.metrics.inference import Field, Recorded, recorded
 from services.metrics.tally import Tally

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.shared_document import SharedDocument
+from gateway.catalog.shared_settings import SharedDocument
+from gateway.catalog.snapshot import shown
 from gateway.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from gateway.triton.trace_file import TraceFile
-from gateway.views import shown
 from services.errors import Failure, invalid
 from services.trace_values import DEFAULTS, TraceValues, parsed
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.uploads import AT_ONCE_MAX
+from gateway.catalog.upload_slots import AT_ONCE_MAX
 from services.records import State
 from tests.kit import models
 from tests.kit.application import Application, Exchange

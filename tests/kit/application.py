@@ -14,12 +14,13 @@ from starlette.types import Message, Scope
 
 from gateway.app import build_app
 from gateway.caller import Caller
+from gateway.catalog.shared_settings import SharedDocument
+from gateway.catalog.snapshot import version_number
 from gateway.connection.infer_handler import HttpReply, InferHeaders
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.deps import Deps
 from gateway.lanes import Route
-from gateway.shared_document import SharedDocument
 from gateway.traces import Traces
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
@@ -27,7 +28,6 @@ from gateway.triton.log import SharedLogSettings
 from gateway.triton.memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
-from gateway.views import version_number
 from services.errors import Code, Failure
 from services.metrics.tally import Tally
 from services.repository.folder import FolderRepository

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.deps import UploadKey
-from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.batch import BATCH_FORMATS
 from services.manifest import Manifest
 from services.records import InstanceRecord, State, WorkerRecord

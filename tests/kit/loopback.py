@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gateway.admission import Admission
+from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.exchange import Exchange
@@ -19,7 +20,6 @@ from gateway.infer import Infer
 from gateway.lanes import Lanes
 from gateway.pool_link import PoolLink
 from gateway.triton.memory import ClientMemory
-from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.manifest import ModelConfig
 from services.metrics import catalogue

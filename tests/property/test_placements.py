@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.placements import Placements
+from gateway.catalog.placements import Placements
 from services.records import InstanceRecord, State, WorkerRecord
 
 _STATES = st.sampled_from([State.LOADING, State.READY, State.FAILED])

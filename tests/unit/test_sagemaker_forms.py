@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from botocore.eventstream import EventStreamBuffer
 
+from gateway.catalog.snapshot import ModelView, Snapshot
 from gateway.sagemaker import binary, forms
 from gateway.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
 from gateway.sagemaker.target import default_model, named_model, variant_version
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
-from gateway.views import ModelView, Snapshot
 from services.errors import Code, Failure
 from services.settings import Settings
 from services.tensor import Signature, TensorSpec

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from gateway.catalog.snapshot import ModelView, VersionView
 from gateway.tensors.outputs import OutputTensor
 from gateway.tfserving.documents import model_status
 from gateway.tfserving.predict import write_classes, write_predict
-from gateway.views import ModelView, VersionView
 from services.manifest import Manifest, ModelConfig
 from services.records import State
 from services.tensor import Signature, TensorSpec

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.catalog.snapshot import ModelView, Snapshot
 from gateway.model_files import content, locate
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
 from gateway.torchserve.documents import find, page
 from gateway.torchserve.form import PARTS_MAX, parts_of
 from gateway.torchserve.predictions import read, write
-from gateway.views import ModelView, Snapshot
 from services.bytes_tensor import decode_elements
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import gateway.triton.trace
+from gateway.catalog.shared_settings import SharedDocument
 from gateway.request import InputTensor, Request
-from gateway.shared_document import SharedDocument
 from gateway.traces import (
     ELEMENTS_BYTES_MAX,
     ELEMENTS_MAX,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.views import Placed
+from gateway.catalog.snapshot import Placed
 from services.records import InstanceRecord, WorkerRecord
 
 

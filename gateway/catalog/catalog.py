@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
+from gateway.catalog.placements import Placements
+from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.deps import UploadKey
-from gateway.placements import Placements
-from gateway.views import ModelView, Placed, Snapshot, VersionView
 from services.cancel import cancel_all
 from services.errors import Failure
 from services.manifest import Endpoint, Manifest
