@@ -13,10 +13,7 @@ import sys
 
 import uvicorn
 
-from gateway.admission import Admission
 from gateway.app import build_app
-from gateway.caller import Caller
-from gateway.canary import Canary
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.labels import Labels, read_labels
 from gateway.catalog.shared_settings import SharedDocument, follow
@@ -27,11 +24,14 @@ from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.connection.server import Beside, Server
 from gateway.deps import Deps
-from gateway.exchange import Exchange
-from gateway.held_memory import HeldMemory
 from gateway.infer import Infer
-from gateway.lane import Lane
-from gateway.lanes import Lanes
+from gateway.memory_trim import HeldMemory
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.caller import Caller
+from gateway.scheduling.lane import Lane
+from gateway.scheduling.producer import Exchange
+from gateway.scheduling.readiness import Canary
+from gateway.scheduling.router import Lanes
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
 from gateway.triton.log import SharedLogSettings

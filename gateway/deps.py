@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.caller import Caller
 from gateway.catalog.snapshot import Snapshot
 from gateway.connection.infer_handler import InferHandler
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
+from gateway.scheduling.caller import Caller
 from gateway.triton import ports
 from services.records import State
 from services.repository.base import Repository

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.request import InputTensor
+from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
 from services.datatypes import BYTES, NUMPY

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.caller import TERMS, Terms
 from gateway.grpc.contents import no_data, tensor_of
 from gateway.grpc.parameters import read_tensor, read_terms
-from gateway.request import InputTensor
+from gateway.scheduling.caller import TERMS, Terms
+from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
 from gateway.tensors.json_document import shown

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.caller import TERMS
 from gateway.grpc.decode import Call
 from gateway.grpc.encode import varint
-from gateway.request import InputTensor
+from gateway.scheduling.caller import TERMS
+from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plans import InputPlans
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length

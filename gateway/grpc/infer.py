@@ -10,18 +10,18 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from gateway.caller import TERMS, Caller, Terms
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import ReplyPermit
 from gateway.grpc.decode import Call, Decoder
 from gateway.grpc.encode import Encoder
 from gateway.grpc.envelopes import Envelopes, inputs_of
 from gateway.grpc.messages import PACKED, Messages, answer_alike, parse_infer
-from gateway.lanes import Route
-from gateway.offload import apart
+from gateway.scheduling.caller import TERMS, Caller, Terms
+from gateway.scheduling.router import Route
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_document import shown
 from services.errors import Failure, invalid
+from services.process.offload import apart
 
 
 class _Codec(NamedTuple):

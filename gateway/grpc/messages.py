@@ -20,9 +20,9 @@ from gateway.grpc import fields
 from gateway.grpc.receiver import Receiver
 from gateway.grpc.reply_watch import ReplyWatch
 from gateway.grpc.status import refuse
-from gateway.offload import apart
 from gateway.v2.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
+from services.process.offload import apart
 
 #: the first byte of a gzip stream and of a zlib stream: as the first byte of a message they would be a wire type that
 #: does not exist, and a field 15, which no message of these services has

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.caller import TERMS, Terms
+from gateway.scheduling.caller import TERMS, Terms
 from gateway.tensors.json_document import shown
 from services.errors import Code, Failure, invalid
 

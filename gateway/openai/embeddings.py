@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.asking import ask, turning_away
-from gateway.caller import Caller
-from gateway.lanes import Route
-from gateway.offload import apart
 from gateway.openai.embedder import Embedder, embedder, shortened
 from gateway.openai.request import Wanted, check_tokens, read
 from gateway.openai.tokenizers import Tokenizers
 from gateway.openai.tokenizing import Tokenizing
+from gateway.scheduling.caller import Caller
+from gateway.scheduling.infer_arrays import ask, turning_away
+from gateway.scheduling.router import Route
 from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from gateway.v2.encode import numbers
+from services.process.offload import apart
 
 RUNS_AT_ONCE_MAX = 16
 

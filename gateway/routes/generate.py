@@ -6,14 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.asking import ask, turning_away
 from gateway.deps import Deps
-from gateway.offload import apart
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
+from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.tensors.outputs import size_of
 from gateway.v2.generate import event, read, write
+from services.process.offload import apart
 
 router = APIRouter(tags=["v2 inference"])
 

@@ -8,10 +8,7 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gateway.asking import ask, turning_away
 from gateway.deps import Deps
-from gateway.lanes import Route
-from gateway.offload import apart
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
@@ -19,10 +16,13 @@ from gateway.sagemaker import binary, forms
 from gateway.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from gateway.sagemaker.event_stream import payload_parts
 from gateway.sagemaker.target import default_model, named_model, variant_version
+from gateway.scheduling.infer_arrays import ask, turning_away
+from gateway.scheduling.router import Route
 from gateway.tensors.outputs import size_of
 from gateway.v2.decode import parse_header_length
 from gateway.v2.infer_call import infer_v2
 from services.errors import Code, Failure, invalid
+from services.process.offload import apart
 
 router = APIRouter(tags=["SageMaker"])
 

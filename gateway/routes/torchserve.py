@@ -8,17 +8,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from gateway.asking import ask, turning_away
 from gateway.deps import Deps
-from gateway.lanes import Route
-from gateway.offload import apart
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
+from gateway.scheduling.infer_arrays import ask, turning_away
+from gateway.scheduling.router import Route
 from gateway.tensors.outputs import size_of
 from gateway.torchserve.documents import find, plain, unknown_version
 from gateway.torchserve.predictions import read, write
 from services.errors import Code, Failure
+from services.process.offload import apart
 
 router = APIRouter(tags=["TorchServe"])
 

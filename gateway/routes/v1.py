@@ -7,14 +7,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.asking import ask, turning_away
 from gateway.catalog.snapshot import ModelView, VersionView, shown, version_number
 from gateway.deps import Deps
-from gateway.lanes import Route
-from gateway.offload import apart
 from gateway.routes.body import unless_gone, whole_body
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
+from gateway.scheduling.infer_arrays import ask, turning_away
+from gateway.scheduling.router import Route
 from gateway.tensors.nested import Inputs
 from gateway.tensors.outputs import OutputTensor, size_of
 from gateway.tfserving import documents
@@ -29,6 +28,7 @@ from gateway.tfserving.predict import (
     write_values,
 )
 from services.errors import Code, Failure, not_found
+from services.process.offload import apart
 
 router = APIRouter(tags=["v1: TensorFlow Serving, KServe"])
 

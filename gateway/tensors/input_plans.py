@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.request import ABSENT, InputTensor
+from gateway.scheduling.request import ABSENT, InputTensor
 from gateway.tensors.elements import check_strings, normal_booleans
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.json_document import shown

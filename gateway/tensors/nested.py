@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gateway.request import InputTensor
+from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import DEPTH_MAX, raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.request import InputTensor
+from gateway.scheduling.request import InputTensor
 from gateway.tensors.classification import check_classifiable, classify
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import raw_tensor

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.request import InputTensor
 from gateway.sagemaker import forms
+from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plan import InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor

@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.catalog.shared_settings import SharedDocument
 from gateway.catalog.snapshot import shown
-from gateway.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
+from gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from gateway.triton.trace_file import TraceFile
 from services.errors import Failure, invalid
 from services.trace_values import DEFAULTS, TraceValues, parsed

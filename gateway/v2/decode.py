@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from gateway.request import ABSENT, InputTensor
+from gateway.scheduling.request import ABSENT, InputTensor
 from gateway.tensors.elements import raw_from_json, raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor

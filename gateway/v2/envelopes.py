@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.request import ABSENT
+from gateway.scheduling.request import ABSENT
 from gateway.tensors.input_plan import InputPlan
 from gateway.v2.call import InferCall, Options
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.caller import Terms
+from gateway.scheduling.caller import Terms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
 from gateway.tensors.nested import Inputs, join, row_of_lists, text_of

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.asking import turning_away
-from gateway.caller import Caller, Terms
-from gateway.lanes import Route
+from gateway.scheduling.caller import Caller, Terms
+from gateway.scheduling.infer_arrays import turning_away
+from gateway.scheduling.router import Route
 from gateway.v2.encode import Encoder
 
 

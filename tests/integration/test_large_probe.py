@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.canary import PROBE_BYTES_MAX, probe_bytes, zero_inputs
+from gateway.scheduling.readiness import PROBE_BYTES_MAX, probe_bytes, zero_inputs
 from services.tensor import Signature, TensorSpec
 from tests.kit import models
 from tests.kit.stack import running_stack

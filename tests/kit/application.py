@@ -13,15 +13,15 @@ from fastapi import FastAPI
 from starlette.types import Message, Scope
 
 from gateway.app import build_app
-from gateway.caller import Caller
 from gateway.catalog.shared_settings import SharedDocument
 from gateway.catalog.snapshot import version_number
 from gateway.connection.infer_handler import HttpReply, InferHeaders
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.deps import Deps
-from gateway.lanes import Route
-from gateway.traces import Traces
+from gateway.scheduling.caller import Caller
+from gateway.scheduling.router import Route
+from gateway.scheduling.traces import Traces
 from gateway.triton.configurations import VersionConfigurations
 from gateway.triton.control import RepositoryControl
 from gateway.triton.log import SharedLogSettings

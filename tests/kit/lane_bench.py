@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.admission import Admission
-from gateway.exchange import Exchange
-from gateway.lane import Lane
-from gateway.lane_tallies import LaneTallies
-from gateway.packing import Packer
-from gateway.quarantine import Quarantine
-from gateway.request import InputTensor, Request, Responder
-from gateway.shared import Shared
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.lane import Lane
+from gateway.scheduling.lane_metrics import LaneTallies
+from gateway.scheduling.packer import Packer
+from gateway.scheduling.pool_context import Shared
+from gateway.scheduling.producer import Exchange
+from gateway.scheduling.quarantine import Quarantine
+from gateway.scheduling.request import InputTensor, Request, Responder
 from services.batch import ReplyHeader, ReplyOutput, decode_batch
 from services.manifest import ModelConfig
 from services.metrics import catalogue

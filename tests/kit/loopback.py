@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from gateway.admission import Admission
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
-from gateway.exchange import Exchange
 from gateway.infer import Infer
-from gateway.lanes import Lanes
-from gateway.pool_link import PoolLink
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.producer import Exchange
+from gateway.scheduling.router import Lanes
 from gateway.triton.memory import ClientMemory
 from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.manifest import ModelConfig
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.queue.keys import InstanceKeys
+from services.queue.producer_link import PoolLink
 from services.queue.url import RedisAddress
 from services.records import State
 from services.repository.folder import FolderRepository

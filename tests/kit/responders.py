@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.request import Request
+from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Failure
 

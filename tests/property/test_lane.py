@@ -21,8 +21,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gateway.lane import ABANDON_S, DEPTH, Lane
-from gateway.request import Request
+from gateway.scheduling.lane import ABANDON_S, DEPTH, Lane
+from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Code, Failure

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.admission import Admission
-from gateway.request import Request
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally

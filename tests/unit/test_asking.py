@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from gateway.offload import APART_AT_ONCE_MAX, APART_BYTES_MIN, apart
+from services.process.offload import APART_AT_ONCE_MAX, APART_BYTES_MIN, apart
 
 
 def test_short_work_is_done_at_once() -> None:

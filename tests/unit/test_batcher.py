@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 import pytest
 
-from gateway.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
-from gateway.request import InputTensor, Request
+from gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
+from gateway.scheduling.request import InputTensor, Request
 from tests.kit.responders import NOBODY
 
 TENSORS = (InputTensor((1,), b"data", 4),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.forecast import OUTLIER, PACE_MAX, Forecast
-from gateway.request import Request
+from gateway.scheduling.estimator import OUTLIER, PACE_MAX, Forecast
+from gateway.scheduling.request import Request
 from services.profile import Profile
 from tests.kit.responders import NOBODY
 

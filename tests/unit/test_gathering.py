@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.gathering import FULL, LOOK_S, STEP_S, STEPS_MAX, Gathering, Pressure
+from gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Gathering, Pressure
 from tests.kit.lane_bench import LaneBench
 
 

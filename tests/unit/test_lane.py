@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
-from gateway.neighbours import SEVERAL_S
-from gateway.request import Request
+from gateway.scheduling.contention import SEVERAL_S
+from gateway.scheduling.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
+from gateway.scheduling.request import Request
 from services.batch import AGAIN, decode_batch
 from services.errors import Code, Failure
 from services.segments.pool import SegmentPool

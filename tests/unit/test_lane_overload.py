@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.request import Request
+from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Failure

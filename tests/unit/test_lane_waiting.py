@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.request import Request
+from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Code, Failure

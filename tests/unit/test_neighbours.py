@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.neighbours import SEVERAL_S, Neighbours
+from gateway.scheduling.contention import SEVERAL_S, Neighbours
 
 
 def test_a_lane_is_not_beside_itself():

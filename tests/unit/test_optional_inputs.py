@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gateway.canary import zero_inputs
-from gateway.packing import Packer
-from gateway.request import ABSENT, InputTensor, Request
+from gateway.scheduling.packer import Packer
+from gateway.scheduling.readiness import zero_inputs
+from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.input_plans import InputPlans
 from gateway.v2.decode import Decoder
 from services.batch import decode_batch

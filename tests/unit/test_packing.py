@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway import packing
-from gateway.packing import Packed, Packer
-from gateway.request import InputTensor, Request
+from gateway.scheduling import packer as packing
+from gateway.scheduling.packer import Packed, Packer
+from gateway.scheduling.request import InputTensor, Request
 from gateway.tensors.outputs import OutputTensor
 from services.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
 from services.bytes_tensor import decode_elements, encode_elements

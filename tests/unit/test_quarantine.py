@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
-from gateway.request import InputTensor, Request
+from gateway.scheduling.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
+from gateway.scheduling.request import InputTensor, Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batch_bytes import parts_within
-from gateway.request import Request
+from gateway.scheduling.batch_split import parts_within
+from gateway.scheduling.request import Request
 from services.batch import AGAIN, BatchHeader, decode_reply, encode_batch
 from services.bytes_tensor import encode_elements
 from services.errors import Code, Failure

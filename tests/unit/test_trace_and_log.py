@@ -14,8 +14,8 @@ import pytest
 
 import gateway.triton.trace
 from gateway.catalog.shared_settings import SharedDocument
-from gateway.request import InputTensor, Request
-from gateway.traces import (
+from gateway.scheduling.request import InputTensor, Request
+from gateway.scheduling.traces import (
     ELEMENTS_BYTES_MAX,
     ELEMENTS_MAX,
     KEPT_BYTES_MAX,

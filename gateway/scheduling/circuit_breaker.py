@@ -1,4 +1,4 @@
-"""blame: versions that keep ending workers, counted in Redis by all gateways together, are refused for a while.
+"""circuit_breaker: versions that keep ending workers, counted in Redis by all gateways together, are refused for a while.
 
 a death, an endless run ─> count ─> Redis ─(every half second, in every gateway)─> look ─> Lane.block
 """
@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gateway.lane import Lane
-from gateway.pool_link import PoolLink
+from gateway.scheduling.lane import Lane
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
+from services.queue.producer_link import PoolLink
 from services.queue.scripts import script
 
-log = logging.getLogger("millstream.blame")
+log = logging.getLogger("millstream.circuit_breaker")
 
 
 class Blame:

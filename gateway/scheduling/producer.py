@@ -1,4 +1,4 @@
-"""exchange: outstanding batches of this gateway and its links to the pools. A reply comes in, its lane resolves it once."""
+"""producer: outstanding batches of this gateway and its links to the pools. A reply comes in, its lane resolves it once."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.blame import Blame
-from gateway.lane import Lane
-from gateway.outstanding import Outstanding
-from gateway.pool_link import PoolLink
+from gateway.scheduling.circuit_breaker import Blame
+from gateway.scheduling.in_flight import Outstanding
+from gateway.scheduling.lane import Lane
 from services.batch import ReplyHeader, Unreadable, decode_reply
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys
+from services.queue.producer_link import PoolLink
 from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
 
-log = logging.getLogger("millstream.exchange")
+log = logging.getLogger("millstream.producer")
 
 NOT_READ = "no worker of this version can read what this gateway sends: restart the workers with its release"
 TICK_S = 0.02

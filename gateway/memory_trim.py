@@ -1,13 +1,13 @@
-"""held_memory: shows what a gateway holds for its clients, and gives freed memory back when a burst of it is over."""
+"""memory_trim: shows what a gateway holds for its clients, and gives freed memory back when a burst of it is over."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
-from gateway.admission import Admission
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
+from gateway.scheduling.admission import Admission
 from services.allocator import IdleTrim, resident_bytes, trim
 from services.metrics import catalogue
 from services.metrics.tally import Tally

@@ -38,7 +38,7 @@ class Request:
     done = False  # answered or cancelled
     taken = False  # left the lane in a batch
     counted = True  # False: a canary, which no metric of the users' requests shows
-    level = 0  # these three: where the version says how its requests wait (gateway.waiting)
+    level = 0  # these three: where the version says how its requests wait (gateway.scheduling.queue_policy)
     wait_until = 0.0
     answer_by = 0.0
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.admission import Admission
-from gateway.gathering import Pressure
-from gateway.neighbours import Neighbours
-from gateway.pool_link import PoolLink
-from gateway.quarantine import Quarantine
-from gateway.traces import Traces
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.coalescing import Pressure
+from gateway.scheduling.contention import Neighbours
+from gateway.scheduling.quarantine import Quarantine
+from gateway.scheduling.traces import Traces
+from services.queue.producer_link import PoolLink
 
 if TYPE_CHECKING:
-    from gateway.lane import Lane
-    from gateway.outstanding import Outstanding
+    from gateway.scheduling.in_flight import Outstanding
+    from gateway.scheduling.lane import Lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gateway.request import ABSENT, InputTensor, Request
+from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.outputs import Outputs, OutputTensor
 from services.batch import ReplyHeader
 from services.bytes_tensor import decode_elements
@@ -27,7 +27,7 @@ from services.manifest import Manifest
 from services.tensor import TensorSpec
 
 if TYPE_CHECKING:
-    from gateway.outstanding import Outstanding
+    from gateway.scheduling.in_flight import Outstanding
 
 ELEMENTS_MAX = 16_384  # of a tensor in a trace; of larger ones the shape alone is told
 ELEMENTS_BYTES_MAX = 256 << 10  # of a BYTES tensor in a trace, likewise

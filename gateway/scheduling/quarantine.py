@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from gateway.request import Request
+from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.metrics.tally import Counter, Gauge
 

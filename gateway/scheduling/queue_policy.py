@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from gateway.batcher import DELAYED
-from gateway.request import Request
+from gateway.scheduling.batcher import DELAYED
+from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.manifest import ModelConfig, QueuePolicy
 

@@ -1,4 +1,4 @@
-"""canary: readiness that is a fact. Every so often a small inference of each model goes through the real queue to a
+"""readiness: readiness that is a fact. Every so often a small inference of each model goes through the real queue to a
 worker and back.
 
 Ready means: a reply of any kind came lately; traffic itself is the best canary, so only idle models get one.
@@ -15,14 +15,14 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from gateway.connection.drain import Drain
-from gateway.lane import Lane
-from gateway.request import ABSENT, InputTensor, Request
+from gateway.scheduling.lane import Lane
+from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
 from services.tensor import Signature, TensorSpec, needed_inputs
 
-log = logging.getLogger("millstream.canary")
+log = logging.getLogger("millstream.readiness")
 
 EVERY_S = 0.5
 FRESH_S = 2.5

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.request import InputTensor, Request
+from gateway.scheduling.request import InputTensor, Request
 from services.batch import Place
 
 if TYPE_CHECKING:
-    from gateway.lane import Lane
+    from gateway.scheduling.lane import Lane
 
 
 class Outstanding:

@@ -10,18 +10,18 @@ import logging
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 
-from gateway.batch_bytes import parts_within
-from gateway.batcher import RANK_MAX, Batcher
-from gateway.forecast import Forecast
-from gateway.gathering import Gathering
-from gateway.lane_tallies import LaneTallies
-from gateway.outstanding import Outstanding
-from gateway.packing import Packer
-from gateway.quarantine import DIED, ENDED
-from gateway.request import ABSENT, Request
-from gateway.shared import Shared
+from gateway.scheduling.batch_split import parts_within
+from gateway.scheduling.batcher import RANK_MAX, Batcher
+from gateway.scheduling.coalescing import Gathering
+from gateway.scheduling.estimator import Forecast
+from gateway.scheduling.in_flight import Outstanding
+from gateway.scheduling.lane_metrics import LaneTallies
+from gateway.scheduling.packer import Packer
+from gateway.scheduling.pool_context import Shared
+from gateway.scheduling.quarantine import DIED, ENDED
+from gateway.scheduling.queue_policy import Waiting
+from gateway.scheduling.request import ABSENT, Request
 from gateway.tensors.outputs import Outputs, no_rows
-from gateway.waiting import Waiting
 from services.batch import AGAIN, ENDLESS, Place, ReplyHeader
 from services.errors import Code, Failure
 from services.manifest import Manifest

@@ -1,4 +1,4 @@
-"""lanes: every version's lane with its codec, and which of them a path resolves to. Follows the catalog's snapshots.
+"""router: every version's lane with its codec, and which of them a path resolves to. Follows the catalog's snapshots.
 
 A path is resolved by one dict look-up; activating a version replaces the dict, so no request sees it half done.
 """
@@ -11,21 +11,21 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gateway.admission import Admission
 from gateway.catalog.labels import Labels
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
 from gateway.connection.reply_budget import Outbound
-from gateway.exchange import Exchange
-from gateway.lane import Lane
-from gateway.lane_tallies import LaneTallies
-from gateway.packing import Packer
-from gateway.quarantine import Quarantine
 from gateway.rest_responder import RestResponder
-from gateway.shared import Shared
+from gateway.scheduling.admission import Admission
+from gateway.scheduling.lane import Lane
+from gateway.scheduling.lane_metrics import LaneTallies
+from gateway.scheduling.packer import Packer
+from gateway.scheduling.pool_context import Shared
+from gateway.scheduling.producer import Exchange
+from gateway.scheduling.quarantine import Quarantine
+from gateway.scheduling.traces import Traces
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits
 from gateway.tensors.output_options import Extensions, Memory
-from gateway.traces import Traces
 from gateway.v2.decode import Decoder
 from gateway.v2.encode import Encoder
 from services.batch import BATCH_FORMATS, agreed_format
@@ -38,7 +38,7 @@ from services.records import State
 from services.segments.pool import SegmentPool
 from services.settings import Settings
 
-log = logging.getLogger("millstream.lanes")
+log = logging.getLogger("millstream.router")
 
 _UNREAD = (
     "its workers read none of the batch formats of this gateway: another release runs them; restart them with this one"

@@ -1,12 +1,12 @@
-"""asking: what adapters that are coroutines do between a body and a reply, beside their own reading and writing."""
+"""infer_arrays: what adapters that are coroutines do between a body and a reply, beside their own reading and writing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.caller import TERMS, Caller, Terms
-from gateway.lanes import Route
+from gateway.scheduling.caller import TERMS, Caller, Terms
+from gateway.scheduling.router import Route
 from gateway.tensors.nested import Inputs, owned
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Failure

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.request import ABSENT, Request
+from gateway.scheduling.request import ABSENT, Request
 from gateway.tensors.outputs import Column, Outputs
 from services.batch import ABSENT as ABSENT_INNER
 from services.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch

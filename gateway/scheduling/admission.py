@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.request import Request
+from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.metrics.tally import Counter, Gauge
 

@@ -1,4 +1,4 @@
-"""gathering: requests that come one by one wait for each other, while the process has its hands full anyway.
+"""coalescing: requests that come one by one wait for each other, while the process has its hands full anyway.
 
 Protocols whose calls are tasks of the event loop bring one request a turn, not many as a socket does. Each would leave in a
 batch of its own, and what a batch costs here, in Redis and in the worker would keep the next ones from being read. So while

@@ -1,0 +1,1 @@
+"""From admission to the reply: lanes, batches, the queue's producer, readiness."""

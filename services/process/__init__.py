@@ -1,0 +1,1 @@
+"""Helpers of any long-running process."""
