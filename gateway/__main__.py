@@ -32,11 +32,11 @@ from gateway.scheduling.lane import Lane
 from gateway.scheduling.producer import Exchange
 from gateway.scheduling.readiness import Canary
 from gateway.scheduling.router import Lanes
-from gateway.triton.configurations import VersionConfigurations
-from gateway.triton.control import RepositoryControl
+from gateway.triton.loader import RepositoryControl
 from gateway.triton.log import SharedLogSettings
-from gateway.triton.memory import ClientMemory
 from gateway.triton.metrics import Page
+from gateway.triton.model_config import VersionConfigurations
+from gateway.triton.shared_memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
 from services.cancel import cancel_all

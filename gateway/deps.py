@@ -11,7 +11,7 @@ from gateway.connection.infer_handler import InferHandler
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.scheduling.caller import Caller
-from gateway.triton import ports
+from gateway.triton import interfaces
 from services.records import State
 from services.repository.base import Repository
 from services.settings import Settings
@@ -58,12 +58,12 @@ class Deps:
     catalog: Catalog
     infer: InferHandler
     caller: Caller
-    statistics: ports.Statistics
-    traces: ports.TraceSettings
-    logs: ports.LogSettings
-    configurations: ports.Configurations
-    control: ports.Control
-    client_memory: ports.ClientMemory
+    statistics: interfaces.Statistics
+    traces: interfaces.TraceSettings
+    logs: interfaces.LogSettings
+    configurations: interfaces.Configurations
+    control: interfaces.Control
+    client_memory: interfaces.ClientMemory
     inbound: Inbound
     outbound: Outbound
     ready: Callable[[], bool]

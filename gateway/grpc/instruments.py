@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc import admin
 from gateway.tensors.json_document import shown
-from gateway.triton.ports import LogSettings, TraceSettings
+from gateway.triton.interfaces import LogSettings, TraceSettings
 from services.errors import invalid
 from services.settings import Settings
 

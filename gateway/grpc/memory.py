@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc import admin
 from gateway.tensors.json_document import shown
-from gateway.triton.ports import ClientMemory
+from gateway.triton.interfaces import ClientMemory
 from services.errors import invalid, not_found
 from services.settings import Settings
 

@@ -8,7 +8,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc import admin
 from gateway.tensors.json_document import shown
-from gateway.triton.ports import Control
+from gateway.triton.interfaces import Control
 from services.errors import Code, Failure, invalid
 from services.settings import Settings
 

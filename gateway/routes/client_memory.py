@@ -14,7 +14,7 @@ from gateway.routes.body import describes, read_document
 from gateway.routes.context import DepsOf
 from gateway.routes.errors import documented
 from gateway.routes.key import admin
-from gateway.triton.ports import Region
+from gateway.triton.interfaces import Region
 from services.datatypes import ELEMENTS_MAX
 from services.errors import invalid, not_found
 

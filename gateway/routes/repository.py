@@ -16,7 +16,7 @@ from gateway.routes.errors import documented
 from gateway.routes.key import admin
 from gateway.tensors.json_document import parse_json
 from gateway.tensors.json_text import JsonLimits
-from gateway.triton.ports import IndexEntry
+from gateway.triton.interfaces import IndexEntry
 from services.errors import Code, Failure, invalid
 
 router = APIRouter(prefix="/v2/repository", tags=["v2 model repository"])

@@ -26,7 +26,7 @@ class Target(Protocol):
 
 
 class Memory(Protocol):
-    """The registered memory of clients (gateway.triton.memory)."""
+    """The registered memory of clients (gateway.triton.shared_memory)."""
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of a region, copied. Raises Failure."""

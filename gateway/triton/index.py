@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from gateway.triton.ports import IndexEntry
+from gateway.triton.interfaces import IndexEntry
 from services.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"

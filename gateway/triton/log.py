@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.catalog.shared_settings import SharedDocument
 from gateway.catalog.snapshot import shown
-from gateway.triton.ports import LogValues
+from gateway.triton.interfaces import LogValues
 from services.errors import Code, Failure, invalid
 
 FORMATS = ("default", "ISO8601")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.catalog.snapshot import Snapshot, VersionView, shown, version_number
-from gateway.triton.ports import BatchStatistics, Duration, ModelStatistics
+from gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from services.errors import Failure, invalid
 from services.metrics.inference import Field, Recorded, recorded
 from services.metrics.tally import Tally

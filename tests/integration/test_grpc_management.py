@@ -19,7 +19,7 @@ from gateway.connection.drain import Drain
 from gateway.deps import Deps
 from gateway.grpc import admin
 from gateway.grpc.server import GrpcServer
-from gateway.triton.ports import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
+from gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from services.errors import Code, Failure, invalid, not_found
 from services.settings import Settings
 from tests.kit.application import Application

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.triton.control import RepositoryControl
-from gateway.triton.trial import Trial
+from gateway.triton.await_ready import Trial
+from gateway.triton.loader import RepositoryControl
 from services.records import State
 from services.repository.activation import endpoint_activate
 from tests.kit import models

@@ -22,10 +22,10 @@ from gateway.deps import Deps
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.router import Route
 from gateway.scheduling.traces import Traces
-from gateway.triton.configurations import VersionConfigurations
-from gateway.triton.control import RepositoryControl
+from gateway.triton.loader import RepositoryControl
 from gateway.triton.log import SharedLogSettings
-from gateway.triton.memory import ClientMemory
+from gateway.triton.model_config import VersionConfigurations
+from gateway.triton.shared_memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
 from services.errors import Code, Failure

@@ -18,7 +18,7 @@ from gateway.infer import Infer
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.producer import Exchange
 from gateway.scheduling.router import Lanes
-from gateway.triton.memory import ClientMemory
+from gateway.triton.shared_memory import ClientMemory
 from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.manifest import ModelConfig
 from services.metrics import catalogue

@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeVar
 
 from gateway.deps import Catalog
 from gateway.triton import index
+from gateway.triton.await_ready import Trial
 from gateway.triton.candidates import Candidate, manifest_of
-from gateway.triton.ports import IndexEntry
-from gateway.triton.trial import Trial
+from gateway.triton.interfaces import IndexEntry
 from services.compiler.uninterrupted import uninterrupted
 from services.errors import Code, Failure, invalid
 from services.manifest import Endpoint, Manifest

@@ -1,4 +1,4 @@
-"""memory: shared memory that clients made, registered by name, so that tensors need not travel through a socket.
+"""shared_memory: shared memory that clients made, registered by name, so that tensors need not travel through a socket.
 
 register ─> regions.json (one for all gateways of the machine) ─> read / place, in whichever gateway a request reaches
 
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from gateway.catalog.shared_settings import SharedDocument
 from gateway.tensors.json_document import shown
-from gateway.triton.ports import Region
+from gateway.triton.interfaces import Region
 from services.errors import Code, Failure, invalid, not_found
 
 REGIONS_MAX = 4096
