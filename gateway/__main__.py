@@ -249,7 +249,7 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
     if settings.grpc_port < 0:
         return None
     # Imported here: without gRPC, neither the time nor the memory is spent.
-    from gateway.grpc.server import GrpcServer
+    from gateway.protocols.grpc.server import GrpcServer
 
     return GrpcServer(deps, gateway.drain, shared=shared)
 

@@ -17,8 +17,8 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.connection.drain import Drain
 from gateway.deps import Deps
-from gateway.grpc import admin
-from gateway.grpc.server import GrpcServer
+from gateway.protocols.grpc import auth
+from gateway.protocols.grpc.server import GrpcServer
 from gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from services.errors import Code, Failure, invalid, not_found
 from services.settings import Settings
@@ -342,17 +342,17 @@ class Caller:
 def test_without_a_key_only_this_machine_may(peer: str, local: bool) -> None:
     caller = Caller(peer)
     if local:
-        asyncio.run(admin.check(Settings(), caller))
+        asyncio.run(auth.check(Settings(), caller))
         return
     with pytest.raises(grpc.aio.AbortError):
-        asyncio.run(admin.check(Settings(), caller))
+        asyncio.run(auth.check(Settings(), caller))
     assert caller.status is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_without_a_key_a_proxy_on_this_machine_may_not() -> None:
     caller = Caller("ipv4:127.0.0.1:5000", (("user-agent", "grpc"), ("x-forwarded-for", "192.0.2.7")))
     with pytest.raises(grpc.aio.AbortError):
-        asyncio.run(admin.check(Settings(), caller))
+        asyncio.run(auth.check(Settings(), caller))
     assert caller.status is grpc.StatusCode.PERMISSION_DENIED
 
 

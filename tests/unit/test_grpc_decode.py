@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc.decode import Call, Decoder
+from gateway.protocols.grpc.decode import Call, Decoder
 from gateway.scheduling.caller import TERMS, Terms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.output_options import Ask, Extensions

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import messages, status
-from gateway.grpc.encode import FINAL, Encoder, stream_response, varint
+from gateway.protocols.grpc import messages, status
+from gateway.protocols.grpc.encode import FINAL, Encoder, stream_response, varint
 from gateway.tensors.output_options import Ask, Extensions
 from gateway.tensors.outputs import OutputTensor
 from services.errors import GRPC_STATUS, Code, Failure

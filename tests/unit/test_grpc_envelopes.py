@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc.decode import Call, Decoder
-from gateway.grpc.envelopes import Envelopes, inputs_of
+from gateway.protocols.grpc.decode import Call, Decoder
+from gateway.protocols.grpc.envelopes import Envelopes, inputs_of
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.output_options import Extensions
 from tests.unit.test_grpc_decode import raw, request, signature

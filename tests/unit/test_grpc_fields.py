@@ -10,9 +10,9 @@ import pytest
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import fields
-from gateway.grpc.encode import varint
-from gateway.grpc.messages import parse, parse_infer
+from gateway.protocols.grpc import parse_cost
+from gateway.protocols.grpc.encode import varint
+from gateway.protocols.grpc.messages import parse, parse_infer
 from services.errors import Code, Failure
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_message_of_millions_of_fields_is_not_parsed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pb.ModelInferRequest.FromString(BOMBS[name])  # it is one
-    monkeypatch.setattr("gateway.grpc.messages._parsed", lambda *_: pytest.fail("it was parsed"))
+    monkeypatch.setattr("gateway.protocols.grpc.messages._parsed", lambda *_: pytest.fail("it was parsed"))
     with pytest.raises(Failure) as refusal:
         asyncio.run(parse_infer(BOMBS[name]))
     assert refusal.value.code is Code.TOO_LARGE
@@ -61,13 +61,13 @@ def test_a_message_of_millions_of_fields_is_not_parsed(name: str, monkeypatch: p
 @pytest.mark.parametrize("count", [1, 2, 100])
 def test_ordinary_messages_are(count: int) -> None:
     body = message(count).SerializeToString()
-    assert fields.within(body, fields.COUNTED_INLINE_MAX)
+    assert parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
     assert asyncio.run(parse_infer(body)) == message(count)
     strings = pb.ModelInferRequest(model_name="m")
     strings.inputs.add(name="x", shape=[100_000]).contents.bytes_contents.extend([b"abc"] * 100_000)
     strings.inputs.add(name="y", shape=[MIB]).contents.int_contents.extend([3] * MIB)
     body = strings.SerializeToString()
-    assert not fields.within(body, fields.COUNTED_INLINE_MAX)
+    assert not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
     assert asyncio.run(parse_infer(body)) == strings
 
 
@@ -88,10 +88,10 @@ def test_any_bytes_are_counted_to_their_end() -> None:
         for _ in range(state.randrange(4)):
             body[state.randrange(len(body))] = state.randrange(256)
         text = bytes(body[: state.randrange(len(body) + 1)])
-        assert isinstance(fields.within(text, 1000), bool)
+        assert isinstance(parse_cost.within(text, 1000), bool)
         try:
             parsed = pb.ModelInferRequest.FromString(text)
         except DecodeError:
             continue
-        least = fields.MESSAGE_UNITS * (len(parsed.inputs) + len(parsed.outputs)) + len(parsed.raw_input_contents)
-        assert not least or not fields.within(text, least - 1), "every part of a message that is one was counted"
+        least = parse_cost.MESSAGE_UNITS * (len(parsed.inputs) + len(parsed.outputs)) + len(parsed.raw_input_contents)
+        assert not least or not parse_cost.within(text, least - 1), "every part of a message that is one was counted"

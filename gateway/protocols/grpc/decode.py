@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.grpc.contents import no_data, tensor_of
-from gateway.grpc.parameters import read_tensor, read_terms
+from gateway.protocols.grpc.parameters import read_tensor, read_terms
+from gateway.protocols.grpc.typed_contents import no_data, tensor_of
 from gateway.scheduling.caller import TERMS, Terms
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plan import Extent, InputPlan

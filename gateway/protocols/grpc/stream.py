@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import ReplyPermit
-from gateway.grpc.encode import FINAL, stream_response
-from gateway.grpc.infer import Infer
-from gateway.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
-from gateway.grpc.status import details
+from gateway.protocols.grpc.encode import FINAL, stream_response
+from gateway.protocols.grpc.infer import Infer
+from gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
+from gateway.protocols.grpc.status import details
 from services.cancel import cancel_all
 from services.errors import Code, Failure
 

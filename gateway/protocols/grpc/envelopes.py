@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc.decode import Call
-from gateway.grpc.encode import varint
+from gateway.protocols.grpc.decode import Call
+from gateway.protocols.grpc.encode import varint
 from gateway.scheduling.caller import TERMS
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plans import InputPlans

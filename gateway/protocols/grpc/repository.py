@@ -6,7 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import admin
+from gateway.protocols.grpc import auth
 from gateway.tensors.json_document import shown
 from gateway.triton.interfaces import Control
 from services.errors import Code, Failure, invalid
@@ -33,7 +33,7 @@ class Repository:
         return response
 
     async def load(self, request: Any, context: Any) -> Any:
-        await admin.check(self._settings, context)
+        await auth.check(self._settings, context)
         control = self._asked(request)
         config: str | None = None
         files: dict[str, bytes] = {}
@@ -56,7 +56,7 @@ class Repository:
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: Any, context: Any) -> Any:
-        await admin.check(self._settings, context)
+        await auth.check(self._settings, context)
         control = self._asked(request)
         for name, parameter in request.parameters.items():
             if name != "unload_dependents":

@@ -6,7 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import admin
+from gateway.protocols.grpc import auth
 from gateway.tensors.json_document import shown
 from gateway.triton.interfaces import LogSettings, TraceSettings
 from services.errors import invalid
@@ -23,7 +23,7 @@ class Instruments:
 
     async def trace_setting(self, request: Any, context: Any) -> Any:
         if request.settings:
-            await admin.check(self._settings, context)
+            await auth.check(self._settings, context)
         model = request.model_name or None
         if request.settings:
             values = self._trace.update(model, {name: _trace_value(one) for name, one in request.settings.items()})
@@ -36,7 +36,7 @@ class Instruments:
 
     async def log_settings(self, request: Any, context: Any) -> Any:
         if request.settings:
-            await admin.check(self._settings, context)
+            await auth.check(self._settings, context)
         if request.settings:
             values = self._log.update({name: _log_value(name, one) for name, one in request.settings.items()})
         else:

@@ -17,7 +17,7 @@ from typing import Any
 from grpc.aio import EOF
 
 from gateway.connection.receive_budget import SMALL_BYTES_MAX, Inbound
-from gateway.grpc.connections import Address, Connections, address_of
+from gateway.protocols.grpc.tcp_info import Address, Connections, address_of
 from services.errors import Code, Failure, invalid
 
 #: how often unfinished reads are looked at: what a client can send in between is not bounded

@@ -20,11 +20,11 @@ import grpc
 
 from gateway.connection.drain import Drain
 from gateway.deps import Deps
-from gateway.grpc import sockets
-from gateway.grpc.messages import Messages
-from gateway.grpc.receiver import Receiver
-from gateway.grpc.reply_watch import ReplyWatch
-from gateway.grpc.services import Table
+from gateway.protocols.grpc import proc_net
+from gateway.protocols.grpc.handlers import Table
+from gateway.protocols.grpc.messages import Messages
+from gateway.protocols.grpc.receiver import Receiver
+from gateway.protocols.grpc.stalled_replies import ReplyWatch
 from services.errors import Code, Failure
 from services.settings import Settings
 
@@ -60,7 +60,7 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", int(shared)),
         ("grpc.max_receive_message_length", settings.body_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.per_message_decompression", 0),  # gateway.grpc.messages does it
+        ("grpc.per_message_decompression", 0),  # gateway.protocols.grpc.messages does it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.max_allowed_incoming_connections", settings.connections_max),
         ("grpc.max_connection_age_ms", round(age_s(settings) * SECOND_MS)),
@@ -143,7 +143,7 @@ class GrpcServer:
     def stop_accepting(self) -> None:
         """Others on the port get all new connections from now on. Without others there is nobody to take them."""
         if self._shared:
-            sockets.stop_listening(self.port)
+            proc_net.stop_listening(self.port)
 
     async def leave(self, give_up: float) -> None:
         """Return when everybody has gone elsewhere and all calls are answered; at the instant `give_up` at the latest."""
@@ -159,7 +159,7 @@ class GrpcServer:
     async def _until_deserted(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         calls, since = self._table.calls, loop.time()
-        while sockets.connections(self.port) and loop.time() < until and loop.time() < since + QUIET_S:
+        while proc_net.connections(self.port) and loop.time() < until and loop.time() < since + QUIET_S:
             await asyncio.sleep(LOOK_S)
             if self._table.calls != calls:
                 calls, since = self._table.calls, loop.time()

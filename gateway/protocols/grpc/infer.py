@@ -12,10 +12,10 @@ from weakref import WeakKeyDictionary
 
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import ReplyPermit
-from gateway.grpc.decode import Call, Decoder
-from gateway.grpc.encode import Encoder
-from gateway.grpc.envelopes import Envelopes, inputs_of
-from gateway.grpc.messages import PACKED, Messages, answer_alike, parse_infer
+from gateway.protocols.grpc.decode import Call, Decoder
+from gateway.protocols.grpc.encode import Encoder
+from gateway.protocols.grpc.envelopes import Envelopes, inputs_of
+from gateway.protocols.grpc.messages import PACKED, Messages, answer_alike, parse_infer
 from gateway.scheduling.caller import TERMS, Caller, Terms
 from gateway.scheduling.router import Route
 from gateway.tensors.input_plans import InputPlans
@@ -30,7 +30,7 @@ class _Codec(NamedTuple):
 
 
 class Infer:
-    """All inference calls: unary ones here, streams in `gateway.grpc.stream`."""
+    """All inference calls: unary ones here, streams in `gateway.protocols.grpc.stream`."""
 
     def __init__(self, caller: Caller, messages: Messages) -> None:
         self._caller = caller

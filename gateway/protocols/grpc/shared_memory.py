@@ -6,7 +6,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import admin
+from gateway.protocols.grpc import auth
 from gateway.tensors.json_document import shown
 from gateway.triton.interfaces import ClientMemory
 from services.errors import invalid, not_found
@@ -21,7 +21,7 @@ class Memory:
         self._memory = memory
 
     async def _asked(self, context: Any) -> ClientMemory:
-        await admin.check(self._settings, context)
+        await auth.check(self._settings, context)
         return self._memory
 
     async def system_status(self, request: Any, context: Any) -> Any:
@@ -43,15 +43,15 @@ class Memory:
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(self, request: Any, context: Any) -> Any:
-        await admin.check(self._settings, context)
+        await auth.check(self._settings, context)
         if request.name:
             raise not_found(f"Unable to find cuda shared memory region: '{shown(request.name)}'")
         return pb.CudaSharedMemoryStatusResponse()
 
     async def cuda_register(self, request: Any, context: Any) -> Any:
-        await admin.check(self._settings, context)
+        await auth.check(self._settings, context)
         raise invalid(f"failed to register CUDA shared memory region: '{shown(request.name)}', GPUs not supported")
 
     async def cuda_unregister(self, _: Any, context: Any) -> Any:
-        await admin.check(self._settings, context)
+        await auth.check(self._settings, context)
         return pb.CudaSharedMemoryUnregisterResponse()

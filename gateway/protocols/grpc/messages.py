@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.connection.error_reply import too_large
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound, ReplyPermit
-from gateway.grpc import fields
-from gateway.grpc.receiver import Receiver
-from gateway.grpc.reply_watch import ReplyWatch
-from gateway.grpc.status import refuse
+from gateway.protocols.grpc import parse_cost
+from gateway.protocols.grpc.receiver import Receiver
+from gateway.protocols.grpc.stalled_replies import ReplyWatch
+from gateway.protocols.grpc.status import refuse
 from gateway.v2.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
 from services.process.offload import apart
@@ -107,9 +107,9 @@ async def parse_infer(body: bytes) -> Any:
     """A ModelInferRequest. Raises Failure: INVALID, TOO_LARGE for one of millions of small fields."""
     # the parser holds the interpreter's lock, so what it may be given is bounded; counting may be interrupted
     if (
-        len(body) > fields.UNCOUNTED_BYTES_MAX
-        and not fields.within(body, fields.COUNTED_INLINE_MAX)
-        and not await apart(len(body), fields.within, body, fields.UNITS_MAX)
+        len(body) > parse_cost.UNCOUNTED_BYTES_MAX
+        and not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
+        and not await apart(len(body), parse_cost.within, body, parse_cost.UNITS_MAX)
     ):
         raise _too_many_fields()
     return _parsed(pb.ModelInferRequest, body)
@@ -117,7 +117,9 @@ async def parse_infer(body: bytes) -> Any:
 
 def parse(kind: type[M], body: bytes) -> M:
     """Raises Failure(INVALID)."""
-    if len(body) > fields.UNCOUNTED_BYTES_MAX and not fields.within(body, fields.COUNTED_INLINE_MAX, fields.ANY):
+    if len(body) > parse_cost.UNCOUNTED_BYTES_MAX and not parse_cost.within(
+        body, parse_cost.COUNTED_INLINE_MAX, parse_cost.ANY
+    ):
         raise _too_many_fields()
     return _parsed(kind, body)
 

@@ -1,4 +1,4 @@
-"""reply_watch: ends the connections of clients that do not take the replies of their calls.
+"""stalled_replies: ends the connections of clients that do not take the replies of their calls.
 
 The library holds a reply until the client's windows let it go. A call that has been answered cannot be taken back, so what
 ends is its connection.
@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from gateway.grpc.connections import Address, Connections, address_of
+from gateway.protocols.grpc.tcp_info import Address, Connections, address_of
 
 log = logging.getLogger("millstream.grpc")
 

@@ -13,15 +13,15 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.connection.drain import Drain
 from gateway.connection.error_reply import unexpected
 from gateway.deps import Deps
-from gateway.grpc.describe import Describe
-from gateway.grpc.health import Health
-from gateway.grpc.infer import Infer
-from gateway.grpc.instruments import Instruments
-from gateway.grpc.memory import Memory
-from gateway.grpc.messages import Messages, answer_alike, parse
-from gateway.grpc.repository import Repository
-from gateway.grpc.statistics import About
-from gateway.grpc.stream import Stream
+from gateway.protocols.grpc.health import Health
+from gateway.protocols.grpc.infer import Infer
+from gateway.protocols.grpc.messages import Messages, answer_alike, parse
+from gateway.protocols.grpc.metadata import Describe
+from gateway.protocols.grpc.repository import Repository
+from gateway.protocols.grpc.shared_memory import Memory
+from gateway.protocols.grpc.statistics import About
+from gateway.protocols.grpc.stream import Stream
+from gateway.protocols.grpc.trace_and_log import Instruments
 from services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]

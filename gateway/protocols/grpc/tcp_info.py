@@ -1,4 +1,4 @@
-"""connections: what the kernel knows of this process' TCP connections on one port, which the gRPC library does not show.
+"""tcp_info: what the kernel knows of this process' TCP connections on one port, which the gRPC library does not show.
 
 Source: tcp(7), struct tcp_info of linux/tcp.h.
 """

@@ -1,0 +1,1 @@
+"""One folder for each protocol: its routes or calls, and its codec."""
