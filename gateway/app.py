@@ -10,24 +10,24 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.catalog.upload_slots import Uploads
-from gateway.deps import Deps
 from gateway.openai.embeddings import Embeddings
 from gateway.openai.tokenizers import Tokenizers
+from gateway.protocols.http import docs, metrics, ping
+from gateway.protocols.http.deps import Deps
+from gateway.protocols.http.errors import UnexpectedErrors, add_error_handlers
+from gateway.protocols.http.reply_budget_middleware import ReplyBudget
 from gateway.routes import (
     admin_models,
     admin_pools,
     admin_uploads,
     client_memory,
     configurations,
-    docs,
     generate,
     health,
     infer,
-    metrics,
     models,
     models_api,
     openai,
-    ping,
     repository,
     sagemaker,
     statistics,
@@ -35,8 +35,6 @@ from gateway.routes import (
     trace,
     v1,
 )
-from gateway.routes.errors import UnexpectedErrors, add_error_handlers
-from gateway.routes.reply_budget import ReplyBudget
 from gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."

@@ -14,9 +14,9 @@ from typing import Any
 from gateway.connection.error_reply import error_reply, unexpected
 from gateway.connection.infer_handler import Cancel, InferHeaders
 from gateway.connection.receive_budget import Inbound
+from gateway.protocols.http.compression import decompress
 from gateway.rest_responder import Done, RestRequest
 from gateway.scheduling.router import Lanes, Route
-from gateway.v2.compression import decompress
 from gateway.v2.decode import InferCall, parse_header_length
 from services.errors import Code, Failure
 from services.process.offload import apart

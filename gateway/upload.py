@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from gateway.catalog.upload_slots import Uploads
-from gateway.deps import Deps
+from gateway.protocols.http.deps import Deps
 from gateway.upload_form import UploadForm
 from services.compiler.ingest import Incoming
 from services.errors import invalid

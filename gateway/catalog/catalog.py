@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from gateway.catalog.placements import Placements
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
-from gateway.deps import UploadKey
+from gateway.protocols.http.deps import UploadKey
 from services.cancel import cancel_all
 from services.errors import Failure
 from services.manifest import Endpoint, Manifest

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.deps import Catalog, UploadKey
+from gateway.protocols.http.deps import Catalog, UploadKey
 from services.errors import Code, Failure
 from services.records import State
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Depends, Query
 
 from gateway import documents
 from gateway.catalog.snapshot import ModelView
+from gateway.protocols.http.auth import admin
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.errors import documented
 from gateway.removal import remove_version
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
-from gateway.routes.key import admin
 from services.errors import Code, Failure
 from services.records import State
 from services.repository.activation import endpoint_activate

@@ -7,9 +7,9 @@ import time
 from fastapi import APIRouter, Depends
 
 from gateway import documents
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
-from gateway.routes.key import admin
+from gateway.protocols.http.auth import admin
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.errors import documented
 
 router = APIRouter(
     prefix="/admin/v1", tags=["admin: pools"], dependencies=[Depends(admin)], responses=documented(401, 403)

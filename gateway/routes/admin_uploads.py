@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from gateway import documents
-from gateway.deps import Deps
-from gateway.routes.body import declared_bytes, disconnected
-from gateway.routes.context import DepsOf, UploadsOf
-from gateway.routes.errors import documented
-from gateway.routes.key import admin
+from gateway.protocols.http.auth import admin
+from gateway.protocols.http.body import declared_bytes, disconnected
+from gateway.protocols.http.context import DepsOf, UploadsOf
+from gateway.protocols.http.deps import Deps
+from gateway.protocols.http.errors import documented
 from gateway.upload import Upload, parse_config, settled, take
 from gateway.upload_form import CONFIG_BYTES_MAX, UploadForm, is_form
 from services.errors import Code, Failure

@@ -10,10 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
-from gateway.routes.body import describes, read_document
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
-from gateway.routes.key import admin
+from gateway.protocols.http.auth import admin
+from gateway.protocols.http.body import describes, read_document
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.errors import documented
 from gateway.triton.interfaces import Region
 from services.datatypes import ELEMENTS_MAX
 from services.errors import invalid, not_found

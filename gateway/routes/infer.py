@@ -11,9 +11,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.routes.body import disconnected, read_body
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented, error_reply
+from gateway.protocols.http.body import disconnected, read_body
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.errors import documented, error_reply
 from services.errors import HTTP_STATUS, Code
 
 router = APIRouter(tags=["v2 inference"])

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from gateway.catalog.snapshot import ModelView, VersionView, version_number
-from gateway.deps import Deps
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.deps import Deps
+from gateway.protocols.http.errors import documented
 from gateway.v2.metadata import model_metadata
 
 router = APIRouter(tags=["v2 inference"])

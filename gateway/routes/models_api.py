@@ -14,14 +14,14 @@ from starlette.exceptions import HTTPException
 
 from gateway.catalog.snapshot import ModelView, VersionView, shown
 from gateway.catalog.upload_slots import Uploads
-from gateway.deps import Deps
 from gateway.model_files import content, locate
+from gateway.protocols.http.auth import models_api
+from gateway.protocols.http.body import unless_gone, whole_body
+from gateway.protocols.http.context import DepsOf, UploadsOf
+from gateway.protocols.http.deps import Deps
+from gateway.protocols.http.errors import documented
 from gateway.removal import remove_version
 from gateway.routes import admin_models
-from gateway.routes.body import unless_gone, whole_body
-from gateway.routes.context import DepsOf, UploadsOf
-from gateway.routes.errors import documented
-from gateway.routes.key import models_api
 from gateway.routes.sagemaker import invoke
 from gateway.routes.torchserve import Refusal
 from gateway.torchserve import documents

@@ -8,10 +8,10 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gateway.deps import Deps
-from gateway.routes.body import unless_gone, whole_body
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
+from gateway.protocols.http.body import unless_gone, whole_body
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.deps import Deps
+from gateway.protocols.http.errors import documented
 from gateway.sagemaker import binary, forms
 from gateway.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from gateway.sagemaker.event_stream import payload_parts

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.errors import documented
 from gateway.triton.statistics import stats_document
 
 router = APIRouter(tags=["v2 extensions"])

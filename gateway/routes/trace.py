@@ -9,10 +9,10 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 
-from gateway.routes.body import declared_bytes
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
-from gateway.routes.key import admin
+from gateway.protocols.http.auth import admin
+from gateway.protocols.http.body import declared_bytes
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.errors import documented
 from gateway.tensors.json_document import parse_json
 from services.errors import Code, Failure
 

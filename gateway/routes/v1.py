@@ -8,10 +8,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from gateway.catalog.snapshot import ModelView, VersionView, shown, version_number
-from gateway.deps import Deps
-from gateway.routes.body import unless_gone, whole_body
-from gateway.routes.context import DepsOf
-from gateway.routes.errors import documented
+from gateway.protocols.http.body import unless_gone, whole_body
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.deps import Deps
+from gateway.protocols.http.errors import documented
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.scheduling.router import Route
 from gateway.tensors.nested import Inputs

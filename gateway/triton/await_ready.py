@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.deps import Catalog
+from gateway.protocols.http.deps import Catalog
 from services.errors import Code, Failure
 from services.manifest import Manifest
 from services.records import InstanceRecord, State

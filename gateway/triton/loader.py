@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gateway.deps import Catalog
+from gateway.protocols.http.deps import Catalog
 from gateway.triton import index
 from gateway.triton.await_ready import Trial
 from gateway.triton.candidates import Candidate, manifest_of

@@ -16,9 +16,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
 from gateway.connection.drain import Drain
-from gateway.deps import Deps
 from gateway.protocols.grpc import auth
 from gateway.protocols.grpc.server import GrpcServer
+from gateway.protocols.http.deps import Deps
 from gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
 from services.errors import Code, Failure, invalid, not_found
 from services.settings import Settings

@@ -18,7 +18,7 @@ from gateway.catalog.snapshot import version_number
 from gateway.connection.infer_handler import HttpReply, InferHeaders
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
-from gateway.deps import Deps
+from gateway.protocols.http.deps import Deps
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.router import Route
 from gateway.scheduling.traces import Traces

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
-from gateway.deps import UploadKey
+from gateway.protocols.http.deps import UploadKey
 from services.batch import BATCH_FORMATS
 from services.manifest import Manifest
 from services.records import InstanceRecord, State, WorkerRecord
@@ -17,7 +17,7 @@ _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.
 
 
 class RepositoryCatalog:
-    """The Catalog interface of gateway.deps. `announced`: the models that were announced, in order."""
+    """The Catalog interface of gateway.protocols.http.deps. `announced`: the models that were announced, in order."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from gateway.v2.compression import choose_encoding, compress, decompress
+from gateway.protocols.http.compression import choose_encoding, compress, decompress
 from services.errors import Code, Failure
 
 CONTENT = b"some content, some content, " * 1000

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import grpc
 
-from gateway.local_caller import forwarding_header, is_loopback
+from gateway.protocols.http.local_caller import forwarding_header, is_loopback
 from services.errors import Code, Failure
 from services.settings import Settings
 

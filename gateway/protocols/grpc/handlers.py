@@ -12,7 +12,6 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.connection.drain import Drain
 from gateway.connection.error_reply import unexpected
-from gateway.deps import Deps
 from gateway.protocols.grpc.health import Health
 from gateway.protocols.grpc.infer import Infer
 from gateway.protocols.grpc.messages import Messages, answer_alike, parse
@@ -22,6 +21,7 @@ from gateway.protocols.grpc.shared_memory import Memory
 from gateway.protocols.grpc.statistics import About
 from gateway.protocols.grpc.stream import Stream
 from gateway.protocols.grpc.trace_and_log import Instruments
+from gateway.protocols.http.deps import Deps
 from services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]

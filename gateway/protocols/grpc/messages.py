@@ -20,7 +20,7 @@ from gateway.protocols.grpc import parse_cost
 from gateway.protocols.grpc.receiver import Receiver
 from gateway.protocols.grpc.stalled_replies import ReplyWatch
 from gateway.protocols.grpc.status import refuse
-from gateway.v2.compression import choose_encoding, decompress
+from gateway.protocols.http.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
 from services.process.offload import apart
 

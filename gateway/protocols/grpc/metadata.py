@@ -8,8 +8,8 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.catalog.snapshot import ModelView, VersionView, version_number
 from gateway.connection.drain import Drain
-from gateway.deps import Deps
 from gateway.protocols.grpc.infer import check_version
+from gateway.protocols.http.deps import Deps
 from gateway.v2.metadata import model_metadata, server_metadata
 from services.errors import Code, Failure
 

@@ -19,12 +19,12 @@ from typing import Any
 import grpc
 
 from gateway.connection.drain import Drain
-from gateway.deps import Deps
 from gateway.protocols.grpc import proc_net
 from gateway.protocols.grpc.handlers import Table
 from gateway.protocols.grpc.messages import Messages
 from gateway.protocols.grpc.receiver import Receiver
 from gateway.protocols.grpc.stalled_replies import ReplyWatch
+from gateway.protocols.http.deps import Deps
 from services.errors import Code, Failure
 from services.settings import Settings
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from gateway.catalog.upload_slots import Uploads
-from gateway.deps import Deps
+from gateway.protocols.http.deps import Deps
 
 
 def _deps(request: Request) -> Deps:

@@ -2,7 +2,7 @@
 
 Without a key there are two dangers that also come from loopback. A web page in the operator's own browser gives itself
 away by a Host that it had to point at this machine (DNS rebinding), or by an Origin that is not ours (forged requests). A
-reverse proxy on this machine speaks for others: gateway/local_caller.py says how it is known.
+reverse proxy on this machine speaks for others: gateway/protocols/http/local_caller.py says how it is known.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
-from gateway.local_caller import forwarding_header, is_loopback
-from gateway.routes.context import DepsOf
+from gateway.protocols.http.context import DepsOf
+from gateway.protocols.http.local_caller import forwarding_header, is_loopback
 from services.errors import Code, Failure
 
 _bearer = HTTPBearer(

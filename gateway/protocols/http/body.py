@@ -14,9 +14,9 @@ from starlette.types import Receive
 
 from gateway.connection.error_reply import too_large
 from gateway.connection.receive_budget import HeldBody, Inbound
-from gateway.deps import Deps
+from gateway.protocols.http.compression import decompress, inflated_bytes_max
+from gateway.protocols.http.deps import Deps
 from gateway.tensors.json_document import parse_json
-from gateway.v2.compression import decompress, inflated_bytes_max
 from services.errors import invalid
 
 T = TypeVar("T")

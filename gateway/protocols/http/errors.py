@@ -21,7 +21,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.documents import Error
-from gateway.error_shapes import CODE_OF_STATUS, Problem, shape_of
+from gateway.protocols.http.error_formats import CODE_OF_STATUS, Problem, shape_of
 from services.errors import HTTP_STATUS, Code, Failure
 
 log = logging.getLogger(__name__)

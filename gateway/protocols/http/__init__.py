@@ -1,0 +1,1 @@
+"""What every HTTP protocol shares."""
