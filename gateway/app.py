@@ -10,12 +10,13 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.catalog.upload_slots import Uploads
-from gateway.openai.embeddings import Embeddings
-from gateway.openai.tokenizers import Tokenizers
 from gateway.protocols.http import docs, metrics, ping
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import UnexpectedErrors, add_error_handlers
 from gateway.protocols.http.reply_budget_middleware import ReplyBudget
+from gateway.protocols.openai import routes as openai
+from gateway.protocols.openai.embeddings import Embeddings
+from gateway.protocols.openai.tokenizers import Tokenizers
 from gateway.routes import (
     admin_models,
     admin_pools,
@@ -27,7 +28,6 @@ from gateway.routes import (
     infer,
     models,
     models_api,
-    openai,
     repository,
     sagemaker,
     statistics,

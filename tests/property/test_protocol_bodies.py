@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.openai import request as openai
-from gateway.openai.embedder import embedder
+from gateway.protocols.openai import request as openai
+from gateway.protocols.openai.embedder import embedder
 from gateway.sagemaker import forms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Inputs

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.openai import request
-from gateway.openai.embedder import embedder, shortened, unit
+from gateway.protocols.openai import request
+from gateway.protocols.openai.embedder import embedder, shortened, unit
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Failure

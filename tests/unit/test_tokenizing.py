@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.openai.tokenizing import VERSIONS_MAX, Tokenizing
+from gateway.protocols.openai.tokenizer_thread import VERSIONS_MAX, Tokenizing
 from services.errors import Code, Failure
 
 

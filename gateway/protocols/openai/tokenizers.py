@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from gateway.openai.request import unknown_words
+from gateway.protocols.openai.request import unknown_words
 from services.errors import invalid
 from services.manifest import Manifest
 from services.repository.base import Repository

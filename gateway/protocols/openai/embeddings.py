@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.openai.embedder import Embedder, embedder, shortened
-from gateway.openai.request import Wanted, check_tokens, read
-from gateway.openai.tokenizers import Tokenizers
-from gateway.openai.tokenizing import Tokenizing
+from gateway.protocols.openai.embedder import Embedder, embedder, shortened
+from gateway.protocols.openai.request import Wanted, check_tokens, read
+from gateway.protocols.openai.tokenizer_thread import Tokenizing
+from gateway.protocols.openai.tokenizers import Tokenizers
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.scheduling.router import Route

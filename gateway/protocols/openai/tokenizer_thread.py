@@ -1,4 +1,4 @@
-"""tokenizing: runs a version's tokenizer in a thread of its own, and for a bounded time.
+"""tokenizer_thread: runs a version's tokenizer in a thread of its own, and for a bounded time.
 
 A tokenizer.json is somebody else's: its regular expressions may take for ever on the right text. A thread cannot be ended,
 so one that does not end keeps its version's turn, and nothing else: neither other versions nor the event loop's threads.

@@ -7,11 +7,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from gateway.openai.embeddings import Embeddings
 from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
+from gateway.protocols.openai.embeddings import Embeddings
 from gateway.tfserving.documents import model_list
 
 router = APIRouter(tags=["OpenAI"])
