@@ -23,9 +23,9 @@ from gateway.connection.fd_limit import allow_connections
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.connection.server import Beside, Server
-from gateway.infer import Infer
 from gateway.memory_trim import HeldMemory
 from gateway.protocols.http.deps import Deps
+from gateway.protocols.v2.service import Infer
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.lane import Lane

@@ -7,7 +7,7 @@ import math
 import uuid
 
 from gateway.connection.infer_handler import HttpReply, reply_headers
-from gateway.v2.metadata import error_body
+from gateway.protocols.v2.metadata import error_body
 from services.errors import Code, Failure
 
 log = logging.getLogger("millstream.infer")

@@ -12,6 +12,8 @@ from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
+from gateway.protocols.v2.decode import parse_header_length
+from gateway.protocols.v2.embedded import infer_v2
 from gateway.sagemaker import binary, forms
 from gateway.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from gateway.sagemaker.event_stream import payload_parts
@@ -19,8 +21,6 @@ from gateway.sagemaker.target import default_model, named_model, variant_version
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.scheduling.router import Route
 from gateway.tensors.outputs import size_of
-from gateway.v2.decode import parse_header_length
-from gateway.v2.infer_call import infer_v2
 from services.errors import Code, Failure, invalid
 from services.process.offload import apart
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 from gateway.catalog.labels import Labels
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
 from gateway.connection.reply_budget import Outbound
-from gateway.rest_responder import RestResponder
+from gateway.protocols.v2.decode import Decoder
+from gateway.protocols.v2.encode import Encoder
+from gateway.protocols.v2.responder import RestResponder
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.lane import Lane
 from gateway.scheduling.lane_metrics import LaneTallies
@@ -26,8 +28,6 @@ from gateway.scheduling.traces import Traces
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits
 from gateway.tensors.output_options import Extensions, Memory
-from gateway.v2.decode import Decoder
-from gateway.v2.encode import Encoder
 from services.batch import BATCH_FORMATS, agreed_format
 from services.errors import Failure, not_found
 from services.manifest import Manifest

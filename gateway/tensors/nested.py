@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
+from gateway.protocols.v2.encode import numbers
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import DEPTH_MAX, raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor, Reply
-from gateway.v2.encode import numbers
 from services.datatypes import BYTES, NUMPY
 from services.errors import Failure, invalid
 

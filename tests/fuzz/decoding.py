@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from gateway.connection.error_reply import error_reply
 from gateway.protocols.http.compression import decompress
+from gateway.protocols.v2.decode import Decoder, parse_header_length
 from gateway.tensors.input_plans import InputPlans
-from gateway.v2.decode import Decoder, parse_header_length
 from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

@@ -14,7 +14,7 @@ import numpy as np
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
-from gateway.infer import Infer
+from gateway.protocols.v2.service import Infer
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.producer import Exchange
 from gateway.scheduling.router import Lanes

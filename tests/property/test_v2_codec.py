@@ -18,12 +18,12 @@ from hypothesis.extra import numpy as npst
 from tritonclient.http import InferInput, InferRequestedOutput, InferResult
 from tritonclient.http._utils import _get_inference_request
 
+from gateway.protocols.v2.call import InferCall, Options
+from gateway.protocols.v2.decode import Decoder
+from gateway.protocols.v2.encode import Encoder
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import Column, Outputs, OutputTensor
-from gateway.v2.call import InferCall, Options
-from gateway.v2.decode import Decoder
-from gateway.v2.encode import Encoder
 from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY
 from services.errors import Failure
 from services.tensor import Signature, TensorSpec

@@ -12,10 +12,10 @@ import pytest
 
 from gateway.connection.infer_handler import HttpReply
 from gateway.connection.reply_budget import Outbound, ReplyPermit
-from gateway.rest_responder import RestRequest, RestResponder
+from gateway.protocols.v2.call import Options
+from gateway.protocols.v2.encode import Encoder
+from gateway.protocols.v2.responder import RestRequest, RestResponder
 from gateway.tensors.outputs import Column, Outputs
-from gateway.v2.call import Options
-from gateway.v2.encode import Encoder
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from gateway.protocols.v2.decode import Decoder
 from gateway.scheduling.packer import Packer
 from gateway.scheduling.readiness import zero_inputs
 from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.input_plans import InputPlans
-from gateway.v2.decode import Decoder
 from services.batch import decode_batch
 from services.errors import Failure
 from services.segments.segment import Segments

@@ -9,8 +9,8 @@ import numpy as np
 import orjson
 import pytest
 
+from gateway.protocols.v2.decode import VIEW_BYTES_MIN, Decoder, InferCall, parse_header_length
 from gateway.tensors.input_plans import InputPlans
-from gateway.v2.decode import VIEW_BYTES_MIN, Decoder, InferCall, parse_header_length
 from services.tensor import Signature, TensorSpec
 
 MLP = Signature(

@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
+from gateway.protocols.v2.call import Options
+from gateway.protocols.v2.encode import Encoder, numbers
 from gateway.tensors.outputs import OutputTensor
-from gateway.v2.call import Options
-from gateway.v2.encode import Encoder, numbers
 from services.datatypes import NUMPY
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

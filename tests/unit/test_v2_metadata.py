@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.v2.metadata import EXTENSIONS, error_body, model_metadata, server_metadata
+from gateway.protocols.v2.metadata import EXTENSIONS, error_body, model_metadata, server_metadata
 from services.manifest import Manifest, ModelConfig
 from services.tensor import Signature, TensorSpec
 

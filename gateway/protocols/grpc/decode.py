@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from gateway.protocols.grpc.parameters import read_tensor, read_terms
 from gateway.protocols.grpc.typed_contents import no_data, tensor_of
+from gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
 from gateway.scheduling.caller import TERMS, Terms
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
 from gateway.tensors.json_document import shown
 from gateway.tensors.output_options import Ask, Extensions
-from gateway.v2.options import ID_CHARACTERS_MAX, read_span
 from services.errors import invalid
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.protocols.v2.encode import raw_bytes
 from gateway.tensors.output_options import Ask, Extensions
 from gateway.tensors.outputs import OutputTensor, Reply
-from gateway.v2.encode import raw_bytes
 from services.tensor import Signature
 
 _HEADS_MAX = 256

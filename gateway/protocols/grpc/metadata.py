@@ -10,7 +10,7 @@ from gateway.catalog.snapshot import ModelView, VersionView, version_number
 from gateway.connection.drain import Drain
 from gateway.protocols.grpc.infer import check_version
 from gateway.protocols.http.deps import Deps
-from gateway.v2.metadata import model_metadata, server_metadata
+from gateway.protocols.v2.metadata import model_metadata, server_metadata
 from services.errors import Code, Failure
 
 

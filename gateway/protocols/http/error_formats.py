@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.v2.metadata import error_body
+from gateway.protocols.v2.metadata import error_body
 from services.errors import SAGEMAKER_ERROR, Code
 
 

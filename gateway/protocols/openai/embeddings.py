@@ -18,11 +18,11 @@ from gateway.protocols.openai.embedder import Embedder, embedder, shortened
 from gateway.protocols.openai.request import Wanted, check_tokens, read
 from gateway.protocols.openai.tokenizer_thread import Tokenizing
 from gateway.protocols.openai.tokenizers import Tokenizers
+from gateway.protocols.v2.encode import numbers
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.scheduling.router import Route
 from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from gateway.v2.encode import numbers
 from services.process.offload import apart
 
 RUNS_AT_ONCE_MAX = 16

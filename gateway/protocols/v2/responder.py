@@ -16,12 +16,12 @@ from gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
 from gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
 from gateway.connection.reply_budget import Outbound
 from gateway.protocols.http.compression import choose_encoding, compress
+from gateway.protocols.v2.call import Options
+from gateway.protocols.v2.encode import Encoder
 from gateway.scheduling.lane import Lane
 from gateway.scheduling.request import Request
 from gateway.tensors.nested import owned
 from gateway.tensors.outputs import Outputs, Reply, size_of
-from gateway.v2.call import Options
-from gateway.v2.encode import Encoder
 from services.errors import Failure
 from services.process.offload import apart
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gateway.protocols.v2.encode import Encoder
 from gateway.scheduling.caller import Caller, Terms
 from gateway.scheduling.infer_arrays import turning_away
 from gateway.scheduling.router import Route
-from gateway.v2.encode import Encoder
 
 
 async def infer_v2(caller: Caller, route: Route, body: bytes, header_bytes: int | None) -> tuple[bytes, int | None]:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.protocols.v2.call import Options
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.output_options import Ask, Extensions
 from gateway.tensors.outputs import Outputs, OutputTensor, Reply
-from gateway.v2.call import Options
 from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from services.errors import invalid
 from services.tensor import Signature, TensorSpec

@@ -10,7 +10,7 @@ from gateway.catalog.snapshot import ModelView, VersionView, version_number
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
-from gateway.v2.metadata import model_metadata
+from gateway.protocols.v2.metadata import model_metadata
 
 router = APIRouter(tags=["v2 inference"])
 

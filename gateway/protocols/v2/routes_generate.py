@@ -10,9 +10,9 @@ from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
+from gateway.protocols.v2.generate import event, read, write
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.tensors.outputs import size_of
-from gateway.v2.generate import event, read, write
 from services.process.offload import apart
 
 router = APIRouter(tags=["v2 inference"])

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from gateway.protocols.http.context import DepsOf
-from gateway.v2.metadata import server_metadata
+from gateway.protocols.v2.metadata import server_metadata
 
 router = APIRouter(tags=["v2 inference"])
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.protocols.v2.options import ID_CHARACTERS_MAX
 from gateway.scheduling.caller import Terms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
 from gateway.tensors.nested import Inputs, join, row_of_lists, text_of
 from gateway.tensors.outputs import OutputTensor
-from gateway.v2.options import ID_CHARACTERS_MAX
 from services.errors import invalid
 from services.manifest import Manifest
 

@@ -1,4 +1,4 @@
-"""infer: bytes of a v2 infer request in, bytes of its reply out. Both HTTP adapters call this; it knows neither.
+"""service: bytes of a v2 infer request in, bytes of its reply out. Both HTTP adapters call this; it knows neither.
 
 route look-up ─> decode ─> RestRequest ─> lane ……… RestResponder ─> HttpReply
 """
@@ -15,9 +15,9 @@ from gateway.connection.error_reply import error_reply, unexpected
 from gateway.connection.infer_handler import Cancel, InferHeaders
 from gateway.connection.receive_budget import Inbound
 from gateway.protocols.http.compression import decompress
-from gateway.rest_responder import Done, RestRequest
+from gateway.protocols.v2.decode import InferCall, parse_header_length
+from gateway.protocols.v2.responder import Done, RestRequest
 from gateway.scheduling.router import Lanes, Route
-from gateway.v2.decode import InferCall, parse_header_length
 from services.errors import Code, Failure
 from services.process.offload import apart
 

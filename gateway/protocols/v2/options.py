@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.protocols.v2.call import Options
 from gateway.tensors.json_document import flag, members, missing, mistyped, shown, whole
 from gateway.tensors.output_options import Ask, Extensions, Span
-from gateway.v2.call import Options
 from services.datatypes import ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
 
