@@ -17,6 +17,7 @@ from gateway.protocols.http.reply_budget_middleware import ReplyBudget
 from gateway.protocols.openai import routes as openai
 from gateway.protocols.openai.embeddings import Embeddings
 from gateway.protocols.openai.tokenizers import Tokenizers
+from gateway.protocols.sagemaker import routes as sagemaker
 from gateway.protocols.v2 import routes_config as configurations
 from gateway.protocols.v2 import routes_generate as generate
 from gateway.protocols.v2 import routes_health as health
@@ -26,7 +27,7 @@ from gateway.protocols.v2 import routes_repository as repository
 from gateway.protocols.v2 import routes_shared_memory as client_memory
 from gateway.protocols.v2 import routes_statistics as statistics
 from gateway.protocols.v2 import routes_trace as trace
-from gateway.routes import admin_models, admin_pools, admin_uploads, models_api, sagemaker, torchserve, v1
+from gateway.routes import admin_models, admin_pools, admin_uploads, models_api, torchserve, v1
 from gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."

@@ -20,9 +20,9 @@ from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf, UploadsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
+from gateway.protocols.sagemaker.routes import invoke
 from gateway.removal import remove_version
 from gateway.routes import admin_models
-from gateway.routes.sagemaker import invoke
 from gateway.routes.torchserve import Refusal
 from gateway.torchserve import documents
 from gateway.upload import Upload, settled, take

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.sagemaker import forms
+from gateway.protocols.sagemaker import forms
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plan import InputPlan

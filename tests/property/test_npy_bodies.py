@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.sagemaker import forms
+from gateway.protocols.sagemaker import forms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import from_array
 from gateway.torchserve.predictions import read as read_prediction

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.protocols.openai import request as openai
 from gateway.protocols.openai.embedder import embedder
+from gateway.protocols.sagemaker import forms
 from gateway.protocols.v2 import generate
-from gateway.sagemaker import forms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Inputs
 from gateway.tfserving.cloud_events import open_event

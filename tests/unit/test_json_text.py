@@ -14,9 +14,9 @@ import pytest
 import gateway.tensors.json_text
 import gateway.tensors.number_list
 import gateway.tensors.strict_json
+from gateway.protocols.sagemaker import forms
 from gateway.protocols.v2.decode import Decoder
 from gateway.protocols.v2.generate import read as read_prompt
-from gateway.sagemaker import forms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits, parse
 from gateway.tensors.nested import from_lists, row_of_lists

@@ -11,9 +11,9 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 
 from gateway.catalog.snapshot import ModelView, Snapshot
-from gateway.sagemaker import binary, forms
-from gateway.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
-from gateway.sagemaker.target import default_model, named_model, variant_version
+from gateway.protocols.sagemaker import binary, forms
+from gateway.protocols.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
+from gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure

@@ -12,12 +12,12 @@ from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
+from gateway.protocols.sagemaker import binary, forms
+from gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
+from gateway.protocols.sagemaker.event_stream import payload_parts
+from gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from gateway.protocols.v2.decode import parse_header_length
 from gateway.protocols.v2.embedded import infer_v2
-from gateway.sagemaker import binary, forms
-from gateway.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
-from gateway.sagemaker.event_stream import payload_parts
-from gateway.sagemaker.target import default_model, named_model, variant_version
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.scheduling.router import Route
 from gateway.tensors.outputs import size_of
