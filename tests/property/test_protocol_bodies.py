@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from gateway.protocols.openai import request as openai
 from gateway.protocols.openai.embedder import embedder
 from gateway.protocols.sagemaker import forms
+from gateway.protocols.tfserving.cloud_events import open_event
+from gateway.protocols.tfserving.predict import read_document, read_examples, read_predict
 from gateway.protocols.v2 import generate
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Inputs
-from gateway.tfserving.cloud_events import open_event
-from gateway.tfserving.predict import read_document, read_examples, read_predict
 from gateway.torchserve import predictions
 from gateway.torchserve.form import parts_of
 from services.errors import Code, Failure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gateway.catalog.snapshot import ModelView, VersionView
+from gateway.protocols.tfserving.documents import model_status
+from gateway.protocols.tfserving.predict import write_classes, write_predict
 from gateway.tensors.outputs import OutputTensor
-from gateway.tfserving.documents import model_status
-from gateway.tfserving.predict import write_classes, write_predict
 from services.manifest import Manifest, ModelConfig
 from services.records import State
 from services.tensor import Signature, TensorSpec

@@ -12,7 +12,7 @@ from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
 from gateway.protocols.openai.embeddings import Embeddings
-from gateway.tfserving.documents import model_list
+from gateway.protocols.tfserving.documents import model_list
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict, write_predict
 from gateway.tensors.input_plan import InputPlan
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_document import shown
@@ -21,7 +22,6 @@ from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from gateway.tensors.nested import Found, Inputs, as_numbers, from_array, from_lists, join
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor
-from gateway.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict, write_predict
 from services.datatypes import BYTES, ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
 from services.tensor import Signature

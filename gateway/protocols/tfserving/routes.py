@@ -12,13 +12,9 @@ from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
-from gateway.scheduling.infer_arrays import ask, turning_away
-from gateway.scheduling.router import Route
-from gateway.tensors.nested import Inputs
-from gateway.tensors.outputs import OutputTensor, size_of
-from gateway.tfserving import documents
-from gateway.tfserving.cloud_events import close_event, open_event
-from gateway.tfserving.predict import (
+from gateway.protocols.tfserving import documents
+from gateway.protocols.tfserving.cloud_events import close_event, open_event
+from gateway.protocols.tfserving.predict import (
     read_document,
     read_examples,
     read_predict,
@@ -27,6 +23,10 @@ from gateway.tfserving.predict import (
     write_predict,
     write_values,
 )
+from gateway.scheduling.infer_arrays import ask, turning_away
+from gateway.scheduling.router import Route
+from gateway.tensors.nested import Inputs
+from gateway.tensors.outputs import OutputTensor, size_of
 from services.errors import Code, Failure, not_found
 from services.process.offload import apart
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from gateway.tfserving.predict import SIGNATURE_NAME
+from gateway.protocols.tfserving.predict import SIGNATURE_NAME
 from services.manifest import Manifest
 from services.records import State
 from services.tensor import TensorSpec
