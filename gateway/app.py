@@ -19,6 +19,8 @@ from gateway.protocols.openai.embeddings import Embeddings
 from gateway.protocols.openai.tokenizers import Tokenizers
 from gateway.protocols.sagemaker import routes as sagemaker
 from gateway.protocols.tfserving import routes as v1
+from gateway.protocols.torchserve import routes as torchserve
+from gateway.protocols.torchserve import routes_management as models_api
 from gateway.protocols.v2 import routes_config as configurations
 from gateway.protocols.v2 import routes_generate as generate
 from gateway.protocols.v2 import routes_health as health
@@ -28,7 +30,7 @@ from gateway.protocols.v2 import routes_repository as repository
 from gateway.protocols.v2 import routes_shared_memory as client_memory
 from gateway.protocols.v2 import routes_statistics as statistics
 from gateway.protocols.v2 import routes_trace as trace
-from gateway.routes import admin_models, admin_pools, admin_uploads, models_api, torchserve
+from gateway.routes import admin_models, admin_pools, admin_uploads
 from gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."

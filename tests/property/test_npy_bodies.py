@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.protocols.sagemaker import forms
+from gateway.protocols.torchserve.predictions import read as read_prediction
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import from_array
-from gateway.torchserve.predictions import read as read_prediction
 from services.datatypes import ITEM_BYTES
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

@@ -14,11 +14,11 @@ from gateway.protocols.openai.embedder import embedder
 from gateway.protocols.sagemaker import forms
 from gateway.protocols.tfserving.cloud_events import open_event
 from gateway.protocols.tfserving.predict import read_document, read_examples, read_predict
+from gateway.protocols.torchserve import predictions
+from gateway.protocols.torchserve.form import parts_of
 from gateway.protocols.v2 import generate
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Inputs
-from gateway.torchserve import predictions
-from gateway.torchserve.form import parts_of
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
 

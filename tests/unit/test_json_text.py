@@ -16,13 +16,13 @@ import gateway.tensors.number_list
 import gateway.tensors.strict_json
 from gateway.protocols.sagemaker import forms
 from gateway.protocols.tfserving.predict import read_document, read_predict
+from gateway.protocols.torchserve.predictions import read as read_prediction
 from gateway.protocols.v2.decode import Decoder
 from gateway.protocols.v2.generate import read as read_prompt
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits, parse
 from gateway.tensors.nested import from_lists, row_of_lists
 from gateway.tensors.number_list import NumberList
-from gateway.torchserve.predictions import read as read_prediction
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec
 

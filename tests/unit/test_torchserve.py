@@ -14,11 +14,11 @@ import pytest
 
 from gateway.catalog.snapshot import ModelView, Snapshot
 from gateway.model_files import content, locate
+from gateway.protocols.torchserve.documents import find, page
+from gateway.protocols.torchserve.form import PARTS_MAX, parts_of
+from gateway.protocols.torchserve.predictions import read, write
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
-from gateway.torchserve.documents import find, page
-from gateway.torchserve.form import PARTS_MAX, parts_of
-from gateway.torchserve.predictions import read, write
 from services.bytes_tensor import decode_elements
 from services.errors import Code, Failure
 from services.tensor import Signature, TensorSpec

@@ -12,11 +12,11 @@ from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
+from gateway.protocols.torchserve.documents import find, plain, unknown_version
+from gateway.protocols.torchserve.predictions import read, write
 from gateway.scheduling.infer_arrays import ask, turning_away
 from gateway.scheduling.router import Route
 from gateway.tensors.outputs import size_of
-from gateway.torchserve.documents import find, plain, unknown_version
-from gateway.torchserve.predictions import read, write
 from services.errors import Code, Failure
 from services.process.offload import apart
 

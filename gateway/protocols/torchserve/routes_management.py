@@ -21,10 +21,10 @@ from gateway.protocols.http.context import DepsOf, UploadsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
 from gateway.protocols.sagemaker.routes import invoke
+from gateway.protocols.torchserve import documents
+from gateway.protocols.torchserve.routes import Refusal
 from gateway.removal import remove_version
 from gateway.routes import admin_models
-from gateway.routes.torchserve import Refusal
-from gateway.torchserve import documents
 from gateway.upload import Upload, settled, take
 from services.errors import Code, Failure, invalid, not_found
 from services.manifest import Manifest
