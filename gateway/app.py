@@ -9,6 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.admin import routes_models as admin_models
+from gateway.admin import routes_pools as admin_pools
+from gateway.admin import routes_uploads as admin_uploads
 from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http import docs, metrics, ping
 from gateway.protocols.http.deps import Deps
@@ -30,7 +33,6 @@ from gateway.protocols.v2 import routes_repository as repository
 from gateway.protocols.v2 import routes_shared_memory as client_memory
 from gateway.protocols.v2 import routes_statistics as statistics
 from gateway.protocols.v2 import routes_trace as trace
-from gateway.routes import admin_models, admin_pools, admin_uploads
 from gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."

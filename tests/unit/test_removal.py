@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.removal import remove_version
+from gateway.admin.removal import remove_version
 from services.errors import Code, Failure
 from services.manifest import Endpoint
 from services.repository.activation import endpoint_activate

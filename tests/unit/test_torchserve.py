@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gateway.admin.local_files import content, locate
 from gateway.catalog.snapshot import ModelView, Snapshot
-from gateway.model_files import content, locate
 from gateway.protocols.torchserve.documents import find, page
 from gateway.protocols.torchserve.form import PARTS_MAX, parts_of
 from gateway.protocols.torchserve.predictions import read, write

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.upload_form import CONFIG_BYTES_MAX, UploadForm, is_form
+from gateway.admin.multipart import CONFIG_BYTES_MAX, UploadForm, is_form
 from services.errors import Code, Failure
 
 TYPE = 'multipart/form-data; boundary="xYz"'

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.documents import Error
+from gateway.admin.schemas import Error
 from gateway.protocols.http.error_formats import CODE_OF_STATUS, Problem, shape_of
 from services.errors import HTTP_STATUS, Code, Failure
 

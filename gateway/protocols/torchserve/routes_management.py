@@ -12,9 +12,12 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
+from gateway.admin import routes_models as admin_models
+from gateway.admin.local_files import content, locate
+from gateway.admin.removal import remove_version
+from gateway.admin.upload import Upload, settled, take
 from gateway.catalog.snapshot import ModelView, VersionView, shown
 from gateway.catalog.upload_slots import Uploads
-from gateway.model_files import content, locate
 from gateway.protocols.http.auth import models_api
 from gateway.protocols.http.body import unless_gone, whole_body
 from gateway.protocols.http.context import DepsOf, UploadsOf
@@ -23,9 +26,6 @@ from gateway.protocols.http.errors import documented
 from gateway.protocols.sagemaker.routes import invoke
 from gateway.protocols.torchserve import documents
 from gateway.protocols.torchserve.routes import Refusal
-from gateway.removal import remove_version
-from gateway.routes import admin_models
-from gateway.upload import Upload, settled, take
 from services.errors import Code, Failure, invalid, not_found
 from services.manifest import Manifest
 from services.records import State

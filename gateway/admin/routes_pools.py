@@ -6,7 +6,7 @@ import time
 
 from fastapi import APIRouter, Depends
 
-from gateway import documents
+from gateway.admin import schemas
 from gateway.protocols.http.auth import admin
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.errors import documented
@@ -17,10 +17,10 @@ router = APIRouter(
 
 
 @router.get("/pools", summary="Worker pools and how much of each is ready")
-async def pools(deps: DepsOf) -> documents.Pools:
-    return documents.pools(deps.catalog.snapshot)
+async def pools(deps: DepsOf) -> schemas.Pools:
+    return schemas.pools(deps.catalog.snapshot)
 
 
 @router.get("/workers", summary="Live workers and what each of them holds")
-async def workers(deps: DepsOf) -> documents.Workers:
-    return documents.workers(deps.catalog.snapshot, time.time())  # noqa: TID251 - the board brought heartbeats to this clock
+async def workers(deps: DepsOf) -> schemas.Workers:
+    return schemas.workers(deps.catalog.snapshot, time.time())  # noqa: TID251 - the board brought heartbeats to this clock

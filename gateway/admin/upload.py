@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
+from gateway.admin.multipart import UploadForm
 from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http.deps import Deps
-from gateway.upload_form import UploadForm
 from services.compiler.ingest import Incoming
 from services.errors import invalid
 from services.manifest import Manifest, ModelConfig

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from gateway import documents
+from gateway.admin import schemas
+from gateway.admin.multipart import CONFIG_BYTES_MAX, UploadForm, is_form
+from gateway.admin.upload import Upload, parse_config, settled, take
 from gateway.protocols.http.auth import admin
 from gateway.protocols.http.body import declared_bytes, disconnected
 from gateway.protocols.http.context import DepsOf, UploadsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
-from gateway.upload import Upload, parse_config, settled, take
-from gateway.upload_form import CONFIG_BYTES_MAX, UploadForm, is_form
 from services.errors import Code, Failure
 from services.manifest import Manifest
 
@@ -92,7 +92,7 @@ _OptionsOf = Annotated[_Options, Depends()]
 )
 async def put(
     name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
-) -> documents.Version:
+) -> schemas.Version:
     manifest = await take(deps, uploads, _upload(name, version, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
@@ -100,7 +100,7 @@ async def put(
 @router.post("/models/{name}/versions", status_code=201, summary="Upload the next version", openapi_extra=_BODY)
 async def post(
     name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
-) -> documents.Version:
+) -> schemas.Version:
     manifest = await take(deps, uploads, _upload(name, None, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
@@ -127,11 +127,11 @@ def _upload(name: str, version: int | None, options: _Options, request: Request,
 
 async def _created(
     manifest: Manifest, options: _Options, request: Request, response: Response, deps: Deps
-) -> documents.Version:
+) -> schemas.Version:
     if options.wait_s:
         await _wait(deps, manifest, options.wait_s, request)
     response.headers["Location"] = f"/admin/v1/models/{manifest.model}/versions/{manifest.version}"
-    return documents.published(manifest, deps.catalog.snapshot)
+    return schemas.published(manifest, deps.catalog.snapshot)
 
 
 async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request) -> None:

@@ -1,6 +1,6 @@
-"""model_files: models that lie in a folder of this machine, as uploads. For management calls that name a path.
+"""local_files: models that lie in a folder of this machine, as uploads. For management calls that name a path.
 
-path ─> inside the folder that is allowed? ─> a file's bytes, or a tar of a folder, piece by piece ─> gateway.upload
+path ─> inside the folder that is allowed? ─> a file's bytes, or a tar of a folder, piece by piece ─> gateway.admin.upload
 """
 
 from __future__ import annotations

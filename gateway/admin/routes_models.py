@@ -1,4 +1,4 @@
-"""Admin API over models and versions that are there: look at them, activate, delete. Uploading is in admin_uploads.py."""
+"""Admin API over models and versions that are there: look at them, activate, delete. Uploading is in routes_uploads.py."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from gateway import documents
+from gateway.admin import schemas
+from gateway.admin.removal import remove_version
 from gateway.catalog.snapshot import ModelView
 from gateway.protocols.http.auth import admin
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.errors import documented
-from gateway.removal import remove_version
 from services.errors import Code, Failure
 from services.records import State
 from services.repository.activation import endpoint_activate
@@ -23,13 +23,13 @@ router = APIRouter(
 
 
 @router.get("/models", summary="All models and their versions")
-async def models(deps: DepsOf) -> documents.Models:
-    return documents.models(deps.catalog.snapshot, deps.catalog.uploads)
+async def models(deps: DepsOf) -> schemas.Models:
+    return schemas.models(deps.catalog.snapshot, deps.catalog.uploads)
 
 
 @router.get("/models/{name}", summary="One model and its versions", responses=documented(404))
-async def model(name: str, deps: DepsOf) -> documents.Model:
-    return documents.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+async def model(name: str, deps: DepsOf) -> schemas.Model:
+    return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
 
 
 @router.get(
@@ -37,8 +37,8 @@ async def model(name: str, deps: DepsOf) -> documents.Model:
     summary="One version: its state, signature and instances",
     responses=documented(400, 404),
 )
-async def version(name: str, version: int, deps: DepsOf) -> documents.Version:
-    return documents.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
+async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
+    return schemas.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
 
 
 @router.post(
@@ -49,7 +49,7 @@ async def version(name: str, version: int, deps: DepsOf) -> documents.Version:
     "turned off is batched again.",
     responses=documented(400, 404, 409),
 )
-async def activate(name: str, version: int, deps: DepsOf) -> documents.Model:
+async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
     if view.verdict.failed or view.verdict.batching_off:  # an operator wants it tried again
@@ -58,7 +58,7 @@ async def activate(name: str, version: int, deps: DepsOf) -> documents.Model:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
     await asyncio.to_thread(endpoint_activate, deps.repository, name, version)
     await deps.catalog.announce(name)
-    return documents.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+    return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
 
 
 @router.delete(
