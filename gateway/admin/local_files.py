@@ -15,8 +15,8 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from gateway.tensors.json_document import shown
-from services.compiler.archive import ENTRIES_MAX
 from services.errors import Code, Failure, invalid, not_found
+from services.ingest.archive import ENTRIES_MAX
 
 _PIECE_BYTES = 1 << 20
 _BLOCK_BYTES = 512

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from gateway.admin.multipart import UploadForm
 from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http.deps import Deps
-from services.compiler.ingest import Incoming
 from services.errors import invalid
+from services.ingest.upload import Incoming
 from services.manifest import Manifest, ModelConfig
 from services.names import check_name
 from services.records import State

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from services.compiler.files import described_file
-from services.compiler.in_place import examine
-from services.compiler.report import Checked
 from services.errors import Code, Failure, invalid
+from services.ingest.digests import described_file
+from services.ingest.in_place import examine
+from services.ingest.report import Checked
 from services.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
 from services.settings import Settings
 from services.triton.folder import files_named

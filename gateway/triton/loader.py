@@ -21,10 +21,10 @@ from gateway.triton import index
 from gateway.triton.await_ready import Trial
 from gateway.triton.candidates import Candidate, manifest_of
 from gateway.triton.interfaces import IndexEntry
-from services.compiler.uninterrupted import uninterrupted
 from services.errors import Code, Failure, invalid
 from services.manifest import Endpoint, Manifest
 from services.names import check_name
+from services.process.uninterruptible import uninterrupted
 from services.repository.base import Claim, Repository
 from services.repository.disk import storage_errors
 from services.settings import Settings

@@ -17,11 +17,11 @@ import pytest
 import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
-from services.compiler import jail
-from services.compiler.in_place import examine
-from services.compiler.ingest import PIECE_BYTES, Incoming
-from services.compiler.turns import CHECKS_MAX
 from services.errors import Code, Failure
+from services.ingest import check_process
+from services.ingest.check_slots import CHECKS_MAX
+from services.ingest.in_place import examine
+from services.ingest.upload import PIECE_BYTES, Incoming
 from services.manifest import Manifest, ModelConfig
 from services.records import State
 from services.repository.folder import FolderRepository
@@ -46,7 +46,7 @@ def checkers(root: Path) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"services.compiler.checker" in command and str(root).encode() in command:
+            if b"services.ingest.checker" in command and str(root).encode() in command:
                 found.append(int(entry.name))
     return found
 
@@ -386,7 +386,7 @@ def test_uploads_at_once_get_numbers_of_their_own_and_one_wins_a_given_number(
     most = 0
 
     async def all_at_once() -> list[Manifest | BaseException]:
-        check = jail.check
+        check = check_process.check
 
         async def counted(*arguments: object) -> object:
             nonlocal checking, most
@@ -398,7 +398,7 @@ def test_uploads_at_once_get_numbers_of_their_own_and_one_wins_a_given_number(
                 checking -= 1
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("services.compiler.ingest.check", counted)
+            patch.setattr("services.ingest.upload.check", counted)
             uploads = [upload(repository, content, version=version) for version in (None, None, None, 9, 9)]
             return await asyncio.gather(*uploads, return_exceptions=True)
 

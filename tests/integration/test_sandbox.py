@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from services.compiler.in_place import examine
-from services.compiler.ingest import Incoming
 from services.errors import Failure
+from services.ingest.in_place import examine
+from services.ingest.upload import Incoming
 from services.manifest import ModelConfig
 from services.repository.folder import FolderRepository
 from services.sandbox import landlock, seccomp

@@ -15,9 +15,9 @@ import onnx
 import pytest
 
 from services.agreement import agree
-from services.compiler.in_place import examine
-from services.compiler.inspection import inspect
-from services.compiler.report import Checked, CheckTask
+from services.ingest.in_place import examine
+from services.ingest.inspection import inspect
+from services.ingest.report import Checked, CheckTask
 from services.settings import Settings
 from workers.backends.onnxruntime import OnnxRuntime
 from workers.profile import measure

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.compiler import archive
-from services.compiler.archive import unpack
 from services.errors import Code, Failure
+from services.ingest import archive
+from services.ingest.archive import unpack
 
 LIMIT = 1 << 20
 Entry = tuple[str, bytes]

@@ -13,12 +13,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from services.compiler import rows
-from services.compiler.batch_trials import batch_sizes
-from services.compiler.independence import Proof
-from services.compiler.inspection import inspect
-from services.compiler.report import Checked, CheckTask
 from services.errors import Failure
+from services.ingest import batching_decision
+from services.ingest.batch_trials import batch_sizes
+from services.ingest.independence import Proof
+from services.ingest.inspection import inspect
+from services.ingest.report import Checked, CheckTask
 from services.manifest import Batching
 from tests.kit import models
 
@@ -187,7 +187,7 @@ def test_trials_find_them_too(source: Path, make: Callable[[], onnx.ModelProto])
 def test_a_wrong_proof_is_found_by_the_trials(
     source: Path, make: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "prove", lambda model, names: Proof(True, "", ""))
+    monkeypatch.setattr(batching_decision, "prove", lambda model, names: Proof(True, "", ""))
     found = checked(source, make())
     assert "depends on the rows beside it" in found.batching.reason
 

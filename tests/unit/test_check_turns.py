@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.compiler.turns import CHECKS_BESIDE_MAX, CHECKS_MAX, Turns
+from services.ingest.check_slots import CHECKS_BESIDE_MAX, CHECKS_MAX, Turns
 
 
 class Checks:

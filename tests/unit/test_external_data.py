@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.message import Message
 from onnx import TensorProto, helper
 
-from services.compiler.graph import tensors
-from services.compiler.weights import external_files
 from services.errors import Failure
+from services.ingest.external_data import external_files
+from services.ingest.graph import tensors
 
 
 def external(location: str, **entries: str) -> onnx.TensorProto:

@@ -14,9 +14,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from services.compiler.inspection import inspect
-from services.compiler.report import Checked, CheckTask
 from services.errors import Code, Failure
+from services.ingest.inspection import inspect
+from services.ingest.report import Checked, CheckTask
 from services.manifest import Batching
 from tests.kit import models
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.compiler.files import described_file
 from services.errors import Failure
+from services.ingest.digests import described_file
 from services.manifest import ModelConfig, SourceFile
 from services.repository.folder import FolderRepository
 from services.triton.folder import read_model_folder

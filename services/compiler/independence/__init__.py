@@ -1,5 +1,0 @@
-"""A proof, from the graph alone, that the rows of a model do not influence each other."""
-
-from services.compiler.independence.analysis import Proof, prove
-
-__all__ = ["Proof", "prove"]

@@ -1,0 +1,143 @@
+"""Starts the checker in a process of its own and ends it, whatever it does.
+
+CheckTask ─> checker process (own session, low priority, bounded memory and time) ─> Checked, or a Failure
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from services.errors import Code, Failure, invalid
+from services.ingest.report import Checked, CheckReport, CheckTask
+from services.process.uninterruptible import uninterrupted
+from services.settings import child_environment
+
+_REPORT_BYTES_MAX = 16 << 20
+_ERRORS_BYTES_KEPT = 4096
+_RETRY_S = 5.0
+_IMPORT_ROOT = Path(__file__).parents[2]
+
+
+async def check(task: CheckTask, seconds_max: float) -> Checked:
+    """Run the checker on `task`. Whatever happens, cancellation too, its process group is gone afterwards.
+
+    Raises Failure: what the checker refused; INVALID when it crashed, or took too long; INTERNAL when it did not work;
+    UNAVAILABLE when no process could be started.
+    """
+    starting = asyncio.ensure_future(_start(task))
+    try:
+        async with asyncio.timeout(seconds_max):
+            process = await asyncio.shield(starting)
+            report, errors = await _talk(process, task.model_dump_json().encode())
+            status = await process.wait()
+    except TimeoutError:
+        raise _too_slow(seconds_max) from None
+    finally:
+        # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
+        await uninterrupted(_end(starting))
+    # A report may be as large as a model's list of files: reading it must not hold up the event loop.
+    return await asyncio.to_thread(_outcome, report, errors, status, task, seconds_max)
+
+
+async def _start(task: CheckTask) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "services.ingest.checker",
+            str(task.folder),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=_IMPORT_ROOT,
+            env=_environment(),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise Failure(
+            Code.UNAVAILABLE, f"the model check cannot be started: {error.strerror}", retry_after_s=_RETRY_S
+        ) from error
+
+
+async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+    try:
+        process = await starting
+    except Failure:  # nothing was started
+        return
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    process.stdin.write(task)
+    process.stdin.close()
+    report, errors = await asyncio.gather(_first(process.stdout), _last(process.stderr))
+    return report, errors
+
+
+async def _first(stream: asyncio.StreamReader) -> bytes:
+    """The stream's beginning; the rest is read and dropped, so that the writer comes to its end."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        kept += chunk[: _REPORT_BYTES_MAX - len(kept)]
+    return bytes(kept)
+
+
+async def _last(stream: asyncio.StreamReader) -> bytes:
+    kept = b""
+    while chunk := await stream.read(1 << 16):
+        kept = (kept + chunk)[-_ERRORS_BYTES_KEPT:]
+    return kept
+
+
+def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds_max: float) -> Checked:
+    if status == -signal.SIGXCPU:
+        raise _too_slow(seconds_max)
+    if status < 0:
+        raise invalid(
+            f"the model ended its check with {_signal_name(-status)}: it crashes ONNX Runtime or needs more than the "
+            f"{task.memory_bytes_max >> 20} MiB that a check may use (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
+        )
+    if len(report) >= _REPORT_BYTES_MAX:
+        raise invalid("the model's inputs, outputs and files take too much to describe")
+    try:
+        outcome = CheckReport.model_validate_json(report).outcome
+    except ValidationError:
+        lines = errors.decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        raise Failure(Code.INTERNAL, f"the model check ended with status {status}: {last[:300]}") from None
+    if isinstance(outcome, Checked):
+        return outcome
+    raise Failure(outcome.code, outcome.message)
+
+
+def _too_slow(seconds_max: float) -> Failure:
+    return invalid(
+        f"the model check took longer than {seconds_max:g} s: is the model too slow to serve? "
+        "(MILLSTREAM_CHECK_S_MAX sets the limit)"
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _environment() -> dict[str, str]:
+    """The environment of this process without its secrets, and with one thread: each would reserve memory."""
+    inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
+    return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}

@@ -1,0 +1,78 @@
+"""Operators that combine elements of several tensors: labelled axes, as in Einstein's summation notation.
+
+Elements meet where their labels agree. Rows stay independent if all operands with rows have them under one label that
+the output keeps, and all other operands repeat one element along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from services.ingest.independence.expression import ONE, Expression, Symbols
+from services.ingest.independence.node import dims_of
+from services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+
+Labels = Sequence[Hashable]
+
+
+def combine(symbols: Symbols, operands: Sequence[tuple[Value, Labels]], output: Labels) -> Value:
+    """The value of axes `output` that the operands give, each with one label per axis. Labels missing there are summed.
+
+    Raises Dependent.
+    """
+    label, rows = _row_label([(value, labels) for value, labels in operands if value.rows is not None])
+    sizes: dict[Hashable, Expression] = {}
+    for value, labels in operands:
+        for axis, (name, size) in enumerate(zip(labels, dims_of(value), strict=True)):
+            if name == label and size != ONE and (value.rows is None or value.rows.axis != axis):
+                raise Dependent("rows meet an axis that is no axis of rows")
+            sizes[name] = broadcast(symbols, sizes[name], size) if name in sizes else size
+    return _output(sizes, output, label, rows)
+
+
+def _row_label(operands: Sequence[tuple[Value, Labels]]) -> tuple[Hashable, Rows | None]:
+    label: Hashable = None
+    rows: Rows | None = None
+    for value, labels in operands:
+        assert value.rows is not None
+        name = labels[value.rows.axis]
+        if rows is None:
+            label, rows = name, value.rows
+        elif name != label:
+            raise Dependent("rows of one input meet another axis of the other")
+        elif (rows.outer, rows.inner) != (value.rows.outer, value.rows.inner):
+            raise Dependent("rows are laid out differently in two inputs")
+    return label, rows
+
+
+def _output(sizes: Mapping[Hashable, Expression], output: Labels, label: Hashable, rows: Rows | None) -> Value:
+    dims = [sizes[name] for name in output]
+    if rows is None:
+        return free(dims)
+    if label not in output:
+        raise Dependent("it combines all rows")
+    axis = list(output).index(label)
+    dims[axis] = rows.size
+    return rowed(dims, rows.moved(axis))
+
+
+def elementwise(symbols: Symbols, operands: Sequence[Value]) -> Value:
+    """Multidirectional broadcasting: axes are aligned at the last one."""
+    if all(value.rows is None for value in operands) and any(value.dims is None for value in operands):
+        return free()
+    ranks = [len(dims_of(value)) for value in operands]
+    labelled = [(value, range(-rank, 0)) for value, rank in zip(operands, ranks, strict=True)]
+    return combine(symbols, labelled, range(-max(ranks), 0))
+
+
+def broadcast(symbols: Symbols, left: Expression, right: Expression) -> Expression:
+    """The size of an axis where two sizes meet."""
+    if right in {left, ONE}:
+        return left
+    if left == ONE:
+        return right
+    if right.constant is not None:
+        return right
+    if left.constant is not None:
+        return left
+    return symbols.derived("broadcast", left, right)

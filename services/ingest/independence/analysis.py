@@ -1,0 +1,330 @@
+"""The abstract interpreter: walks a graph once, in order, and keeps what it knows about each value.
+
+prove ─> Interpreter.run(graph, scope) ─> for each node: folding, rules, control flow, functions ─> outputs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from services.ingest.independence import control, functions, row_numbers
+from services.ingest.independence.expression import ONE, ROWS, Symbols, TooLarge, number
+from services.ingest.independence.folding import fold
+from services.ingest.independence.node import Call
+from services.ingest.independence.rules import RULES
+from services.ingest.independence.rules.refused import RANDOM
+from services.ingest.independence.value import (
+    CONTENT_ELEMENTS_MAX,
+    AnyValue,
+    Dependent,
+    Mixed,
+    Rows,
+    Value,
+    counted,
+    free,
+    known,
+    rowed,
+    stored,
+)
+
+#: applications of operators, those in loops and functions each time, and more for operators with many operands; no real
+#: model comes near it
+NODES_MAX = 300_000
+#: axes of a tensor; a graph that adds one in each node would take quadratic time
+RANK_MAX = 64
+#: operands, and elements of known shapes, that count as another application of an operator
+_OPERANDS_PER_NODE, _ELEMENTS_PER_NODE = 8, 8
+#: numbers in attributes of a graph or function inside another, which may be read each time, that count as one, too
+_LISTED_PER_NODE = 100
+
+_NOTHING = Mixed("a function", "an input that it returns is missing")
+#: graphs within graphs and functions within functions
+DEPTH_MAX = 24
+
+#: what a malformed node makes a rule raise
+_MALFORMED = (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
+
+#: where the runtime may have operators of its own, which it prefers to functions
+_RUNTIME_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms")
+
+#: domains all of whose operators give the same for the same operands, but for the random ones
+_STANDARD = frozenset({"", "ai.onnx.ml"})
+
+#: operators that look at the dimensions of their operand alone
+_MEASURING = frozenset({"Shape", "Size"})
+
+Scope = MutableMapping[str, AnyValue | None]
+Attributes = Mapping[str, onnx.AttributeProto]
+"""The attributes of a call of the function around a node."""
+
+
+class Proof(NamedTuple):
+    """Whether rows are shown to be independent. If not: the operator that ends the proof, and why (a sentence's end)."""
+
+    proven: bool
+    culprit: str
+    reason: str
+
+
+class _Exhausted(Exception):
+    """The graph is too large or too deep to be analysed."""
+
+
+def prove(model: onnx.ModelProto, rows: Collection[str]) -> Proof:
+    """Show that row i of every output depends on row i of the inputs only, for any number of rows.
+
+    Args:
+        model: the graph; external data is not needed.
+        rows: inputs whose axis 0 holds the rows; all others are the same for all rows that run together.
+    """
+    try:
+        return _Proving(model).prove(rows)
+    except _MALFORMED:
+        return Proof(False, "the graph", "it does not have the form that ONNX prescribes")
+    except _Exhausted as reason:
+        return Proof(False, "the graph", str(reason))
+    except RecursionError:
+        return Proof(False, "the graph", "it is nested too deeply to be analysed")
+
+
+class _Proving:
+    """One analysis. Implements `control.Host` and `functions.Host`: what operators with graphs in them need."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.symbols = Symbols()
+        self._model = model
+        self._nodes = 0
+        self._depth = 0
+        self._functions = {(_domain(item), item.name, item.overload): item for item in model.functions}
+
+    def prove(self, rows: Collection[str]) -> Proof:
+        graph = self._model.graph
+        scope: Scope = {}
+        for value in graph.input:
+            entry = _input(value, rows, self.symbols)
+            if isinstance(entry, Mixed) and value.name in rows:
+                return Proof(False, *entry)
+            scope[value.name] = entry
+        missing = set(rows) - scope.keys()
+        if missing or not rows:
+            return Proof(False, "the graph", f"it has no input {min(missing)!r}" if missing else "no input has rows")
+        outputs = self.graph(graph, scope, functions.opsets(self._model.opset_import), None, frozenset(rows))
+        makers = {name: _shown(node) for node in graph.node for name in node.output}
+        for port, value in zip(graph.output, outputs, strict=True):
+            if isinstance(value, Mixed):
+                return Proof(False, *value)
+            if reason := _no_batch(value):
+                return Proof(False, makers.get(port.name, f"output {port.name!r}"), f"output {port.name!r} {reason}")
+        return Proof(True, "", "")
+
+    def graph(
+        self,
+        graph: onnx.GraphProto,
+        scope: Scope,
+        versions: Mapping[str, int],
+        references: Attributes | None,
+        rows: Collection[str] = (),
+    ) -> list[AnyValue]:
+        """The outputs of a graph whose inputs, and whatever it captures, are in `scope`, which it adds to."""
+        self._spend(len(graph.initializer) + len(graph.sparse_initializer))
+        for tensor in graph.initializer:
+            if tensor.name not in rows:
+                scope[tensor.name] = constant_value(tensor)
+        for sparse in graph.sparse_initializer:
+            if sparse.values.name in rows:
+                continue
+            scope[sparse.values.name] = free([number(int(size)) for size in sparse.dims])
+        self.walk(graph.node, scope, versions, references)
+        return [_found(scope, port.name) or _NOTHING for port in graph.output]
+
+    def walk(
+        self, nodes: Iterable[onnx.NodeProto], scope: Scope, versions: Mapping[str, int], references: Attributes | None
+    ) -> None:
+        """Add the outputs of `nodes` to `scope`. `references`: None outside of functions."""
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise _Exhausted("it is nested too deeply to be analysed")
+        for node in nodes:
+            self._spend(1 + (len(node.input) + len(node.output)) // _OPERANDS_PER_NODE)
+            for name, value in zip(node.output, self._node(node, scope, versions, references), strict=False):
+                if name:
+                    scope[name] = value
+        self._depth -= 1
+
+    def _listed(self, attributes: Attributes) -> int:
+        """Numbers in attributes that may be read again and again."""
+        if self._depth == 1:
+            return 0
+        return sum(len(item.ints) + len(item.floats) + len(item.strings) for item in attributes.values())
+
+    def _spend(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > NODES_MAX:
+            raise _Exhausted(f"it applies more than {NODES_MAX} operators")
+
+    def _node(
+        self, node: onnx.NodeProto, scope: Scope, versions: Mapping[str, int], references: Attributes | None
+    ) -> Sequence[AnyValue]:
+        """The outputs of one node, as many as it names."""
+        count = len(node.output)
+        inputs = [None if not name else _found(scope, name) for name in node.input]
+        for value in inputs:
+            if isinstance(value, Mixed):
+                return [value] * count
+        try:
+            attributes = resolved(node, references)
+            domain = _domain(node)
+            operands = [value for value in inputs if not isinstance(value, Mixed)]
+            known_elements = sum(value.content.size for value in operands if value and value.content is not None)
+            self._spend(known_elements // _ELEMENTS_PER_NODE + self._listed(attributes) // _LISTED_PER_NODE)
+            call = Call(node.op_type, domain, versions.get(domain, 1), attributes, operands, count, self.symbols)
+            outputs = self._apply(call, node, control.Context(self, scope, versions, references))
+        except Dependent as reason:
+            return [Mixed(_shown(node), str(reason))] * count
+        except TooLarge:
+            return [Mixed(_shown(node), "the sizes of its operands are too large an expression")] * count
+        except _MALFORMED:
+            return [Mixed(_shown(node), "it does not have the form that its operator has")] * count
+        if len(outputs) < count:
+            return [Mixed(_shown(node), "it has more outputs than its operator")] * count
+        if any(isinstance(value, Value) and (value.rank or 0) > RANK_MAX for value in outputs):
+            return [Mixed(_shown(node), f"a tensor has more than {RANK_MAX} axes")] * count
+        return outputs[:count]
+
+    def _apply(self, call: Call, node: onnx.NodeProto, context: control.Context) -> Sequence[AnyValue]:
+        local = self._functions.get((call.domain, node.op_type, node.overload))
+        if local is not None:
+            if call.domain.startswith(_RUNTIME_DOMAINS) or call.domain in RULES:
+                raise Dependent("a function of the model has the name of a standard operator")
+            imported = functions.opsets(self._model.opset_import)  # the versions that the runtime takes
+            if any(
+                imported.get(domain, version) != version
+                for domain, version in functions.opsets(local.opset_import).items()
+            ):
+                raise Dependent("the function and the model import different versions of operators")
+            return functions.expand(self, local, call)
+        if call.domain == "" and call.op in control.RULES:
+            return control.RULES[call.op](call, context)
+        if call.op == "Constant" and call.domain == "":
+            return [_constant(call)]
+        return fold(call) or row_numbers.follow(call) or self._ruled(call)
+
+    def _ruled(self, call: Call) -> Sequence[AnyValue]:
+        rule = RULES.get(call.domain, {}).get(call.op)
+        values = [value for value in call.inputs if value is not None]
+        if not any(value.rows is not None for value in values):
+            return self._without_rows(call)
+        for index, value in enumerate(call.inputs):
+            if value is not None and value.counted and (rule is None or index not in rule.shapes):
+                raise Dependent("it computes with the number of rows")
+        if rule is not None:
+            return rule.apply(call)
+        return functions.expand_schema(self, call)
+
+    def _without_rows(self, call: Call) -> Sequence[AnyValue]:
+        """No operand has rows: neither has the result, except where a shape repeats it once for each row."""
+        if call.op in RANDOM or (call.op == "Dropout" and RULES[""]["Dropout"].apply(call) is None):
+            raise Dependent("its output is random")
+        rule = RULES.get(call.domain, {}).get(call.op)
+        if rule is None and call.domain not in _STANDARD:
+            raise Dependent("this operator is not known")
+        if call.op == "Range" and (numbers := row_numbers.numbers(call)) is not None:
+            return [numbers]
+        depends = [index for index, value in enumerate(call.inputs) if value is not None and value.counted]
+        if rule is not None and all(index in rule.shapes for index in depends):
+            with suppress(Dependent, *_MALFORMED):
+                outputs = rule.apply(call)
+                keep = not depends or call.op in _MEASURING
+                return [value if keep or not value.free else counted(value.dims) for value in outputs]
+        return [counted() if depends else free()] * call.outputs
+
+
+def _domain(item: onnx.NodeProto | onnx.FunctionProto) -> str:
+    """The domain of a node or function; that of ONNX itself has two names."""
+    return "" if item.domain == "ai.onnx" else str(item.domain)
+
+
+def resolved(node: onnx.NodeProto, references: Attributes | None) -> dict[str, onnx.AttributeProto]:
+    """The attributes of a node; of those that name an attribute of the function around it, that one's value.
+
+    Raises Dependent if there is no function.
+    """
+    attributes: dict[str, onnx.AttributeProto] = {}
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            attributes[attribute.name] = attribute
+        elif references is None:
+            raise Dependent(f"its attribute {attribute.name!r} refers to a function, and it is in none")
+        elif attribute.ref_attr_name in references:
+            attributes[attribute.name] = references[attribute.ref_attr_name]
+    return attributes
+
+
+def constant_value(tensor: TensorProto) -> Value:
+    """A stored tensor, with its content if it is small. Raises ValueError if it is malformed."""
+    if any(size < 0 for size in tensor.dims):
+        raise ValueError("a negative size")
+    dims = [number(int(size)) for size in tensor.dims]
+    elements = math.prod(tensor.dims)
+    if tensor.data_location == TensorProto.EXTERNAL or elements > CONTENT_ELEMENTS_MAX:
+        return free(dims)
+    if tensor.data_type == TensorProto.STRING:
+        return free(dims)
+    return known(stored(numpy_helper.to_array(tensor)))
+
+
+def _constant(call: Call) -> Value:
+    tensor = call.attribute("value", None)
+    if tensor is not None:
+        return constant_value(tensor)
+    for name in ("value_int", "value_ints", "value_float", "value_floats"):
+        value = call.attribute(name, None)
+        if value is not None:
+            array = np.asarray(value, np.int64 if "int" in name else np.float32)
+            return known(stored(array)) if array.size <= CONTENT_ELEMENTS_MAX else free([number(array.size)])
+    return free([] if call.attribute("value_string", None) is not None else None)
+
+
+def _input(value: onnx.ValueInfoProto, rows: Collection[str], symbols: Symbols) -> AnyValue:
+    shown = f"input {value.name!r}"
+    if value.type.WhichOneof("value") != "tensor_type":
+        return Mixed(shown, "it is not a tensor")
+    declared = value.type.tensor_type
+    sizes = [int(dim.dim_value) if dim.WhichOneof("value") == "dim_value" else 0 for dim in declared.shape.dim]
+    dims = [number(size) if size > 0 else symbols.fresh() for size in sizes]
+    if value.name not in rows:
+        return free(dims if declared.HasField("shape") else None)
+    if not dims:
+        return Mixed(shown, "it has no axis for rows")
+    if sizes[0] > 0:
+        return Mixed(shown, f"its first dimension is fixed at {sizes[0]}")
+    return rowed([ROWS, *dims[1:]], Rows(0))
+
+
+def _no_batch(value: Value) -> str:
+    """Why a value is not one row after the other on axis 0; "" if it is."""
+    if value.rows is None:
+        return "depends on the number of rows, not on their data" if value.counted else "is the same for any rows"
+    if value.rows.axis != 0:
+        return f"has its rows on axis {value.rows.axis}, not on axis 0"
+    return "" if value.rows.outer == value.rows.inner == ONE else "has several elements on axis 0 for each row"
+
+
+def _found(scope: Scope, name: str) -> AnyValue | None:
+    """A value by its name; None: an operand of a function that its caller leaves out."""
+    try:
+        return scope[name]
+    except KeyError:
+        return Mixed(f"value {name!r}", "nothing in the graph computes it before it is used")
+
+
+def _shown(node: onnx.NodeProto) -> str:
+    operator = f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx", "ai.onnx.ml"} else node.op_type
+    return f'{operator} (node "{node.name}")' if node.name else f"{operator} (which computes {node.output[0]!r})"

@@ -1,0 +1,40 @@
+"""What each operator does to rows, one family to a module."""
+
+from __future__ import annotations
+
+from services.ingest.independence.node import Rules
+from services.ingest.independence.rules import (
+    attention,
+    convolution,
+    elementwise,
+    layout,
+    machine_learning,
+    matrix,
+    microsoft,
+    normalization,
+    quantization,
+    recurrent,
+    reduction,
+    refused,
+    selection,
+)
+
+#: domain -> operator -> rule; a domain that is not here is not known at all
+RULES: dict[str, Rules] = {
+    "": {
+        **elementwise.RULES,
+        **matrix.RULES,
+        **convolution.RULES,
+        **normalization.RULES,
+        **reduction.RULES,
+        **layout.RULES,
+        **selection.RULES,
+        **recurrent.RULES,
+        **attention.RULES,
+        **quantization.RULES,
+        **machine_learning.TEXT_RULES,
+        **refused.RULES,
+    },
+    "ai.onnx.ml": machine_learning.RULES,
+    "com.microsoft": microsoft.RULES,
+}

@@ -1,0 +1,71 @@
+"""Attention and rotary position embedding of the ONNX standard (opset 23): axis 0 is the batch."""
+
+from __future__ import annotations
+
+from services.ingest.independence.expression import ONE
+from services.ingest.independence.node import Call, Rule, Rules, dims_of, unknown_dims
+from services.ingest.independence.rules.normalization import same
+from services.ingest.independence.value import Dependent, Rows, Value, rowed
+
+_MASK = 3
+_POSITION_IDS = 3
+
+
+def batch_rows(call: Call) -> Rows:
+    """The rows of the first operand, on axis 0."""
+    rows = call.input(0).rows
+    if rows is None or rows.axis != 0 or rows.outer != ONE or rows.inner != ONE:
+        raise Dependent("the rows are not on the batch axis")
+    return rows
+
+
+def check_batched(call: Call, rows: Rows, *positions: int) -> None:
+    """Raises Dependent if one of the operands is there and has not the same rows."""
+    for position in positions:
+        value = call.optional(position)
+        if value is not None and value.rows != rows:
+            raise Dependent(f"input {position} of the operator does not have the rows of the first")
+
+
+def check_shared(call: Call, *positions: int) -> None:
+    """Raises Dependent if one of the operands has rows."""
+    for position in positions:
+        value = call.optional(position)
+        if value is not None and value.rows is not None:
+            raise Dependent(f"input {position} of the operator is computed from rows")
+
+
+def check_broadcast(call: Call, position: int, rank: int, rows: Rows) -> None:
+    """Raises Dependent if the operand, broadcast to `rank` axes, would meet the rows on another axis than the first."""
+    value = call.optional(position)
+    if value is None:
+        return
+    dims = dims_of(value)
+    if value.rows is not None and (value.rows != rows or len(dims) != rank):
+        raise Dependent(f"input {position} of the operator has its rows on another axis")
+    if value.rows is None and len(dims) == rank and dims[0] != ONE:
+        raise Dependent("rows meet an axis that is no axis of rows")
+
+
+def attention(call: Call) -> list[Value]:
+    """Q, K, V, mask, past key, past value, valid lengths: rows attend to themselves."""
+    rows = batch_rows(call)
+    check_batched(call, rows, 1, 2, 4, 5, 6)
+    check_broadcast(call, _MASK, 4, rows)
+    rank = len(dims_of(call.input(0)))
+    result = rowed([rows.size, *unknown_dims(call, rank - 1)], rows)
+    return [result, *(rowed([rows.size, *unknown_dims(call, 3)], rows) for _ in range(3))]
+
+
+def rotary(call: Call) -> list[Value]:
+    """X, cosines, sines, positions: with positions the tables are shared, without them they are of the batch."""
+    rows = batch_rows(call)
+    if call.optional(_POSITION_IDS) is not None:
+        check_batched(call, rows, _POSITION_IDS)
+        check_shared(call, 1, 2)
+    else:
+        check_batched(call, rows, 1, 2)
+    return [same(call.input(0))]
+
+
+RULES: Rules = {"Attention": Rule(attention), "RotaryEmbedding": Rule(rotary)}

@@ -1,0 +1,81 @@
+"""Operators that compute each element from the elements at the same place, with broadcasting.
+
+Source: ONNX, "Broadcasting in ONNX"; before opset 7 operands had the same shape unless an attribute said otherwise.
+"""
+
+from __future__ import annotations
+
+from services.ingest.independence.alignment import elementwise
+from services.ingest.independence.node import Call, Rule, Rules
+from services.ingest.independence.value import Dependent, Value
+
+_BROADCAST_OPSET = 7
+
+_UNARY = (  # noqa: SIM905
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid "
+    "HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh "
+    "Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu BitCast RegexFullMatch"
+).split()
+
+_BROADCASTING = (  # noqa: SIM905
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod "
+    "Mul Or PRelu Pow StringConcat Sub Sum Where Xor"
+).split()
+
+
+def unary(call: Call) -> list[Value]:
+    """One operand, whose shape the result has."""
+    call.flag("saturate", default=True)  # of Cast: with another number ONNX Runtime writes nothing
+    value = call.input(0)
+    return [Value(value.dims, value.rows)]
+
+
+def broadcasting(call: Call) -> list[Value]:
+    """Any number of operands that are broadcast to each other."""
+    operands = [call.input(index) for index in range(len(call.inputs))]
+    if call.domain == "" and call.version < _BROADCAST_OPSET and len(operands) > 1:
+        _check_early_broadcast(call)
+    return [elementwise(call.symbols, operands)]
+
+
+def _check_early_broadcast(call: Call) -> None:
+    axis = call.attribute("axis", None)
+    first, second = call.input(0), call.input(1)
+    if call.flag("broadcast") and axis is not None and axis + (second.rank or 0) != first.rank:
+        raise Dependent(f"its broadcasting along an axis is of opset {call.version}")
+
+
+def clip(call: Call) -> list[Value]:
+    """Bounds are scalars."""
+    call.only_rowed(0)
+    return unary(call)
+
+
+def like(call: Call) -> list[Value]:
+    """Of the second operand the element type counts alone."""
+    return unary(call)
+
+
+def dropout(call: Call) -> list[Value]:
+    """The identity, unless the graph asks for training."""
+    value = call.input(0)
+    if call.version >= 12:
+        training = call.optional(2)
+        if training is not None and not _is_false(training):
+            raise Dependent("it may run in training mode, which is random")
+    elif call.version < 7 and not call.flag("is_test"):
+        raise Dependent("it runs in training mode, which is random")
+    return [Value(value.dims, value.rows)] * 2
+
+
+def _is_false(value: Value) -> bool:
+    return value.content is not None and all(getattr(item, "constant", None) == 0 for item in value.content.flat)
+
+
+RULES: Rules = {
+    **{op: Rule(unary) for op in _UNARY},
+    **{op: Rule(broadcasting) for op in _BROADCASTING},
+    "CastLike": Rule(like, frozenset({1})),
+    "Clip": Rule(clip),
+    "Dropout": Rule(dropout),
+}

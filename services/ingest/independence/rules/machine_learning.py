@@ -1,0 +1,121 @@
+"""Operators of classical machine learning (domain ai.onnx.ml): a matrix of one row for each example.
+
+A vector is one example for most of them, so rows need a matrix.
+"""
+
+from __future__ import annotations
+
+from services.ingest.independence.expression import ONE, Expression, number, product
+from services.ingest.independence.node import Call, Rule, Rules, dims_of
+from services.ingest.independence.rules.elementwise import unary
+from services.ingest.independence.rules.normalization import same
+from services.ingest.independence.rules.refused import refusing
+from services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+
+
+def _examples(call: Call) -> tuple[Value, Rows | None]:
+    """The first operand, a matrix whose rows, if it has any, are on axis 0."""
+    call.only_rowed(0)
+    value = call.input(0)
+    if value.rows is not None and (len(dims_of(value)) != 2 or value.rows.axis != 0):
+        raise Dependent("its input is not a matrix with the rows on axis 0")
+    return value, value.rows
+
+
+def scored(call: Call) -> list[Value]:
+    """Classifiers: a label for each example, and scores for the classes. Regressors: targets."""
+    _, rows = _examples(call)
+    if rows is None:
+        return [free() for _ in range(call.outputs)]
+    scores = rowed([rows.size, _columns(call)], rows)
+    if call.op.endswith("Classifier"):
+        return [rowed([rows.size], rows), scores]
+    return [scores]
+
+
+def _columns(call: Call) -> Expression:
+    """How many scores or targets an example has; a new symbol where that is not one attribute."""
+    if call.op == "TreeEnsembleClassifier":
+        labels = call.attribute("classlabels_int64s", None) or call.attribute("classlabels_strings", [])
+        return number(len(labels)) if len(labels) > 1 else call.symbols.fresh()
+    if call.op in {"TreeEnsembleRegressor", "TreeEnsemble"}:
+        return number(int(call.attribute("n_targets", 1)))
+    return number(int(call.attribute("targets", 1))) if call.op == "LinearRegressor" else call.symbols.fresh()
+
+
+def by_example(call: Call) -> list[Value]:
+    """Scaler, Normalizer, Imputer: as many columns as before."""
+    value, _ = _examples(call)
+    return [same(value)]
+
+
+def widened(call: Call) -> list[Value]:
+    """OneHotEncoder: a new last axis for the categories."""
+    value = call.input(0)
+    categories = call.attribute("cats_int64s", None) or call.attribute("cats_strings", [])
+    dims = [*dims_of(value), number(len(categories))]
+    return [free(dims) if value.rows is None else rowed(dims, value.rows)]
+
+
+def joined_features(call: Call) -> list[Value]:
+    """FeatureVectorizer: columns of several matrices side by side."""
+    values = [value for value in call.inputs if value is not None]
+    rows = values[0].rows
+    for value in values:
+        if len(dims_of(value)) != 2 or value.rows != rows or (rows is not None and rows.axis != 0):
+            raise Dependent("its inputs are not all matrices with the rows on axis 0")
+    dims = [dims_of(values[0])[0], call.symbols.fresh()]
+    return [free(dims) if rows is None else rowed(dims, rows)]
+
+
+def vectorized(call: Call) -> list[Value]:
+    """TfIdfVectorizer: counts for each example."""
+    value, rows = _examples(call)
+    return [free() if rows is None else rowed([dims_of(value)[0], call.symbols.fresh()], rows)]
+
+
+def extracted(call: Call) -> list[Value]:
+    """ArrayFeatureExtractor: X at positions Y of its last axis; of a vector X the result has one row."""
+    value, positions = call.input(0), call.input(1)
+    if value.rows is not None and positions.rows is not None:
+        raise Dependent("rows are looked up by positions in the whole batch")
+    dims = dims_of(value)
+    before: list[Expression] = [ONE] if len(dims) == 1 else list(dims[:-1])
+    count = product(dims_of(positions))
+    if positions.rows is not None:
+        return [rowed([*before, count], _flattened(positions, positions.rows, len(before)))]
+    if value.rows is None:
+        return [free([*before, count])]
+    if value.rows.axis == len(dims) - 1:
+        raise Dependent("it takes some of the rows")
+    return [rowed([*before, count], value.rows)]
+
+
+def _flattened(value: Value, rows: Rows, axis: int) -> Rows:
+    """Where rows are when all axes become one."""
+    dims = dims_of(value)
+    return Rows(axis, product(dims[: rows.axis]) * rows.outer, rows.inner * product(dims[rows.axis + 1 :]))
+
+
+#: operators of the same kind in the main domain
+TEXT_RULES: Rules = {"TfIdfVectorizer": Rule(vectorized)}
+
+RULES: Rules = {
+    "ArrayFeatureExtractor": Rule(extracted),
+    "Binarizer": Rule(unary),
+    "CategoryMapper": Rule(unary),
+    "FeatureVectorizer": Rule(joined_features),
+    "Imputer": Rule(by_example),
+    "LabelEncoder": Rule(unary),
+    "LinearClassifier": Rule(scored),
+    "LinearRegressor": Rule(scored),
+    "Normalizer": Rule(by_example),
+    "OneHotEncoder": Rule(widened),
+    "SVMClassifier": Rule(scored),
+    "SVMRegressor": Rule(scored),
+    "Scaler": Rule(by_example),
+    "TreeEnsemble": Rule(scored),
+    "TreeEnsembleClassifier": Rule(scored),
+    "TreeEnsembleRegressor": Rule(scored),
+    "ZipMap": Rule(refusing("its output is a list of maps, not a tensor")),
+}

@@ -1,0 +1,84 @@
+"""Quantised operators: scales and zero points are constants, one for the tensor or one for each channel."""
+
+from __future__ import annotations
+
+from services.ingest.independence.alignment import elementwise
+from services.ingest.independence.expression import ONE
+from services.ingest.independence.node import Call, Rule, Rules, dims_of
+from services.ingest.independence.rules.matrix import product
+from services.ingest.independence.rules.normalization import check_axis, same
+from services.ingest.independence.value import Dependent, Value
+
+
+def linear(call: Call) -> list[Value]:
+    """QuantizeLinear and DequantizeLinear: a scale for the tensor, or for each index of an axis without rows."""
+    call.only_rowed(0)
+    value = call.input(0)
+    for parameter in call.inputs[1:]:
+        if parameter is None or single(parameter):
+            continue
+        if value.rows is None:
+            continue
+        if len(dims_of(parameter)) != 1 or call.attribute("block_size", 0):
+            raise Dependent("it has a scale for each block")
+        check_axis(value, call.axis(len(dims_of(value)), 1))
+    return [same(value)]
+
+
+def single(parameter: Value) -> bool:
+    """Whether a scale or zero point is one number."""
+    return all(size == ONE for size in dims_of(parameter))
+
+
+def check_single(call: Call, *positions: int) -> None:
+    """Raises Dependent if one of the operands is neither absent nor one number that does not depend on rows."""
+    for position in positions:
+        parameter = call.optional(position)
+        if parameter is not None and (parameter.rows is not None or not single(parameter)):
+            raise Dependent("its scale or zero point is not one number for the whole tensor")
+
+
+def check_column(call: Call, right: Value, *positions: int) -> None:
+    """Parameters of a right operand may differ from column to column if it has no rows."""
+    for position in positions:
+        parameter = call.optional(position)
+        if parameter is None or (parameter.rows is None and single(parameter)):
+            continue
+        if parameter.rows is not None or right.rows is not None or len(dims_of(parameter)) != 1:
+            raise Dependent("its scale or zero point is not one number for each column of weights")
+
+
+def linear_matmul(call: Call) -> list[Value]:
+    """QLinearMatMul: a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero."""
+    left, right = call.input(0), call.input(3)
+    check_single(call, 1, 2, 6, 7)
+    check_column(call, right, 4, 5)
+    return [product(call, left, right)]
+
+
+def integer_matmul(call: Call) -> list[Value]:
+    """MatMulInteger: a, b, a_zero, b_zero."""
+    left, right = call.input(0), call.input(1)
+    check_single(call, 2)
+    check_column(call, right, 3)
+    return [product(call, left, right)]
+
+
+def linear_binary(call: Call) -> list[Value]:
+    """QLinearAdd, QLinearMul: a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero."""
+    check_single(call, 1, 2, 4, 5, 6, 7)
+    return [elementwise(call.symbols, [call.input(0), call.input(3)])]
+
+
+def linear_unary(call: Call) -> list[Value]:
+    """QLinearLeakyRelu, QLinearSigmoid: x, x_scale, x_zero, y_scale, y_zero."""
+    check_single(call, 1, 2, 3, 4)
+    return [same(call.input(0))]
+
+
+RULES: Rules = {
+    "DequantizeLinear": Rule(linear),
+    "MatMulInteger": Rule(integer_matmul),
+    "QLinearMatMul": Rule(linear_matmul),
+    "QuantizeLinear": Rule(linear),
+}

@@ -1,0 +1,41 @@
+"""Operators that see across rows by what they are, and why: a better reason than that no rule knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from services.ingest.independence.node import Call, Rule, Rules
+from services.ingest.independence.value import Dependent, Value
+
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+_REASONS = {
+    "Compress": "the size of its output depends on the data of all rows",
+    "DynamicQuantizeLinear": "its scale is taken over all rows",
+    "EyeLike": "its output depends on the position of a row in the batch",
+    "MaxRoiPool": "its regions refer to positions in the whole batch",
+    "MaxUnpool": "its indices are positions in the whole batch",
+    "NonMaxSuppression": "the size of its output depends on the data of all rows",
+    "NonZero": "the size of its output depends on the data of all rows",
+    "RoiAlign": "its regions refer to positions in the whole batch",
+    "StringNormalizer": "it removes elements",
+    "StringSplit": "the size of its output depends on the data of all rows",
+    "Unique": "it compares all rows with each other",
+}
+
+
+def refusing(reason: str) -> Callable[[Call], list[Value]]:
+    """A rule that always ends the proof."""
+
+    def apply(_call: Call) -> list[Value]:
+        raise Dependent(reason)
+
+    return apply
+
+
+RULES: Rules = {
+    **{op: Rule(refusing(reason)) for op, reason in _REASONS.items()},
+    **{op: Rule(refusing("its output is random")) for op in RANDOM},
+}

@@ -1,0 +1,162 @@
+"""What the analysis knows about a tensor, for every number of rows at once.
+
+rowed    one axis holds the rows: its element (outer, row, inner) depends on that row of the inputs only
+free     depends neither on rows nor on how many there are (weights, and what is computed from them)
+counted  depends on how many rows there are, not on their data (shapes, and what is computed from them)
+mixed    anything else: `Mixed` names the operator that made it so
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from services.ingest.independence.expression import ONE, ROWS, Expression, number
+
+Dims = tuple[Expression, ...]
+Content = np.ndarray[Any, np.dtype[Any]]
+"""The elements of a small tensor, see `Element`."""
+
+#: tensors with more elements have no content: they are data, not shapes
+CONTENT_ELEMENTS_MAX = 256
+
+
+class Unknown(Enum):
+    """An element of which only this is known: whether it depends on the number of rows."""
+
+    FREE = "free"
+    COUNTED = "counted"
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """An integer that was cast to a floating-point type."""
+
+    integer: Expression
+
+
+Element = Expression | Real | float | Unknown
+"""Expression: an integer, or a boolean as 0 or 1."""
+
+
+class Dependent(Exception):
+    """Rows influence each other here, or nothing is known about it: the reason as the end of a sentence."""
+
+
+class Rows(NamedTuple):
+    """Where the rows are: `axis` has outer * rows * inner elements, in this order, the last factor varying fastest."""
+
+    axis: int
+    outer: Expression = ONE
+    inner: Expression = ONE
+
+    @property
+    def size(self) -> Expression:
+        return self.outer * ROWS * self.inner
+
+    def moved(self, axis: int) -> Rows:
+        """The same rows on another axis."""
+        return self._replace(axis=axis)
+
+
+class Numbers(NamedTuple):
+    """Row numbers: along `axis` element i is i. `leading`: only at index 0 of the last axis, other data beside it."""
+
+    axis: int
+    leading: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A tensor that is rowed, free or counted. `dims`: None if the rank is not known (never of a rowed one).
+
+    `numbers`: of a counted value alone.
+    """
+
+    dims: Dims | None
+    rows: Rows | None = None
+    counted: bool = False
+    content: Content | None = None
+    numbers: Numbers | None = None
+
+    @property
+    def free(self) -> bool:
+        return self.rows is None and not self.counted
+
+    @property
+    def rank(self) -> int | None:
+        return None if self.dims is None else len(self.dims)
+
+
+class Mixed(NamedTuple):
+    """Rows influence each other in this value. `culprit`: the operator; `reason`: the end of a sentence."""
+
+    culprit: str
+    reason: str
+
+
+AnyValue = Value | Mixed
+
+
+def rowed(dims: Sequence[Expression], rows: Rows) -> Value:
+    """A value with rows. Raises Dependent if another dimension depends on their number."""
+    shape = tuple(dims)
+    if any(size.counted for axis, size in enumerate(shape) if axis != rows.axis):
+        raise Dependent("a dimension other than that of the rows depends on their number")
+    if shape[rows.axis] != rows.size or rows.outer.counted or rows.inner.counted:
+        raise Dependent("the dimension of the rows is not a multiple of their number")
+    return Value(shape, rows)
+
+
+def free(dims: Sequence[Expression] | None = None) -> Value:
+    """A value that depends on no rows; with a dimension that depends on their number it is counted."""
+    shape = None if dims is None else tuple(dims)
+    return Value(shape, counted=shape is not None and any(size.counted for size in shape))
+
+
+def counted(dims: Sequence[Expression] | None = None) -> Value:
+    """A value that depends on the number of rows."""
+    return Value(None if dims is None else tuple(dims), counted=True)
+
+
+def known(content: Content) -> Value:
+    """A value whose elements are known."""
+    dims = tuple(number(size) for size in content.shape)
+    return Value(dims, counted=any(depends_on_count(element) for element in content.flat), content=content)
+
+
+def depends_on_count(element: Element) -> bool:
+    """Whether an element of a content depends on the number of rows."""
+    if isinstance(element, Expression):
+        return element.counted
+    if isinstance(element, Real):
+        return element.integer.counted
+    return element is Unknown.COUNTED
+
+
+def contents(elements: Sequence[Element]) -> Content:
+    """A content of one axis."""
+    array = np.empty(len(elements), object)
+    for index, element in enumerate(elements):
+        array[index] = element
+    return array
+
+
+#: element types whose arithmetic the analysis follows
+_FOLLOWED = frozenset({"int64", "int32", "bool", "float32", "float64"})
+
+
+def stored(array: np.ndarray[Any, Any]) -> Content:
+    """The content of a constant; of element types whose arithmetic is not followed it is unknown."""
+    result = np.empty(array.shape, object)
+    if array.dtype.name not in _FOLLOWED:
+        result.fill(Unknown.FREE)
+        return result
+    whole = array.dtype.kind in "bi"
+    for index, element in enumerate(array.flat):
+        result.flat[index] = number(int(element)) if whole else float(element)
+    return result

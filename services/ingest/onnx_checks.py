@@ -1,0 +1,109 @@
+"""Whether ONNX Runtime, as installed here, can be expected to run a model; if not, what its author can do.
+
+Imported by the checker process only.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper
+
+from services.errors import Failure, invalid
+from services.ingest.graph import nodes
+
+_OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
+_IR = re.compile(r"max supported IR version: (\d+)")
+_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
+_MEMORY = re.compile(r"bad.?alloc|allocate memory|out of memory|unable to allocate", re.IGNORECASE)
+_HARD_LINKS = "multiple hard links"
+_MESSAGE_CHARACTERS_MAX = 600
+
+
+def check_versions(model: onnx.ModelProto) -> None:
+    """Refuse opsets and IR versions that are too new, found out on a model of one node. Raises Failure(INVALID)."""
+    imports = {entry.domain: entry.version for entry in model.opset_import}
+    if not imports:
+        raise invalid("the model names no opset: export it again, or set opset_import")
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [result])
+    if not {"", "ai.onnx"} & imports.keys():
+        imports[""] = 13
+    probe = helper.make_model(graph, opset_imports=[helper.make_opsetid(d, v) for d, v in imports.items()])
+    probe.ir_version = model.ir_version
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _version_failure(str(error), imports, model.ir_version) from error
+
+
+def _version_failure(text: str, imports: dict[str, int], ir_version: int) -> Failure:
+    runtime = f"this server's ONNX Runtime {onnxruntime.__version__}"
+    if match := _OPSET.search(text):
+        domain = "" if match[1] == "ai.onnx" else match[1]
+        used = imports.get(domain, imports.get(match[1], 0))
+        return invalid(
+            f"opset {used} of {match[1]} is newer than {runtime} supports (at most {match[2]}): export the model "
+            f"again with opset_version={match[2]} or lower"
+        )
+    if match := _IR.search(text):
+        return invalid(
+            f"IR version {ir_version} is newer than {runtime} supports (at most {match[1]}): export the model with "
+            f"an older onnx package, or set model.ir_version = {match[1]} and save it again"
+        )
+    return invalid(f"{runtime} does not take the model's opsets: {reason(text)}")
+
+
+def check_operators(model: onnx.ModelProto) -> None:
+    """Refuse operators that come neither with ONNX Runtime nor with the model. Raises Failure(INVALID)."""
+    schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
+    known = {(schema.domain, schema.name) for schema in schemas}
+    known |= {(_domain(function.domain), function.name) for function in model.functions}
+    for node in nodes(model):
+        domain = _domain(node.domain)
+        if (domain, node.op_type) in known:
+            continue
+        if domain:
+            raise invalid(
+                f"operator {node.op_type} of domain {domain!r} is not part of ONNX Runtime {onnxruntime.__version__} "
+                "and custom operator libraries are not loaded: export the model with standard operators"
+            )
+        raise invalid(f"operator {node.op_type} is unknown to ONNX Runtime {onnxruntime.__version__}")
+
+
+def check_structure(path: Path, *, in_place: bool) -> None:
+    """ONNX's own checker. Raises Failure(INVALID).
+
+    `in_place`: weights may be hard links. Our own rewritten models have them, and so have folders that share files; an
+    archive has none.
+    """
+    try:
+        onnx.checker.check_model(path)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if in_place and _HARD_LINKS in str(error):
+            return  # what the checker did not get to, ONNX Runtime refuses when it loads the model
+        raise invalid(f"the model breaks the rules of ONNX: {reason(str(error), path)}") from error
+
+
+def reason(text: str, path: Path | None = None) -> str:
+    """A library's message on one line, without its prefix and without the server's folders."""
+    if path is not None:
+        text = text.replace(str(path), path.name).replace(str(path.parent), "")
+    return " ".join(_PREFIX.sub("", text).split())[:_MESSAGE_CHARACTERS_MAX] or "no reason given"
+
+
+def is_memory(text: str) -> bool:
+    """Whether a library's message says that memory ran out."""
+    return bool(_MEMORY.search(text))
+
+
+def _domain(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain

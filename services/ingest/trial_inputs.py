@@ -1,0 +1,134 @@
+"""Random inputs for trial runs. Imported by the checker process only."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from services.agreement import FLOATS, as_float
+from services.datatypes import BYTES, NUMPY
+from services.ingest.model_io import Dim, Port
+from services.ingest.trial_session import Array, Session, TrialError
+
+ELEMENTS_MAX = 1 << 26
+#: sizes for variable dimensions, most likely first: images, audio and sequences have minimal lengths
+_SIZES = (8, 16, 32, 224, 1, 2, 3, 64, 128, 256, 384, 512, 1000, 1024, 2048, 16000)
+#: no further size is tried after this time
+_PROBE_S_MAX = 10.0
+_WORDS = ("", "a", "b", "red", "green", "Bremen", "0", "1")
+_LONG_WORD = "long " * 100
+_SUM = re.compile(r"\w+(?: *\+ *\w+)+", re.ASCII)
+#: what an extreme row is multiplied with: far from all others, and finite
+_EXTREME = {"FP16": 1e3, "BF16": 1e6, "FP32": 1e6, "FP64": 1e6}
+
+
+class Style(Enum):
+    """What values look like: the floats, and the largest integer."""
+
+    NORMAL = "normal floats, integers 0 and 1"
+    UNIFORM = "floats from 0 to 1, integers 0 and 1"
+    ONES = "floats from 0 to 1, integers 1"
+    WIDE = "floats of large magnitude, integers up to 9"
+    ZEROS = "zeros"
+
+
+class Probe(NamedTuple):
+    """A way to make inputs that the model runs on; `observed`: its outputs on one row."""
+
+    size: int
+    style: Style
+    observed: list[Array]
+
+
+def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
+    """The first size of variable dimensions, and style of values, that run.
+
+    Raises TrialError with the first reason; with one of memory only if nothing failed for another reason.
+    """
+    reasons: list[TrialError] = []
+    start = time.monotonic()
+    variable = any(not isinstance(dim, int) for port in inputs for dim in port.dims[1:])
+    for size in _SIZES if variable else _SIZES[:1]:
+        if max((math.prod(shape_of(port, 1, size)) for port in inputs), default=0) > ELEMENTS_MAX:
+            continue
+        for style in (Style.NORMAL, Style.ONES, Style.ZEROS):
+            try:
+                return Probe(size, style, session.run(draw(inputs, 1, size, style)))
+            except TrialError as failed:
+                reasons.append(failed)
+        if time.monotonic() - start > _PROBE_S_MAX:
+            break
+    raise min(reasons, key=lambda reason: reason.memory, default=TrialError("its inputs are too large to try"))
+
+
+def shape_of(port: Port, rows: int, size: int) -> tuple[int, ...]:
+    """The port's shape with `rows` rows and variable dimensions of `size`; a fixed first dimension stays for one row."""
+    fixed = tuple(_size_of(dim, size) for dim in port.dims)
+    if not fixed or (rows == 1 and isinstance(port.dims[0], int)):
+        return fixed
+    return (rows, *fixed[1:])
+
+
+def _size_of(dim: Dim, size: int) -> int:
+    """Exporters name a dimension "past + sequence" whose size is the sum of two others."""
+    if isinstance(dim, int):
+        return dim
+    if dim is None or len(dim) > 100 or not _SUM.fullmatch(dim):
+        return size
+    terms = [term.strip() for term in dim.split("+")]
+    return sum(min(int(term), size) if term.isdigit() else size for term in terms)
+
+
+def draw(inputs: Sequence[Port], rows: int, size: int, style: Style) -> list[Array]:
+    """Random inputs; the same for the same arguments. Text is arrays of str, BF16 its bits in uint16."""
+    generator = np.random.default_rng([rows, size, list(Style).index(style)])
+    return [_draw(port.datatype, shape_of(port, rows, size), style, generator) for port in inputs]
+
+
+def extreme_row(inputs: Sequence[Port], arrays: Sequence[Array]) -> list[Array]:
+    """A row like the first of `arrays`, but of huge floats and long text: it must not change the rows beside it."""
+    return [_extreme(port.datatype, array[:1]) for port, array in zip(inputs, arrays, strict=True)]
+
+
+def _extreme(datatype: str, row: Array) -> Array:
+    if datatype == BYTES:
+        return np.full(row.shape, _LONG_WORD, dtype=object)
+    if datatype not in FLOATS:  # integers may be sizes, counts and indices: huge ones are no rows
+        return row.copy()
+    values = as_float(datatype, row) * _EXTREME[datatype] + _EXTREME[datatype]
+    return _from_float(datatype, values.astype(np.float32 if datatype == "BF16" else np.float64))
+
+
+def _draw(datatype: str, shape: tuple[int, ...], style: Style, generator: np.random.Generator) -> Array:
+    if datatype == BYTES:
+        return generator.choice(np.array(_WORDS, dtype=object), shape)
+    if style is Style.ZEROS:
+        return np.zeros(shape, NUMPY[datatype])
+    if datatype in FLOATS:
+        return _from_float(datatype, _floats(shape, style, generator))
+    if style is Style.ONES:
+        return np.ones(shape, NUMPY[datatype])
+    above = 10 if style is Style.WIDE and datatype != "BOOL" else 2
+    return generator.integers(0, above, shape).astype(NUMPY[datatype])
+
+
+def _floats(shape: tuple[int, ...], style: Style, generator: np.random.Generator) -> Array:
+    if style in {Style.UNIFORM, Style.ONES}:
+        return generator.random(shape, np.float32)
+    return generator.standard_normal(shape, np.float32) * np.float32(30 if style is Style.WIDE else 1)
+
+
+def _from_float(datatype: str, values: Array) -> Array:
+    values = np.ascontiguousarray(values)
+    return (values.view(np.uint32) >> 16).astype(np.uint16) if datatype == "BF16" else values.astype(NUMPY[datatype])
+
+
+def row_of(arrays: Sequence[Array], row: int) -> list[Array]:
+    """One row of the inputs, alone."""
+    return [np.ascontiguousarray(array[row : row + 1]) for array in arrays]
