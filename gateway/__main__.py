@@ -43,10 +43,10 @@ from services.cancel import cancel_all
 from services.errors import Code, Failure, invalid
 from services.garbage import settle_garbage
 from services.instance import instance_of, shm_prefix
-from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.page import MetricsPage, Sample
 from services.metrics.tally import Tally
+from services.model.manifest import Manifest
 from services.private_files import create_files_private
 from services.queue.board import Board
 from services.queue.deaths import Death

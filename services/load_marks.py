@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 

@@ -6,7 +6,7 @@ import logging
 import time
 
 from services.errors import Failure
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 from workers.held import Held

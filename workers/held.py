@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.records import InstanceRecord, State
 from workers.backends.base import Instance
 from workers.exploration import Exploration

@@ -17,7 +17,7 @@ from itertools import chain
 
 from services.errors import Code, Failure
 from services.load_marks import DEATHS_CERTAIN, LoadMarks, judged
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.records import State
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels

@@ -24,11 +24,11 @@ from services.batch import (
     decode_batch,
     encode_reply,
 )
-from services.bytes_tensor import decode_elements, encode_elements
-from services.datatypes import BYTES, NUMPY
 from services.errors import Code, Failure
+from services.model.bytes_tensor import decode_elements, encode_elements
+from services.model.datatypes import BYTES, NUMPY
+from services.model.signature import Signature
 from services.segments.segment import Segments
-from services.tensor import Signature
 from workers.reply_limits import fit
 
 Array = np.ndarray[Any, Any]

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.agreement import FLOATS, REPEATED, column_scale, disagreeing_rows
 from services.errors import Failure
-from services.manifest import Manifest
-from services.tensor import Signature
+from services.model.agreement import FLOATS, REPEATED, column_scale, disagreeing_rows
+from services.model.manifest import Manifest
+from services.model.signature import Signature
 from workers.backends.base import Array
 from workers.held import Held, Holding
 

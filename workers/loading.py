@@ -17,10 +17,10 @@ from typing import NamedTuple
 from services.errors import Code, Failure
 from services.exit_status import cause
 from services.load_marks import PROBE, left_behind
-from services.manifest import Manifest
-from services.profile import Profile
+from services.model.manifest import Manifest
+from services.model.profile import Profile
+from services.model.version_files import open_regular
 from services.settings import child_environment
-from services.version_files import open_regular
 from services.worker_id import new_start, worker_id
 from workers.backends.base import Backend, Instance, Stop
 from workers.profile import measure

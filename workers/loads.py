@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from workers.backends.base import Stop
 from workers.loading import took_too_long
 

@@ -11,7 +11,7 @@ import sys
 
 from services.errors import Failure
 from services.load_marks import PROBE, LoadMarks
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
 from services.settings import read_settings
 from services.supervisor.parent import die_with_parent

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from services.errors import Code, Failure
-from services.profile import Profile
-from services.tensor import Signature
-from services.warmup_inputs import (
+from services.model.profile import Profile
+from services.model.signature import Signature
+from services.model.warmup_inputs import (
     FILLS,
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.batch import AGAIN, ReplyHeader, encode_reply
-from services.bytes_tensor import LENGTH_BYTES
 from services.errors import Code, Failure
+from services.model.bytes_tensor import LENGTH_BYTES
 
 if TYPE_CHECKING:
     from workers.lease import Lease

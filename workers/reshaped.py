@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 from workers.backends.base import Array, Instance
 
 

@@ -8,7 +8,7 @@ from services.metrics import catalogue
 from services.metrics.tally import Tally
 
 if TYPE_CHECKING:
-    from services.manifest import Manifest
+    from services.model.manifest import Manifest
     from workers.held import Holding
     from workers.lease import ReplyWriter
 

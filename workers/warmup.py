@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.errors import Code, Failure
-from services.manifest import Manifest
-from services.warmup_inputs import requested_inputs, requested_rows
+from services.model.manifest import Manifest
+from services.model.warmup_inputs import requested_inputs, requested_rows
 from workers.backends.base import Instance
 from workers.lease import check_outputs
 

@@ -15,10 +15,10 @@ from functools import partial
 from services.backoff import Backoff
 from services.batch import encode_given_up
 from services.errors import Code, Failure
+from services.model.signature import Signature
 from services.queue.clock import RedisClock
 from services.run_marks import RunMark
 from services.segments.segment import Segments
-from services.tensor import Signature
 from workers.backends.base import Terminated
 from workers.exchange import Exchange, Finished
 from workers.held import Held, Holding

@@ -16,7 +16,7 @@ from gateway.protocols.http.context import DepsOf, UploadsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
 from services.errors import Code, Failure
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 
 router = APIRouter(
     prefix="/admin/v1",

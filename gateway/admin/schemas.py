@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from services.errors import not_found
-from services.manifest import Manifest
+from services.model.manifest import Manifest
+from services.model.signature import TensorSpec
 from services.records import InstanceRecord, State, WorkerRecord
-from services.tensor import TensorSpec
 
 
 class Tensor(BaseModel):

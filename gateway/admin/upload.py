@@ -16,8 +16,8 @@ from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http.deps import Deps
 from services.errors import invalid
 from services.ingest.upload import Incoming
-from services.manifest import Manifest, ModelConfig
-from services.names import check_name
+from services.model.manifest import Manifest, ModelConfig
+from services.model.names import check_name
 from services.records import State
 
 

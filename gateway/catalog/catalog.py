@@ -16,7 +16,7 @@ from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.protocols.http.deps import UploadKey
 from services.cancel import cancel_all
 from services.errors import Failure
-from services.manifest import Endpoint, Manifest
+from services.model.manifest import Endpoint, Manifest
 from services.queue.board import Board
 from services.records import State, WorkerRecord
 from services.repository.base import Repository

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.manifest import Manifest
-from services.version_files import read_label_names
+from services.model.manifest import Manifest
+from services.model.version_files import read_label_names
 
 Labels = dict[str, tuple[str, ...]]
 

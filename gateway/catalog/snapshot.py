@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.errors import not_found
-from services.manifest import Manifest
-from services.names import NAME_CHARACTERS_MAX
+from services.model.manifest import Manifest
+from services.model.names import NAME_CHARACTERS_MAX
 from services.records import InstanceRecord, State, WorkerRecord
 from services.repository.verdicts import NO_VERDICT, Verdict
 
-#: digits of services.names.VERSION_MAX; converting a number of any length would cost the square of it
+#: digits of services.model.names.VERSION_MAX; converting a number of any length would cost the square of it
 _DIGITS_MAX = 10
 
 

@@ -6,7 +6,7 @@ put(run) ─> free_at, the instant at which a worker could begin the next batch 
 from __future__ import annotations
 
 from gateway.scheduling.request import Request
-from services.profile import Profile
+from services.model.profile import Profile
 
 PACE_SHARE = 1 / 16  # of the newest reply in the pace
 PACE_MIN = 0.25

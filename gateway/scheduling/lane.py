@@ -24,9 +24,9 @@ from gateway.scheduling.request import ABSENT, Request
 from gateway.tensors.outputs import Outputs, no_rows
 from services.batch import AGAIN, ENDLESS, Place, ReplyHeader
 from services.errors import Code, Failure
-from services.manifest import Manifest
 from services.metrics.inference import Reason
-from services.profile import Profile
+from services.model.manifest import Manifest
+from services.model.profile import Profile
 from services.spin import Spin
 
 log = logging.getLogger("millstream.lane")

@@ -7,10 +7,10 @@ from bisect import bisect_left, bisect_right
 
 from services.batch import ReplyHeader
 from services.errors import Code
-from services.manifest import Manifest
 from services.metrics import catalogue, inference
 from services.metrics.inference import FAILED, REASONS, Field, Reason
 from services.metrics.tally import Counter, Sums, Tally
+from services.model.manifest import Manifest
 
 
 class LaneTallies:

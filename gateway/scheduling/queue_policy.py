@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from gateway.scheduling.batcher import DELAYED
 from gateway.scheduling.request import Request
 from services.errors import Code, Failure
-from services.manifest import ModelConfig, QueuePolicy
+from services.model.manifest import ModelConfig, QueuePolicy
 
 RETRY_AFTER_S = 0.1
 

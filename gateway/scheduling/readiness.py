@@ -18,9 +18,9 @@ from gateway.connection.drain import Drain
 from gateway.scheduling.lane import Lane
 from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.outputs import Outputs, Reply
-from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Failure
-from services.tensor import Signature, TensorSpec, needed_inputs
+from services.model.datatypes import BYTES, ITEM_BYTES
+from services.model.signature import Signature, TensorSpec, needed_inputs
 
 log = logging.getLogger("millstream.readiness")
 

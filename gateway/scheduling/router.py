@@ -30,10 +30,10 @@ from gateway.tensors.json_text import JsonLimits
 from gateway.tensors.output_options import Extensions, Memory
 from services.batch import BATCH_FORMATS, agreed_format
 from services.errors import Failure, not_found
-from services.manifest import Manifest
 from services.metrics import catalogue
 from services.metrics.tally import Tally
-from services.profile import Profile
+from services.model.manifest import Manifest
+from services.model.profile import Profile
 from services.records import State
 from services.segments.pool import SegmentPool
 from services.settings import Settings

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from gateway.tensors.outputs import OutputTensor
-from services.datatypes import BYTES
 from services.errors import invalid
-from services.tensor import TensorSpec
+from services.model.datatypes import BYTES
+from services.model.signature import TensorSpec
 
 
 def check_classifiable(spec: TensorSpec) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.json_document import mistyped
 from gateway.tensors.number_list import NumberList
-from services.datatypes import BYTES
 from services.errors import invalid
+from services.model.datatypes import BYTES
 
 #: lists within lists in `data`, at most: what newer reference servers allow
 DEPTH_MAX = 100

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.tensors.json_document import missing, mistyped, shown
-from services.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
 from services.errors import Failure, invalid
-from services.tensor import TensorSpec
+from services.model.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
+from services.model.signature import TensorSpec
 
 #: datatype -> struct code, in the machine's own order (little-endian wherever ONNX Runtime runs): the "@" forms are
 #: the fast ones, and its float turns what is out of range into infinity, as numpy's cast does

@@ -9,9 +9,9 @@ from gateway.tensors.elements import check_strings, normal_booleans
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.json_document import shown
 from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from services.datatypes import BYTES
 from services.errors import Failure, invalid
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 
 
 class InputPlans:
@@ -74,7 +74,7 @@ class InputPlans:
 
 
 def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor:
-    """A tensor in raw form (services.datatypes), checked. Raises Failure(INVALID)."""
+    """A tensor in raw form (services.model.datatypes), checked. Raises Failure(INVALID)."""
     if plan.datatype == BYTES:
         check_strings(plan, extent, data)
     elif len(data) != extent.size_bytes:

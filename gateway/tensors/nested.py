@@ -24,8 +24,8 @@ from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor, Reply
-from services.datatypes import BYTES, NUMPY
 from services.errors import Failure, invalid
+from services.model.datatypes import BYTES, NUMPY
 
 _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _NOUNS = {bool: "a boolean", int: "an integer", float: "a number with a fraction", str: "a string", dict: "an object"}

@@ -13,9 +13,9 @@ from gateway.tensors.classification import check_classifiable, classify
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import raw_tensor
 from gateway.tensors.outputs import OutputTensor
-from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 
 
 class Target(Protocol):

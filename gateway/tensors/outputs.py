@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.datatypes import BYTES, NUMPY
-from services.tensor import Signature
+from services.model.datatypes import BYTES, NUMPY
+from services.model.signature import Signature
 
 #: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
 _new = tuple.__new__

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gateway.protocols.http.deps import Catalog
 from services.errors import Code, Failure
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.records import InstanceRecord, State
 
 READY_S_MAX = 600.0

@@ -16,13 +16,13 @@ from services.errors import Code, Failure, invalid
 from services.ingest.digests import described_file
 from services.ingest.in_place import examine
 from services.ingest.report import Checked
-from services.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
+from services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
+from services.model.version_files import check_labels
 from services.settings import Settings
 from services.triton.folder import files_named
 from services.triton.given import Given
 from services.triton.serving import Serving, serving
 from services.triton.tensors import fitted, wanted_batching
-from services.version_files import check_labels
 
 
 class Candidate(NamedTuple):

@@ -22,8 +22,9 @@ from gateway.triton.await_ready import Trial
 from gateway.triton.candidates import Candidate, manifest_of
 from gateway.triton.interfaces import IndexEntry
 from services.errors import Code, Failure, invalid
-from services.manifest import Endpoint, Manifest
-from services.names import check_name
+from services.model.manifest import Endpoint, Manifest
+from services.model.names import check_name
+from services.model.paths import plain_path
 from services.process.uninterruptible import uninterrupted
 from services.repository.base import Claim, Repository
 from services.repository.disk import storage_errors
@@ -31,7 +32,6 @@ from services.settings import Settings
 from services.triton.folder import check_given, read_model_folder
 from services.triton.folders import Folders
 from services.triton.given import Given, from_json
-from services.triton.paths import plain_path
 from services.triton.policy import chosen
 
 log = logging.getLogger("millstream.repository")

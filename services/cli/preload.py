@@ -17,7 +17,7 @@ import numpy as np
 from services.cli.call import made_up_call
 from services.cli.client import Api, digest_of
 from services.errors import Code, Failure, invalid
-from services.names import check_name
+from services.model.names import check_name
 
 START_S_MAX = 120.0
 #: how long the start waits for models, all together, and then for the first of them to answer: what is not ready by then

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.agreement import column_scale, disagreeing_rows
 from services.ingest.model_io import Port
 from services.ingest.trial_inputs import Probe, Style, draw, extreme_row, row_of
 from services.ingest.trial_memory import room_for
 from services.ingest.trial_session import Array, Session, TrialError
-from services.warmup_inputs import INPUT_BYTES_MAX
+from services.model.agreement import column_scale, disagreeing_rows
+from services.model.warmup_inputs import INPUT_BYTES_MAX
 
 #: rows that are run alone for each style of values, beside an extreme one; fewer where a run takes long
 _ROWS_MAX, _ROWS_MIN = 8, 3

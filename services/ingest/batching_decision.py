@@ -23,7 +23,7 @@ from services.ingest.independence import Proof, prove
 from services.ingest.model_io import Port
 from services.ingest.trial_inputs import Probe, find_probe
 from services.ingest.trial_session import Array, Session, TrialError
-from services.manifest import Batching
+from services.model.manifest import Batching
 
 _NO_TRIAL = "no trial input would run"
 

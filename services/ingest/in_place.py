@@ -7,7 +7,7 @@ from pathlib import Path
 from services.ingest.check_process import check
 from services.ingest.check_slots import turn
 from services.ingest.report import Checked, CheckTask
-from services.manifest import ROWS_MAX_DEFAULT
+from services.model.manifest import ROWS_MAX_DEFAULT
 from services.settings import Settings
 
 

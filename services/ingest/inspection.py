@@ -18,9 +18,9 @@ from services.ingest.onnx_checks import check_operators, check_structure, check_
 from services.ingest.report import Checked, CheckTask
 from services.ingest.trial_session import Array, Session
 from services.ingest.warmup_trial import rehearse, rehearse_requests
-from services.manifest import ModelConfig
-from services.tensor import Signature
-from services.warmup import check_warmups
+from services.model.manifest import ModelConfig
+from services.model.signature import Signature
+from services.model.warmup_check import check_warmups
 
 
 def inspect(task: CheckTask, path: Path) -> Checked:

@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto
 
-from services.datatypes import BYTES
 from services.errors import invalid
 from services.ingest.model_io import Port
 from services.ingest.onnx_checks import is_memory, reason
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 
 Array = np.ndarray[Any, Any]
 

@@ -22,15 +22,15 @@ from services.ingest.check_slots import turn
 from services.ingest.digests import described_file
 from services.ingest.needed_files import keep_only
 from services.ingest.report import UPLOAD, Checked, CheckTask
-from services.manifest import Manifest, ModelConfig, SourceFile
-from services.names import check_name, check_version
+from services.model.manifest import Manifest, ModelConfig, SourceFile
+from services.model.names import check_name, check_version
+from services.model.version_files import check_labels
+from services.model.warmup_check import check_warmups
 from services.process.uninterruptible import uninterrupted
 from services.records import State
 from services.repository.base import Repository, Staging
 from services.repository.disk import storage_errors
 from services.settings import Settings
-from services.version_files import check_labels
-from services.warmup import check_warmups
 
 PIECE_BYTES = 1 << 20
 #: kept, as it says how the model was meant to be served

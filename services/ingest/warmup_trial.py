@@ -13,9 +13,9 @@ from pathlib import Path
 from services.errors import Failure, invalid
 from services.ingest.trial_memory import room_for
 from services.ingest.trial_session import Session, TrialError
-from services.manifest import Warmup
-from services.tensor import Signature
-from services.warmup_inputs import (
+from services.model.manifest import Warmup
+from services.model.signature import Signature
+from services.model.warmup_inputs import (
     FILLS,
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,

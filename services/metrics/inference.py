@@ -91,7 +91,7 @@ class Recorded:
 
 
 def recorded(totals: Totals) -> dict[str, Recorded]:
-    """By release (services.manifest.Manifest.release)."""
+    """By release (services.model.manifest.Manifest.release)."""
     found: dict[str, Recorded] = {}
     for key, values in totals.items():
         if len(key.labels) < len(_RELEASE):

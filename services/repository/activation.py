@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.errors import Code, Failure
-from services.manifest import Endpoint
+from services.model.manifest import Endpoint
 from services.repository.base import Repository
 
 _TRIES_MAX = 100

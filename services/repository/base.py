@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from services.manifest import Endpoint, Manifest
+from services.model.manifest import Endpoint, Manifest
 from services.repository.verdicts import Verdict
 
 

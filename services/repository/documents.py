@@ -8,7 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from services.errors import Code, Failure
-from services.manifest import Endpoint, Manifest
+from services.model.manifest import Endpoint, Manifest
 from services.repository.disk import storage_failure
 
 Document = TypeVar("Document", bound=BaseModel)

@@ -21,8 +21,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from services.errors import Code, Failure, not_found
-from services.manifest import Endpoint, Manifest
-from services.names import check_name, check_version
+from services.model.manifest import Endpoint, Manifest
+from services.model.names import check_name, check_version
 from services.repository.activation import activated
 from services.repository.base import Staging
 from services.repository.disk import (

@@ -20,8 +20,8 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from services.errors import Code, Failure
-from services.manifest import Endpoint, Manifest
-from services.names import check_name, check_version
+from services.model.manifest import Endpoint, Manifest
+from services.model.names import check_name, check_version
 from services.repository.base import Staging
 from services.repository.disk import fsync, fsync_tree, replace_file, storage_errors, try_lock
 from services.repository.documents import content_of, read_endpoint, read_manifest

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from services.errors import Code, Failure
-from services.manifest import Endpoint, Manifest
+from services.model.manifest import Endpoint, Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.manifest import Manifest
-from services.names import check_name, check_version
+from services.model.manifest import Manifest
+from services.model.names import check_name, check_version
 from services.repository.disk import replace_file, storage_errors
 from services.repository.documents import content_of
 

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from services.errors import Failure, invalid
 from services.instance import shm_prefix
-from services.names import check_name
+from services.model.names import check_name
 from services.settings import ADMIN_KEY, Settings
 
 WORKERS_MAX = 1024

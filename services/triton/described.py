@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.manifest import Manifest
-from services.tensor import TensorSpec
+from services.model.manifest import Manifest
+from services.model.paths import FILE
+from services.model.signature import TensorSpec
 from services.triton.datatypes import NUMBERS
 from services.triton.given import from_document
-from services.triton.paths import FILE
 from services.triton.refused import BACKEND, PLATFORM
 
 _GPU, _CPU = 1, 2

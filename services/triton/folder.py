@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from services.errors import Code, Failure, invalid
-from services.manifest import ModelConfig
-from services.names import VERSION_MAX
+from services.model.manifest import ModelConfig
+from services.model.names import VERSION_MAX
+from services.model.paths import FILE, is_version, plain_path
+from services.model.version_files import open_regular
 from services.triton.given import CONFIG_BYTES_MAX, Given, from_text, nothing
-from services.triton.paths import FILE, is_version, plain_path
 from services.triton.policy import chosen
 from services.triton.refused import check_supported
-from services.version_files import open_regular
 
 CONFIG = "config.pbtxt"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.errors import Failure, invalid
-from services.names import check_name
+from services.model.names import check_name
 
 MODELS_MAX = 10_000
 

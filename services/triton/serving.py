@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from services.errors import invalid
-from services.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
-from services.tensor import Signature
+from services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
+from services.model.paths import plain_path
+from services.model.signature import Signature
 from services.triton.given import Given
 from services.triton.notes import notes_of
-from services.triton.paths import plain_path
 from services.triton.warmups import warmups
 
 DELAY_MS_MAX = 10_000

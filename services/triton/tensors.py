@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.errors import Failure, invalid
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 from services.triton.datatypes import datatype_of, type_name
 from services.triton.given import Given
 

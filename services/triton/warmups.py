@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.errors import Failure, invalid
-from services.manifest import WARMUPS_MAX, Warmup, WarmupInput
-from services.tensor import Signature, TensorSpec
+from services.model.manifest import WARMUPS_MAX, Warmup, WarmupInput
+from services.model.paths import WARMUP, plain_path
+from services.model.signature import Signature, TensorSpec
 from services.triton.datatypes import datatype_of, type_name
-from services.triton.paths import WARMUP, plain_path
 
 COUNT_MAX = 1000
 _FILLS = {"zero_data": "zero", "random_data": "random", "input_data_file": "file"}

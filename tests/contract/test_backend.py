@@ -13,9 +13,9 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from services.datatypes import NUMPY
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import NUMPY
+from services.model.signature import Signature, TensorSpec
 from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance
@@ -289,7 +289,7 @@ class TestOnnxRuntime:
 THREADS = """
 import sys
 from pathlib import Path
-from services.tensor import Signature
+from services.model.signature import Signature
 from workers.backends import get_backend
 
 path, signature = Path(sys.argv[1]), Signature.model_validate_json(sys.argv[2])

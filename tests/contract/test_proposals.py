@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Code, Failure
-from services.manifest import Endpoint, Manifest
+from services.model.manifest import Endpoint, Manifest
 from services.repository.activation import endpoint_activate
 from services.repository.folder import FolderRepository
 from tests.kit.versions import publish

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Code, Failure
-from services.manifest import Endpoint
+from services.model.manifest import Endpoint
 from services.repository.activation import endpoint_activate
 from services.repository.base import Repository
 from services.repository.folder import FolderRepository

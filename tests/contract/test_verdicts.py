@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Code, Failure
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
 from services.repository.verdicts import DOCUMENT_BYTES_MAX, FILES_MAX, NO_VERDICT, Verdict, content_id
 from tests.contract.repositories import manifest, publish

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.manifest import ModelConfig
+from services.model.manifest import ModelConfig
 from services.repository.folder import FolderRepository
 from tests.kit import models, v2
 from tests.kit.load import constant_load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.manifest import ModelConfig
+from services.model.manifest import ModelConfig
 from services.repository.folder import FolderRepository
 from tests.kit import models
 from tests.kit.stack import running_stack

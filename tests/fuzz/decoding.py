@@ -15,9 +15,9 @@ from gateway.connection.error_reply import error_reply
 from gateway.protocols.http.compression import decompress
 from gateway.protocols.v2.decode import Decoder, parse_header_length
 from gateway.tensors.input_plans import InputPlans
-from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import BYTES, ITEM_BYTES
+from services.model.signature import Signature, TensorSpec
 
 ROWS_MAX = 8
 JSON_BYTES_MAX = 1 << 20

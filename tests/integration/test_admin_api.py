@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.manifest import Manifest, ModelConfig
+from services.model.manifest import Manifest, ModelConfig
 from services.records import State
 from services.repository.activation import endpoint_activate
 from tests.kit.application import Application

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.scheduling.readiness import PROBE_BYTES_MAX, probe_bytes, zero_inputs
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 from tests.kit import models
 from tests.kit.stack import running_stack
 from tests.kit.wait import wait_until

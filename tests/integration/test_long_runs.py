@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from services.instance import instance_of
-from services.manifest import Manifest, ModelConfig, SourceFile
+from services.model.manifest import Manifest, ModelConfig, SourceFile
 from services.repository.folder import FolderRepository
 from services.settings import Settings, child_environment
 from services.supervisor.plan import metrics_dir_of

@@ -22,7 +22,7 @@ from services.ingest import check_process
 from services.ingest.check_slots import CHECKS_MAX
 from services.ingest.in_place import examine
 from services.ingest.upload import PIECE_BYTES, Incoming
-from services.manifest import Manifest, ModelConfig
+from services.model.manifest import Manifest, ModelConfig
 from services.records import State
 from services.repository.folder import FolderRepository
 from services.settings import Settings

@@ -20,7 +20,7 @@ import pytest
 from services.errors import Failure
 from services.ingest.in_place import examine
 from services.ingest.upload import Incoming
-from services.manifest import ModelConfig
+from services.model.manifest import ModelConfig
 from services.repository.folder import FolderRepository
 from services.sandbox import landlock, seccomp
 from services.sandbox.confine import probe

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from services.cli.call import made_up_call
-from services.manifest import Manifest, ModelConfig, SourceFile
+from services.model.manifest import Manifest, ModelConfig, SourceFile
+from services.model.signature import Signature, TensorSpec
 from services.repository.folder import FolderRepository
-from services.tensor import Signature, TensorSpec
 from tests.kit import models, v2
 from tests.kit.stack import Stack, asleep, assert_quiet, running_stack
 from tests.kit.wait import wait_until

@@ -14,10 +14,10 @@ import numpy as np
 import onnx
 import pytest
 
-from services.agreement import agree
 from services.ingest.in_place import examine
 from services.ingest.inspection import inspect
 from services.ingest.report import Checked, CheckTask
+from services.model.agreement import agree
 from services.settings import Settings
 from workers.backends.onnxruntime import OnnxRuntime
 from workers.profile import measure

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.protocols.http.deps import UploadKey
 from services.batch import BATCH_FORMATS
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.records import InstanceRecord, State, WorkerRecord
 from services.repository.base import Repository
 

@@ -14,10 +14,10 @@ from gateway.scheduling.producer import Exchange
 from gateway.scheduling.quarantine import Quarantine
 from gateway.scheduling.request import InputTensor, Request, Responder
 from services.batch import ReplyHeader, ReplyOutput, decode_batch
-from services.manifest import ModelConfig
 from services.metrics import catalogue
 from services.metrics.tally import Tally
-from services.profile import Profile
+from services.model.manifest import ModelConfig
+from services.model.profile import Profile
 from services.queue.keys import InstanceKeys
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool

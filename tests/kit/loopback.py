@@ -20,9 +20,9 @@ from gateway.scheduling.producer import Exchange
 from gateway.scheduling.router import Lanes
 from gateway.triton.shared_memory import ClientMemory
 from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
-from services.manifest import ModelConfig
 from services.metrics import catalogue
 from services.metrics.tally import Tally
+from services.model.manifest import ModelConfig
 from services.queue.keys import InstanceKeys
 from services.queue.producer_link import PoolLink
 from services.queue.url import RedisAddress

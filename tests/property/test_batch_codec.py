@@ -27,7 +27,7 @@ from services.batch import (
     encode_batch,
     encode_reply,
 )
-from services.bytes_tensor import decode_elements, encode_elements
+from services.model.bytes_tensor import decode_elements, encode_elements
 
 STEADY = settings(deadline=None, derandomize=True)
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.profile import Profile
+from services.model.profile import Profile
 from workers.exploration import STEP, TRIALS, Exploration
 
 ROWS_MAX = st.sampled_from([1, 2, 7, 64, 1000])

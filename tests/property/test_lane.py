@@ -26,7 +26,7 @@ from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Code, Failure
-from services.profile import Profile
+from services.model.profile import Profile
 from tests.kit.lane_bench import REST_S, LaneBench
 
 PERMITS = 12

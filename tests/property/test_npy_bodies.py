@@ -15,9 +15,9 @@ from gateway.protocols.sagemaker import forms
 from gateway.protocols.torchserve.predictions import read as read_prediction
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import from_array
-from services.datatypes import ITEM_BYTES
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import ITEM_BYTES
+from services.model.signature import Signature, TensorSpec
 
 DATATYPES = [*ITEM_BYTES, "BYTES"]
 DTYPES = [

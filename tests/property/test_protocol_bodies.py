@@ -20,7 +20,7 @@ from gateway.protocols.v2 import generate
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Inputs
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 
 
 def plans(*inputs: tuple[str, str, tuple[int, ...]], batching: bool = True) -> InputPlans:

@@ -24,9 +24,9 @@ from gateway.protocols.v2.encode import Encoder
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import Column, Outputs, OutputTensor
-from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY
 from services.errors import Failure
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES, NUMPY
+from services.model.signature import Signature, TensorSpec
 
 Array = np.ndarray[Any, Any]
 JSON_BYTES_MAX = 1 << 20

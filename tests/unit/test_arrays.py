@@ -14,10 +14,10 @@ from gateway.tensors.input_plan import InputPlan
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Found, from_array, from_lists, join, owned, row_of_lists, rows_of, text_of
 from gateway.tensors.outputs import OutputTensor
-from services.bytes_tensor import decode_elements
-from services.datatypes import NUMPY
 from services.errors import Failure
-from services.tensor import Signature, TensorSpec
+from services.model.bytes_tensor import decode_elements
+from services.model.datatypes import NUMPY
+from services.model.signature import Signature, TensorSpec
 
 
 def plans(*inputs: tuple[str, str, tuple[int, ...]]) -> InputPlans:

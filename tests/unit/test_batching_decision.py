@@ -19,7 +19,7 @@ from services.ingest.batch_trials import batch_sizes
 from services.ingest.independence import Proof
 from services.ingest.inspection import inspect
 from services.ingest.report import Checked, CheckTask
-from services.manifest import Batching
+from services.model.manifest import Batching
 from tests.kit import models
 
 node = helper.make_node

@@ -9,7 +9,7 @@ import pytest
 from gateway.tensors.classification import check_classifiable, classify
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure
-from services.tensor import TensorSpec
+from services.model.signature import TensorSpec
 
 
 def best(array, count=3, labels=(), *, batching=True, datatype="FP32"):

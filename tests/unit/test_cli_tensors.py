@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from services.cli.call import answer_of, made_up_call
 from services.cli.inputs import call_from
 from services.cli.tensors import decode, encode
-from services.datatypes import DATATYPES
 from services.errors import Code, Failure
+from services.model.datatypes import DATATYPES
 
 ADDER = {
     "name": "adder",

@@ -13,7 +13,7 @@ from gateway.protocols.openai.embedder import embedder, shortened, unit
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 
 
 def read(**members: Any) -> request.Wanted:

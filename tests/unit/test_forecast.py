@@ -6,7 +6,7 @@ import pytest
 
 from gateway.scheduling.estimator import OUTLIER, PACE_MAX, Forecast
 from gateway.scheduling.request import Request
-from services.profile import Profile
+from services.model.profile import Profile
 from tests.kit.responders import NOBODY
 
 

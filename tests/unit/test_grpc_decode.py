@@ -12,9 +12,9 @@ from gateway.protocols.grpc.decode import Call, Decoder
 from gateway.scheduling.caller import TERMS, Terms
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.output_options import Ask, Extensions
-from services.datatypes import NUMPY
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import NUMPY
+from services.model.signature import Signature, TensorSpec
 
 RAW = b"\0" * 8
 

@@ -17,7 +17,7 @@ from gateway.protocols.grpc.encode import FINAL, Encoder, stream_response, varin
 from gateway.tensors.output_options import Ask, Extensions
 from gateway.tensors.outputs import OutputTensor
 from services.errors import GRPC_STATUS, Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 
 SIGNATURE = Signature(
     inputs=(),

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from services.errors import Code, Failure
 from services.ingest.inspection import inspect
 from services.ingest.report import Checked, CheckTask
-from services.manifest import Batching
+from services.model.manifest import Batching
 from tests.kit import models
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

@@ -24,7 +24,7 @@ from gateway.tensors.json_text import JsonLimits, parse
 from gateway.tensors.nested import from_lists, row_of_lists
 from gateway.tensors.number_list import NumberList
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 
 MIB = 1 << 20
 SMALL = JsonLimits(bytes_max=4096, values_max=500)

@@ -15,7 +15,7 @@ from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
 from services.batch import decode_batch
 from services.errors import Failure
-from services.profile import Profile
+from services.model.profile import Profile
 from tests.kit.lane_bench import LaneBench
 
 TIMES = 5  # the capacity

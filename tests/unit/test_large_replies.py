@@ -17,7 +17,7 @@ from gateway.protocols.v2.encode import Encoder
 from gateway.protocols.v2.responder import RestRequest, RestResponder
 from gateway.tensors.outputs import Column, Outputs
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 
 pytestmark = pytest.mark.anyio
 COLUMNS = 100_000

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from services.errors import Code, Failure
-from services.manifest import Manifest, ModelConfig
+from services.model.manifest import Manifest, ModelConfig
+from services.model.signature import Signature, TensorSpec
 from services.records import State
-from services.tensor import Signature, TensorSpec
 from workers.held import Held, Holding
 from workers.live_check import (
     BUSY_STEP_S,

@@ -11,7 +11,7 @@ import pytest
 
 from services.exit_status import LOAD_STUCK, RUN_STUCK
 from services.load_marks import DEATHS_ALONE, DEATHS_MAX, LoadMarks, Mark, blame, left_behind, marks_dir
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
 from services.supervisor import culprits
 from services.supervisor.culprits import Culprits

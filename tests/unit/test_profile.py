@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
-from services.warmup_inputs import INPUT_BYTES_MAX
+from services.model.signature import Signature, TensorSpec
+from services.model.warmup_inputs import INPUT_BYTES_MAX
 from workers.backends.base import Array, OutOfMemory
 from workers.profile import measure
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.admin.removal import remove_version
 from services.errors import Code, Failure
-from services.manifest import Endpoint
+from services.model.manifest import Endpoint
 from services.repository.activation import endpoint_activate
 from services.repository.folder import FolderRepository
 from tests.kit.versions import publish

@@ -17,8 +17,8 @@ from gateway.protocols.sagemaker.target import default_model, named_model, varia
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure
+from services.model.signature import Signature, TensorSpec
 from services.settings import Settings
-from services.tensor import Signature, TensorSpec
 
 
 def plans(datatype: str = "FP32", shape: tuple[int, ...] = (-1, 4), count: int = 1) -> InputPlans:

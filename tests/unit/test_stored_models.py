@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.errors import Failure
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.repository.activation import endpoint_activate
 from services.repository.folder import FolderRepository
 from services.repository.stored_models import StoredModels

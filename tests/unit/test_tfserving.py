@@ -8,9 +8,9 @@ from gateway.catalog.snapshot import ModelView, VersionView
 from gateway.protocols.tfserving.documents import model_status
 from gateway.protocols.tfserving.predict import write_classes, write_predict
 from gateway.tensors.outputs import OutputTensor
-from services.manifest import Manifest, ModelConfig
+from services.model.manifest import Manifest, ModelConfig
+from services.model.signature import Signature, TensorSpec
 from services.records import State
-from services.tensor import Signature, TensorSpec
 
 
 def test_outputs_whose_name_ends_in_bytes_are_base64() -> None:

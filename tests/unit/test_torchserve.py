@@ -19,9 +19,9 @@ from gateway.protocols.torchserve.form import PARTS_MAX, parts_of
 from gateway.protocols.torchserve.predictions import read, write
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import OutputTensor
-from services.bytes_tensor import decode_elements
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.bytes_tensor import decode_elements
+from services.model.signature import Signature, TensorSpec
 
 
 def plans(*inputs: tuple[str, str, tuple[int, ...]]) -> InputPlans:

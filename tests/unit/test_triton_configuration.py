@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.errors import Code, Failure
-from services.manifest import Manifest, ModelConfig, QueuePolicy
-from services.tensor import Signature, TensorSpec
+from services.model.manifest import Manifest, ModelConfig, QueuePolicy
+from services.model.signature import Signature, TensorSpec
 from services.triton.described import described
 from services.triton.given import CONFIG_BYTES_MAX, Given, from_json, from_text, nothing
 from services.triton.policy import chosen

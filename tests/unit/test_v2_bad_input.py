@@ -13,7 +13,7 @@ from gateway.protocols.v2.decode import Decoder, parse_header_length
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plans import InputPlans
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 from tests.unit.test_v2_decode import MLP, binary, body, floats, mlp, one
 
 GOOD = [1, 2, 3, 4]

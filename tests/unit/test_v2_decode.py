@@ -11,7 +11,7 @@ import pytest
 
 from gateway.protocols.v2.decode import VIEW_BYTES_MIN, Decoder, InferCall, parse_header_length
 from gateway.tensors.input_plans import InputPlans
-from services.tensor import Signature, TensorSpec
+from services.model.signature import Signature, TensorSpec
 
 MLP = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),

@@ -12,9 +12,9 @@ import pytest
 from gateway.protocols.v2.call import Options
 from gateway.protocols.v2.encode import Encoder, numbers
 from gateway.tensors.outputs import OutputTensor
-from services.datatypes import NUMPY
 from services.errors import Code, Failure
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import NUMPY
+from services.model.signature import Signature, TensorSpec
 
 START = b'{"model_name":"m","model_version":"7","outputs":['
 

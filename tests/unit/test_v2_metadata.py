@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 
 from gateway.protocols.v2.metadata import EXTENSIONS, error_body, model_metadata, server_metadata
-from services.manifest import Manifest, ModelConfig
-from services.tensor import Signature, TensorSpec
+from services.model.manifest import Manifest, ModelConfig
+from services.model.signature import Signature, TensorSpec
 
 
 def test_server_metadata() -> None:

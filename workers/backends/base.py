@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from services.errors import Code, Failure
-from services.tensor import Signature
+from services.model.signature import Signature
 
 Array = np.ndarray[Any, Any]
 

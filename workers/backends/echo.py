@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.datatypes import BYTES
 from services.errors import Code, Failure
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 from workers.backends.base import Array, Stop, Terminated
 
 

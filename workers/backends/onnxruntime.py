@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from services.allocator import resident_bytes, trim
-from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 from workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
 MESSAGE_CHARACTERS_MAX = 1000

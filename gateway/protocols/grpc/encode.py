@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.protocols.v2.encode import raw_bytes
 from gateway.tensors.output_options import Ask, Extensions
 from gateway.tensors.outputs import OutputTensor, Reply
-from services.tensor import Signature
+from services.model.signature import Signature
 
 _HEADS_MAX = 256
 _NOTHING = np.empty(0, np.uint8)

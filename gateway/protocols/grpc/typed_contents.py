@@ -12,8 +12,8 @@ import numpy as np
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
-from services.datatypes import BYTES, NUMPY
 from services.errors import invalid
+from services.model.datatypes import BYTES, NUMPY
 
 #: datatype -> its field, and the type that the field's elements are read with; FP16 and BF16 have none
 _FIELDS: dict[str, tuple[str, type[np.generic]]] = {

@@ -15,9 +15,9 @@ from gateway.tensors.input_plan import InputPlan
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.nested import Inputs, as_numbers, from_array, from_lists, join
 from gateway.tensors.outputs import OutputTensor
-from services.datatypes import BYTES
 from services.errors import Failure, invalid
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _INTEGERS = frozenset({"INT32", "INT64"})

@@ -14,9 +14,9 @@ from typing import Any
 
 from gateway.protocols.openai.request import unknown_words
 from services.errors import invalid
-from services.manifest import Manifest
+from services.model.manifest import Manifest
+from services.model.version_files import read_inside
 from services.repository.base import Repository
-from services.version_files import read_inside
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 64 << 20

@@ -22,9 +22,9 @@ from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from gateway.tensors.nested import Found, Inputs, as_numbers, from_array, from_lists, join
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor
-from services.datatypes import BYTES, ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
-from services.tensor import Signature
+from services.model.datatypes import BYTES, ELEMENTS_MAX
+from services.model.signature import Signature
 
 JSON = "application/json"
 CSV = "text/csv"

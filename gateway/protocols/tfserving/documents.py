@@ -10,9 +10,9 @@ from typing import Any
 
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from gateway.protocols.tfserving.predict import SIGNATURE_NAME
-from services.manifest import Manifest
+from services.model.manifest import Manifest
+from services.model.signature import TensorSpec
 from services.records import State
-from services.tensor import TensorSpec
 
 OWNER = "millstream"
 

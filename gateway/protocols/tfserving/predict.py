@@ -19,7 +19,7 @@ from gateway.tensors.nested import Found, Inputs, from_lists, is_b64, join, row_
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor
 from services.errors import invalid, not_found
-from services.tensor import Signature
+from services.model.signature import Signature
 
 SIGNATURE_NAME = "serving_default"
 

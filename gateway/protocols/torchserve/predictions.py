@@ -24,9 +24,9 @@ from gateway.tensors.json_text import JsonLimits, parse
 from gateway.tensors.nested import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor
-from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
-from services.tensor import Signature
+from services.model.datatypes import BYTES
+from services.model.signature import Signature
 
 _DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
 _NUMPY_MAGIC = b"\x93NUMPY"

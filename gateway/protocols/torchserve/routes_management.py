@@ -27,7 +27,7 @@ from gateway.protocols.sagemaker.routes import invoke
 from gateway.protocols.torchserve import documents
 from gateway.protocols.torchserve.routes import Refusal
 from services.errors import Code, Failure, invalid, not_found
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 from services.records import State
 
 router = APIRouter(tags=["TorchServe"])

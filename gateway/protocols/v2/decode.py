@@ -33,8 +33,8 @@ from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
 from gateway.tensors.json_document import members, missing, mistyped, parse_json, shown, whole
 from gateway.tensors.output_options import Extensions
-from services.datatypes import BYTES
 from services.errors import Code, Failure, invalid
+from services.model.datatypes import BYTES
 
 __all__ = ["Decoder", "InferCall", "parse_header_length"]
 

@@ -20,9 +20,9 @@ from gateway.protocols.v2.call import Options
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.output_options import Ask, Extensions
 from gateway.tensors.outputs import Outputs, OutputTensor, Reply
-from services.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from services.errors import invalid
-from services.tensor import Signature, TensorSpec
+from services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
+from services.model.signature import Signature, TensorSpec
 
 __all__ = ["Encoder", "numbers"]
 
@@ -231,7 +231,7 @@ def _piece(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def raw_bytes(output: OutputTensor) -> bytes | memoryview:
-    """The output in raw form (services.datatypes); a large one is a view."""
+    """The output in raw form (services.model.datatypes); a large one is a view."""
     array = output.array
     if isinstance(array, list):
         return raw_from_strings(array)

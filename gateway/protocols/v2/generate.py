@@ -18,7 +18,7 @@ from gateway.tensors.json_document import members, mistyped, parse_json, shown, 
 from gateway.tensors.nested import Inputs, join, row_of_lists, text_of
 from gateway.tensors.outputs import OutputTensor
 from services.errors import invalid
-from services.manifest import Manifest
+from services.model.manifest import Manifest
 
 _SCALARS = (str, int, float, bool, type(None))
 

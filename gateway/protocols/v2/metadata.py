@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from services.manifest import Manifest
-from services.tensor import TensorSpec
+from services.model.manifest import Manifest
+from services.model.signature import TensorSpec
 
 #: the extensions of the protocol that are served, under the reference's names
 EXTENSIONS = (

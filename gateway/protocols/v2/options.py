@@ -7,8 +7,8 @@ from typing import Any
 from gateway.protocols.v2.call import Options
 from gateway.tensors.json_document import flag, members, missing, mistyped, shown, whole
 from gateway.tensors.output_options import Ask, Extensions, Span
-from services.datatypes import ELEMENTS_MAX
 from services.errors import Code, Failure, invalid
+from services.model.datatypes import ELEMENTS_MAX
 
 ID_CHARACTERS_MAX = 4096
 

@@ -15,8 +15,8 @@ from gateway.protocols.http.body import describes, read_document
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.errors import documented
 from gateway.triton.interfaces import Region
-from services.datatypes import ELEMENTS_MAX
 from services.errors import invalid, not_found
+from services.model.datatypes import ELEMENTS_MAX
 
 router = APIRouter(
     prefix="/v2", tags=["v2 shared memory"], dependencies=[Depends(admin)], responses=documented(401, 403)

@@ -15,9 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from services.errors import Failure, invalid
-from services.manifest import ModelConfig, SourceFile
-from services.tensor import Signature
-from services.triton.paths import plain_path
+from services.model.manifest import ModelConfig, SourceFile
+from services.model.paths import plain_path
+from services.model.signature import Signature
 
 #: Bytes of one file of class names, and names in it. Gateways keep them in memory.
 LABEL_BYTES_MAX = 8 << 20

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from services.bytes_tensor import decode_elements
-from services.datatypes import BYTES, ITEM_BYTES, NUMPY
-from services.manifest import Warmup, WarmupInput
-from services.tensor import Signature, TensorSpec, needed_inputs
-from services.version_files import read_inside
-from services.warmup import INPUT_BYTES_MAX as WARMUP_BYTES_MAX
+from services.model.bytes_tensor import decode_elements
+from services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
+from services.model.manifest import Warmup, WarmupInput
+from services.model.signature import Signature, TensorSpec, needed_inputs
+from services.model.version_files import read_inside
+from services.model.warmup_check import INPUT_BYTES_MAX as WARMUP_BYTES_MAX
 
 Array = np.ndarray[Any, Any]
 
@@ -116,7 +116,7 @@ def _described(made: WarmupInput, rows: int, folder: Path) -> Array:
 
 
 def _from_file(made: WarmupInput, rows: int, folder: Path) -> Array:
-    assert made.file is not None  # services.manifest sees to it
+    assert made.file is not None  # services.model.manifest sees to it
     raw = read_inside(folder, made.file, WARMUP_BYTES_MAX, "warm-up file")
     if made.datatype == BYTES:
         elements = decode_elements(memoryview(raw))

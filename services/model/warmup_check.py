@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from services.datatypes import BYTES, ITEM_BYTES
 from services.errors import invalid
-from services.manifest import ModelConfig, Warmup, WarmupInput
-from services.tensor import Signature, TensorSpec, needed_inputs
-from services.version_files import is_readable_inside
+from services.model.datatypes import BYTES, ITEM_BYTES
+from services.model.manifest import ModelConfig, Warmup, WarmupInput
+from services.model.signature import Signature, TensorSpec, needed_inputs
+from services.model.version_files import is_readable_inside
 
 INPUT_BYTES_MAX = 1 << 28
 
