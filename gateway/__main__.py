@@ -58,7 +58,7 @@ from services.segments.segment import host_token, remove_leftovers
 from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
 from services.trace_values import at_start
 from services.version import VERSION
-from services.worker_id import pool_of
+from services.wire.worker_id import pool_of
 
 DEPTHS_AT_ONCE = 100
 DEPTHS_S_MAX = 1.0  # for the streams' depths on the metrics page: all else is shown without Redis

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from services import run_marks
-from services.batch import BATCH_FORMATS
 from services.errors import Code, Failure
 from services.exit_status import LOAD_STUCK, RUN_STUCK
 from services.garbage import settle_garbage
@@ -30,14 +29,15 @@ from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
-from services.records import WorkerRecord
 from services.repository.folder import FolderRepository
 from services.run_marks import RunMark, runs_dir
 from services.segments.segment import Segments, host_token
 from services.settings import Settings, read_settings
 from services.spin import Spin
 from services.supervisor.plan import parse_pools
-from services.worker_id import new_start, worker_id
+from services.wire.batch import BATCH_FORMATS
+from services.wire.records import WorkerRecord
+from services.wire.worker_id import new_start, worker_id
 from workers.backends import get_backend
 from workers.backends.base import Array
 from workers.batching_off import BatchingOff

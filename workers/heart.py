@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from services.backoff import Backoff
 from services.errors import Failure
-from services.records import WorkerRecord
+from services.wire.records import WorkerRecord
 from workers.exchange import Exchange
 
 log = logging.getLogger("millstream.heart")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from services.model.manifest import Manifest
-from services.records import InstanceRecord, State
+from services.wire.records import InstanceRecord, State
 from workers.backends.base import Instance
 from workers.exploration import Exploration
 

@@ -18,10 +18,10 @@ from itertools import chain
 from services.errors import Code, Failure
 from services.load_marks import DEATHS_CERTAIN, LoadMarks, judged
 from services.model.manifest import Manifest
-from services.records import State
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
+from services.wire.records import State
 from workers.backends.base import Instance, Stop
 from workers.exchange import Exchange
 from workers.exploration import Exploration

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.batch import (
+from services.errors import Code, Failure
+from services.model.bytes_tensor import decode_elements, encode_elements
+from services.model.datatypes import BYTES, NUMPY
+from services.model.signature import Signature
+from services.segments.segment import Segments
+from services.wire.batch import (
     ABSENT,
     REPLY_FORMATS,
     BatchInput,
@@ -24,11 +29,6 @@ from services.batch import (
     decode_batch,
     encode_reply,
 )
-from services.errors import Code, Failure
-from services.model.bytes_tensor import decode_elements, encode_elements
-from services.model.datatypes import BYTES, NUMPY
-from services.model.signature import Signature
-from services.segments.segment import Segments
 from workers.reply_limits import fit
 
 Array = np.ndarray[Any, Any]

@@ -21,7 +21,7 @@ from services.model.manifest import Manifest
 from services.model.profile import Profile
 from services.model.version_files import open_regular
 from services.settings import child_environment
-from services.worker_id import new_start, worker_id
+from services.wire.worker_id import new_start, worker_id
 from workers.backends.base import Backend, Instance, Stop
 from workers.profile import measure
 from workers.reshaped import Reshaped

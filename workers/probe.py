@@ -15,7 +15,7 @@ from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
 from services.settings import read_settings
 from services.supervisor.parent import die_with_parent
-from services.worker_id import worker_id
+from services.wire.worker_id import worker_id
 from workers.backends import get_backend
 from workers.backends.base import Stop
 from workers.loading import REFUSED, Placement, load

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.batch import AGAIN, ReplyHeader, encode_reply
 from services.errors import Code, Failure
 from services.model.bytes_tensor import LENGTH_BYTES
+from services.wire.batch import AGAIN, ReplyHeader, encode_reply
 
 if TYPE_CHECKING:
     from workers.lease import Lease

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from services.batch import ENDLESS
 from services.errors import Code
 from services.queue.clock import RedisClock
+from services.wire.batch import ENDLESS
 from workers.held import Holding
 from workers.lease import Lease
 

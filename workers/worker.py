@@ -13,12 +13,12 @@ from collections.abc import Callable
 from functools import partial
 
 from services.backoff import Backoff
-from services.batch import encode_given_up
 from services.errors import Code, Failure
 from services.model.signature import Signature
 from services.queue.clock import RedisClock
 from services.run_marks import RunMark
 from services.segments.segment import Segments
+from services.wire.batch import encode_given_up
 from workers.backends.base import Terminated
 from workers.exchange import Exchange, Finished
 from workers.held import Held, Holding

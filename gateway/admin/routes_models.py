@@ -14,8 +14,8 @@ from gateway.protocols.http.auth import admin
 from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.errors import documented
 from services.errors import Code, Failure
-from services.records import State
 from services.repository.activation import endpoint_activate
+from services.wire.records import State
 
 router = APIRouter(
     prefix="/admin/v1", tags=["admin: models"], dependencies=[Depends(admin)], responses=documented(401, 403)

@@ -14,7 +14,7 @@ from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from services.errors import not_found
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
-from services.records import InstanceRecord, State, WorkerRecord
+from services.wire.records import InstanceRecord, State, WorkerRecord
 
 
 class Tensor(BaseModel):

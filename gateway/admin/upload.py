@@ -18,7 +18,7 @@ from services.errors import invalid
 from services.ingest.upload import Incoming
 from services.model.manifest import Manifest, ModelConfig
 from services.model.names import check_name
-from services.records import State
+from services.wire.records import State
 
 
 @dataclass(frozen=True, slots=True)

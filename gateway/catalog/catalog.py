@@ -18,10 +18,10 @@ from services.cancel import cancel_all
 from services.errors import Failure
 from services.model.manifest import Endpoint, Manifest
 from services.queue.board import Board
-from services.records import State, WorkerRecord
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
+from services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.catalog")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.catalog.snapshot import Placed
-from services.records import InstanceRecord, WorkerRecord
+from services.wire.records import InstanceRecord, WorkerRecord
 
 
 class Placements:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from services.errors import not_found
 from services.model.manifest import Manifest
 from services.model.names import NAME_CHARACTERS_MAX
-from services.records import InstanceRecord, State, WorkerRecord
 from services.repository.verdicts import NO_VERDICT, Verdict
+from services.wire.records import InstanceRecord, State, WorkerRecord
 
 #: digits of services.model.names.VERSION_MAX; converting a number of any length would cost the square of it
 _DIGITS_MAX = 10

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from gateway.protocols.http.deps import Catalog, UploadKey
 from services.errors import Code, Failure
-from services.records import State
+from services.wire.records import State
 
 AT_ONCE_MAX = 8
 RETRY_AFTER_S = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gateway.scheduling.request import InputTensor, Request
-from services.batch import Place
+from services.wire.batch import Place
 
 if TYPE_CHECKING:
     from gateway.scheduling.lane import Lane

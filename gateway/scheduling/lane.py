@@ -22,12 +22,12 @@ from gateway.scheduling.quarantine import DIED, ENDED
 from gateway.scheduling.queue_policy import Waiting
 from gateway.scheduling.request import ABSENT, Request
 from gateway.tensors.outputs import Outputs, no_rows
-from services.batch import AGAIN, ENDLESS, Place, ReplyHeader
 from services.errors import Code, Failure
 from services.metrics.inference import Reason
 from services.model.manifest import Manifest
 from services.model.profile import Profile
 from services.spin import Spin
+from services.wire.batch import AGAIN, ENDLESS, Place, ReplyHeader
 
 log = logging.getLogger("millstream.lane")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 
-from services.batch import ReplyHeader
 from services.errors import Code
 from services.metrics import catalogue, inference
 from services.metrics.inference import FAILED, REASONS, Field, Reason
 from services.metrics.tally import Counter, Sums, Tally
 from services.model.manifest import Manifest
+from services.wire.batch import ReplyHeader
 
 
 class LaneTallies:

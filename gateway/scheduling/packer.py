@@ -14,12 +14,12 @@ import numpy as np
 
 from gateway.scheduling.request import ABSENT, Request
 from gateway.tensors.outputs import Column, Outputs
-from services.batch import ABSENT as ABSENT_INNER
-from services.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 from services.model.bytes_tensor import decode_elements
 from services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
 from services.model.signature import Signature, TensorSpec
 from services.segments.pool import SegmentPool
+from services.wire.batch import ABSENT as ABSENT_INNER
+from services.wire.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
 FORGET_PART = 16  # of what is known to be larger, with each reply that is smaller

@@ -11,7 +11,6 @@ from typing import Any
 from gateway.scheduling.circuit_breaker import Blame
 from gateway.scheduling.in_flight import Outstanding
 from gateway.scheduling.lane import Lane
-from services.batch import ReplyHeader, Unreadable, decode_reply
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
@@ -20,6 +19,7 @@ from services.queue.keys import InstanceKeys
 from services.queue.producer_link import PoolLink
 from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
+from services.wire.batch import ReplyHeader, Unreadable, decode_reply
 
 log = logging.getLogger("millstream.producer")
 

@@ -28,15 +28,15 @@ from gateway.scheduling.traces import Traces
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits
 from gateway.tensors.output_options import Extensions, Memory
-from services.batch import BATCH_FORMATS, agreed_format
 from services.errors import Failure, not_found
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.model.manifest import Manifest
 from services.model.profile import Profile
-from services.records import State
 from services.segments.pool import SegmentPool
 from services.settings import Settings
+from services.wire.batch import BATCH_FORMATS, agreed_format
+from services.wire.records import State
 
 log = logging.getLogger("millstream.router")
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.outputs import Outputs, OutputTensor
-from services.batch import ReplyHeader
 from services.model.bytes_tensor import decode_elements
 from services.model.datatypes import BYTES, NUMPY
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
+from services.wire.batch import ReplyHeader
 
 if TYPE_CHECKING:
     from gateway.scheduling.in_flight import Outstanding

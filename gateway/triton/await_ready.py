@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gateway.protocols.http.deps import Catalog
 from services.errors import Code, Failure
 from services.model.manifest import Manifest
-from services.records import InstanceRecord, State
+from services.wire.records import InstanceRecord, State
 
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0

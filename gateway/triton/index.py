@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from gateway.triton.interfaces import IndexEntry
-from services.records import State
+from services.wire.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 _STATES = {State.READY: READY, State.FAILED: UNAVAILABLE}

@@ -27,10 +27,10 @@ from services.model.names import check_name, check_version
 from services.model.version_files import check_labels
 from services.model.warmup_check import check_warmups
 from services.process.uninterruptible import uninterrupted
-from services.records import State
 from services.repository.base import Repository, Staging
 from services.repository.disk import storage_errors
 from services.settings import Settings
+from services.wire.records import State
 
 PIECE_BYTES = 1 << 20
 #: kept, as it says how the model was meant to be served

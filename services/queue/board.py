@@ -17,7 +17,7 @@ from services.errors import Code, Failure
 from services.queue.keys import InstanceKeys
 from services.queue.record_cache import RecordCache
 from services.queue.url import RedisAddress, async_client
-from services.records import State, WorkerRecord
+from services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.board")
 

@@ -12,7 +12,7 @@ from services.queue.url import RedisAddress, async_client
 
 
 class Death(NamedTuple):
-    """A worker (`services.worker_id`) that is gone, and what it was running.
+    """A worker (`services.wire.worker_id`) that is gone, and what it was running.
 
     `batches`: their names; None: nobody knows. `blamed`: the release that it died of, "" for none.
     """

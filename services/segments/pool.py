@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from services.batch import Place
 from services.errors import Failure
 from services.metrics.tally import Gauge
 from services.segments.segment import Segment
+from services.wire.batch import Place
 
 SEGMENT_BYTES = 32 << 20
 

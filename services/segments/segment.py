@@ -13,9 +13,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from services.batch import Place
 from services.errors import Code, Failure
 from services.segments.arena import Arena
+from services.wire.batch import Place
 
 
 def host_token(folder: Path) -> str:

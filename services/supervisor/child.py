@@ -19,7 +19,7 @@ from services.settings import child_environment
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
 from services.supervisor.parent import tied_to_this_process
 from services.supervisor.plan import Program
-from services.worker_id import new_start
+from services.wire.worker_id import new_start
 
 READ_BYTES = 64 << 10
 LAST_WORDS_S_MAX = 1.0

@@ -26,7 +26,7 @@ _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 class Program:
     """A child to run. `environment`: what it gets on top of this process's, without the variables in `withheld`.
 
-    `worker`: it has an id (services.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
+    `worker`: it has an id (services.wire.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
     is. `cores`: the only ones it may use; empty: any.
     """
 

@@ -10,9 +10,9 @@ from services.errors import Code, Failure
 from services.queue.board import Board
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
-from services.records import State, WorkerRecord
 from services.supervisor.child import Child
-from services.worker_id import worker_id
+from services.wire.records import State, WorkerRecord
+from services.wire.worker_id import worker_id
 
 LOOK_S = 0.1
 GATEWAY_S_MAX = 60.0

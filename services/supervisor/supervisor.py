@@ -41,7 +41,7 @@ from services.supervisor.plan import Entry, Program, Running
 from services.supervisor.readiness import until_ready
 from services.supervisor.rolling import Rolling
 from services.supervisor.segments import remove_segments
-from services.worker_id import worker_id
+from services.wire.worker_id import worker_id
 
 REDIS_S_MAX = 10.0
 #: a child that dies so often in a row before anything was ever ready will not be ready

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from services.batch import decode_reply
 from services.errors import Code, Failure
 from services.queue.blob import PART_BYTES_MAX
 from services.queue.producer_link import PoolLink
 from services.queue.url import RedisAddress
+from services.wire.batch import decode_reply
 from tests.kit.pool import Pool
 from workers.exchange import Exchange, Finished
 from workers.lease import Lease

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from services.batch import BatchHeader, BatchInput, encode_batch
 from services.errors import Code, Failure
 from services.queue.producer_link import PoolLink
+from services.wire.batch import BatchHeader, BatchInput, encode_batch
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.wait import wait_until
 from workers.exchange import Exchange, Finished

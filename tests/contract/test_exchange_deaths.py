@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.batch import decode_reply
+from services.wire.batch import decode_reply
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, names
 from workers.exchange import Finished
 

@@ -14,7 +14,7 @@ from services.queue.board import Board
 from services.queue.deaths import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
-from services.records import State
+from services.wire.records import State
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.redis_server import redis_server

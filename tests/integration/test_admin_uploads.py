@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from gateway.catalog.upload_slots import AT_ONCE_MAX
-from services.records import State
+from services.wire.records import State
 from tests.kit import models
 from tests.kit.application import Application, Exchange
 from tests.kit.catalog import instance, worker

@@ -23,9 +23,9 @@ from services.ingest.check_slots import CHECKS_MAX
 from services.ingest.in_place import examine
 from services.ingest.upload import PIECE_BYTES, Incoming
 from services.model.manifest import Manifest, ModelConfig
-from services.records import State
 from services.repository.folder import FolderRepository
 from services.settings import Settings
+from services.wire.records import State
 from tests.kit import models
 
 

@@ -23,7 +23,7 @@ from services.queue.keys import InstanceKeys
 from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import Settings, child_environment
-from services.worker_id import worker_id
+from services.wire.worker_id import worker_id
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ import pytest
 
 from gateway.triton.await_ready import Trial
 from gateway.triton.loader import RepositoryControl
-from services.records import State
 from services.repository.activation import endpoint_activate
+from services.wire.records import State
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
-from services.records import State
 from services.repository.activation import endpoint_activate
+from services.wire.records import State
 from tests.kit.application import Application, Exchange
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.protocols.http.deps import UploadKey
-from services.batch import BATCH_FORMATS
 from services.model.manifest import Manifest
-from services.records import InstanceRecord, State, WorkerRecord
 from services.repository.base import Repository
+from services.wire.batch import BATCH_FORMATS
+from services.wire.records import InstanceRecord, State, WorkerRecord
 
 #: the best state of a version's instances is its own
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)

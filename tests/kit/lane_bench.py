@@ -13,7 +13,6 @@ from gateway.scheduling.pool_context import Shared
 from gateway.scheduling.producer import Exchange
 from gateway.scheduling.quarantine import Quarantine
 from gateway.scheduling.request import InputTensor, Request, Responder
-from services.batch import ReplyHeader, ReplyOutput, decode_batch
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.model.manifest import ModelConfig
@@ -21,6 +20,7 @@ from services.model.profile import Profile
 from services.queue.keys import InstanceKeys
 from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
+from services.wire.batch import ReplyHeader, ReplyOutput, decode_batch
 from tests.kit.loopback import NOWHERE, LoopbackLink
 from tests.kit.responders import NOBODY
 from tests.kit.versions import publish

@@ -19,16 +19,16 @@ from gateway.scheduling.admission import Admission
 from gateway.scheduling.producer import Exchange
 from gateway.scheduling.router import Lanes
 from gateway.triton.shared_memory import ClientMemory
-from services.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
 from services.metrics import catalogue
 from services.metrics.tally import Tally
 from services.model.manifest import ModelConfig
 from services.queue.keys import InstanceKeys
 from services.queue.producer_link import PoolLink
 from services.queue.url import RedisAddress
-from services.records import State
 from services.repository.folder import FolderRepository
 from services.settings import Settings
+from services.wire.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
+from services.wire.records import State
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from services.batch import BatchHeader, encode_batch
 from services.queue.blob import write_commands
 from services.queue.clock import RedisClock
 from services.queue.keys import InstanceKeys
 from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress, client
+from services.wire.batch import BatchHeader, encode_batch
 from workers.exchange import Exchange, Finished
 from workers.lease import Lease
 

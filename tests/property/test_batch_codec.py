@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.batch import (
+from services.model.bytes_tensor import decode_elements, encode_elements
+from services.wire.batch import (
     ALIGN_BYTES,
     BATCH_FORMATS,
     KIND_GIVEN_UP,
@@ -27,7 +28,6 @@ from services.batch import (
     encode_batch,
     encode_reply,
 )
-from services.model.bytes_tensor import decode_elements, encode_elements
 
 STEADY = settings(deadline=None, derandomize=True)
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.batch import decode_reply
 from services.queue.server import Binary
+from services.wire.batch import decode_reply
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Picture, Pool, keys, names, reply
 from tests.kit.redis_server import binaries, redis_server
 from workers.lease import Lease

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 from gateway.scheduling.lane import ABANDON_S, DEPTH, Lane
 from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
-from services.batch import decode_batch
 from services.errors import Code, Failure
 from services.model.profile import Profile
+from services.wire.batch import decode_batch
 from tests.kit.lane_bench import REST_S, LaneBench
 
 PERMITS = 12

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.catalog.placements import Placements
-from services.records import InstanceRecord, State, WorkerRecord
+from services.wire.records import InstanceRecord, State, WorkerRecord
 
 _STATES = st.sampled_from([State.LOADING, State.READY, State.FAILED])
 _HOLDINGS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), _STATES)

@@ -10,9 +10,9 @@ import pytest
 from gateway.scheduling.contention import SEVERAL_S
 from gateway.scheduling.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
 from gateway.scheduling.request import Request
-from services.batch import AGAIN, decode_batch
 from services.errors import Code, Failure
 from services.segments.pool import SegmentPool
+from services.wire.batch import AGAIN, decode_batch
 from tests.kit.lane_bench import REST_S, ROW, SPIN_S, LaneBench
 from tests.kit.responders import Nobody
 

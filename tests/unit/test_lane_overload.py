@@ -13,9 +13,9 @@ import pytest
 
 from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
-from services.batch import decode_batch
 from services.errors import Failure
 from services.model.profile import Profile
+from services.wire.batch import decode_batch
 from tests.kit.lane_bench import LaneBench
 
 TIMES = 5  # the capacity

@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from gateway.scheduling.request import Request
 from gateway.tensors.outputs import Outputs, Reply
-from services.batch import decode_batch
 from services.errors import Code, Failure
 from services.metrics.inference import Field, recorded
 from services.model.manifest import ModelConfig, QueuePolicy
+from services.wire.batch import decode_batch
 from tests.kit.lane_bench import LaneBench
 
 RUN_S = 0.05  # so long that what waits behind one run waits

@@ -12,7 +12,7 @@ import pytest
 from services.errors import Code, Failure
 from services.model.manifest import Manifest, ModelConfig
 from services.model.signature import Signature, TensorSpec
-from services.records import State
+from services.wire.records import State
 from workers.held import Held, Holding
 from workers.live_check import (
     BUSY_STEP_S,

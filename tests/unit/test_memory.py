@@ -12,7 +12,7 @@ import pytest
 from services.memory import WORKER_BYTES_MIN, total_bytes, worker_share
 from services.metrics.tally import Tally
 from services.model.manifest import Manifest, ModelConfig
-from services.records import State
+from services.wire.records import State
 from tests.kit.versions import SIGNATURE
 from workers.held import Held, Holding
 from workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy

@@ -13,10 +13,10 @@ from gateway.scheduling.packer import Packer
 from gateway.scheduling.readiness import zero_inputs
 from gateway.scheduling.request import ABSENT, InputTensor, Request
 from gateway.tensors.input_plans import InputPlans
-from services.batch import decode_batch
 from services.errors import Failure
 from services.model.signature import Signature, TensorSpec, needed_inputs
 from services.segments.segment import Segments
+from services.wire.batch import decode_batch
 from tests.kit import v2
 from tests.kit.responders import NOBODY
 from workers.lease import Lease, input_arrays

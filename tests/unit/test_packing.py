@@ -18,13 +18,13 @@ from gateway.scheduling import packer as packing
 from gateway.scheduling.packer import Packed, Packer
 from gateway.scheduling.request import InputTensor, Request
 from gateway.tensors.outputs import OutputTensor
-from services.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
 from services.errors import Code, Failure
 from services.model.bytes_tensor import decode_elements, encode_elements
 from services.model.datatypes import BYTES, DATATYPES, NUMPY
 from services.model.signature import Signature, TensorSpec
 from services.segments.pool import SegmentPool
 from services.segments.segment import Segments
+from services.wire.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
 from tests.kit.responders import NOBODY
 from workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.queue.record_cache import RecordCache
-from services.records import InstanceRecord, State, WorkerRecord
+from services.wire.records import InstanceRecord, State, WorkerRecord
 
 
 def _record(*instances: InstanceRecord, device: str = "cpu") -> WorkerRecord:

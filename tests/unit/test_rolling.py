@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from services.errors import Code, Failure, invalid
-from services.records import InstanceRecord, State, WorkerRecord
 from services.supervisor.child import TRIAL_DEATHS_MAX, Child
 from services.supervisor.control import Control, Event, Tell, ask
 from services.supervisor.plan import Program
 from services.supervisor.readiness import behind
 from services.supervisor.rolling import Rolling
+from services.wire.records import InstanceRecord, State, WorkerRecord
 
 PATIENCE_S = 30.0
 

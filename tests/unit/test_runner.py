@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.batch import BatchHeader, BatchInput, Place, encode_batch
 from services.errors import Code
 from services.model.manifest import Manifest, ModelConfig
 from services.model.signature import Signature, TensorSpec
 from services.queue.clock import RedisClock
-from services.records import State
 from services.segments.segment import Segments
+from services.wire.batch import BatchHeader, BatchInput, Place, encode_batch
+from services.wire.records import State
 from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance, OutOfMemory

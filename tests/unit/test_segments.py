@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.batch import Place
 from services.errors import Code, Failure
 from services.segments import pool as pool_module
 from services.segments.pool import SEGMENT_BYTES, SegmentPool
 from services.segments.segment import Segment, Segments, host_token, remove_leftovers
+from services.wire.batch import Place
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from gateway.protocols.tfserving.predict import write_classes, write_predict
 from gateway.tensors.outputs import OutputTensor
 from services.model.manifest import Manifest, ModelConfig
 from services.model.signature import Signature, TensorSpec
-from services.records import State
+from services.wire.records import State
 
 
 def test_outputs_whose_name_ends_in_bytes_are_base64() -> None:

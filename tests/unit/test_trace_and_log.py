@@ -28,13 +28,13 @@ from gateway.triton import trace_file
 from gateway.triton.log import SharedLogSettings
 from gateway.triton.trace import SharedTraceSettings
 from gateway.triton.trace_file import TraceFile
-from services.batch import ReplyHeader
 from services.errors import Code, Failure
 from services.model.bytes_tensor import encode_elements
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
 from services.repository.folder import FolderRepository
 from services.trace_values import at_start
+from services.wire.batch import ReplyHeader
 from tests.kit.disk import small_disk
 from tests.kit.lane_bench import ROW, LaneBench
 from tests.kit.responders import NOBODY

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from services.batch import ENDLESS
 from services.errors import Code
 from services.queue.clock import RedisClock
+from services.wire.batch import ENDLESS
 from tests.unit.test_runner import holding, lease, signature
 from workers.lease import Lease
 from workers.watchdog import GRACE_S, SUSPICIOUS_RUNS, SUSPICIOUS_S, UNMEASURED_S, Guarded, Watchdog

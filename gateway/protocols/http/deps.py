@@ -12,9 +12,9 @@ from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.scheduling.caller import Caller
 from gateway.triton import interfaces
-from services.records import State
 from services.repository.base import Repository
 from services.settings import Settings
+from services.wire.records import State
 
 #: (model, version) of an upload in progress; version None: its number is given when it is published
 UploadKey = tuple[str, int | None]

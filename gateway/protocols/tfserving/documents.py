@@ -12,7 +12,7 @@ from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
 from gateway.protocols.tfserving.predict import SIGNATURE_NAME
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
-from services.records import State
+from services.wire.records import State
 
 OWNER = "millstream"
 

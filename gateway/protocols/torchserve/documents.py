@@ -11,7 +11,7 @@ from typing import Any
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView, version_number
 from gateway.tensors.json_document import shown
 from services.errors import Failure, invalid, not_found
-from services.records import State
+from services.wire.records import State
 
 LIMIT_MAX = 1000
 

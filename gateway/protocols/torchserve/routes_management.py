@@ -28,7 +28,7 @@ from gateway.protocols.torchserve import documents
 from gateway.protocols.torchserve.routes import Refusal
 from services.errors import Code, Failure, invalid, not_found
 from services.model.manifest import Manifest
-from services.records import State
+from services.wire.records import State
 
 router = APIRouter(tags=["TorchServe"])
 managed = APIRouter(

@@ -1,0 +1,1 @@
+"""What gateways and workers say to each other."""
