@@ -39,15 +39,15 @@ from gateway.triton.model_config import VersionConfigurations
 from gateway.triton.shared_memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
-from services.cancel import cancel_all
 from services.errors import Code, Failure, invalid
-from services.garbage import settle_garbage
 from services.instance import instance_of, shm_prefix
 from services.metrics import catalogue
 from services.metrics.page import MetricsPage, Sample
 from services.metrics.tally import Tally
 from services.model.manifest import Manifest
-from services.private_files import create_files_private
+from services.process.cancel import cancel_all
+from services.process.gc_tuning import settle_garbage
+from services.process.private_files import create_files_private
 from services.queue.board import Board
 from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys

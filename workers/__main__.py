@@ -17,13 +17,14 @@ from pathlib import Path
 from services import run_marks
 from services.errors import Code, Failure
 from services.exit_status import LOAD_STUCK, RUN_STUCK
-from services.garbage import settle_garbage
 from services.instance import instance_of
 from services.load_marks import PROBE, LoadMarks, blame, left_behind
-from services.memory import total_bytes, worker_share
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
-from services.private_files import create_files_private
+from services.process.gc_tuning import settle_garbage
+from services.process.memory_share import total_bytes, worker_share
+from services.process.private_files import create_files_private
+from services.process.spin_wait import Spin
 from services.queue.clock import RedisClock
 from services.queue.deaths import Death
 from services.queue.keys import InstanceKeys
@@ -33,7 +34,6 @@ from services.repository.folder import FolderRepository
 from services.run_marks import RunMark, runs_dir
 from services.segments.segment import Segments, host_token
 from services.settings import Settings, read_settings
-from services.spin import Spin
 from services.supervisor.plan import parse_pools
 from services.wire.batch import BATCH_FORMATS
 from services.wire.records import WorkerRecord

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import msgpack
 
 from services.errors import Code, Failure
+from services.process.spin_wait import Spin
 from services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
 from services.queue.clock import RedisClock
 from services.queue.keys import PoolKeys
 from services.queue.link import Link, Refused
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
-from services.spin import Spin
 from workers.lease import Lease
 from workers.reply_limits import LOSSES_MAX, refusal
 

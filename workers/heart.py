@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.backoff import Backoff
 from services.errors import Failure
+from services.process.backoff import Backoff
 from services.wire.records import WorkerRecord
 from workers.exchange import Exchange
 

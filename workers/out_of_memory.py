@@ -11,8 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from services.allocator import trim
 from services.errors import Failure
+from services.process.allocator import trim
 from workers.held import Held
 from workers.tallies import WorkerTallies
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from services.backoff import Backoff
 from services.errors import Code, Failure
 from services.model.signature import Signature
+from services.process.backoff import Backoff
 from services.queue.clock import RedisClock
 from services.run_marks import RunMark
 from services.segments.segment import Segments

@@ -14,9 +14,9 @@ from contextlib import suppress
 from gateway.catalog.placements import Placements
 from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
 from gateway.protocols.http.deps import UploadKey
-from services.cancel import cancel_all
 from services.errors import Failure
 from services.model.manifest import Endpoint, Manifest
+from services.process.cancel import cancel_all
 from services.queue.board import Board
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels

@@ -26,7 +26,7 @@ from services.errors import Code, Failure
 from services.metrics.inference import Reason
 from services.model.manifest import Manifest
 from services.model.profile import Profile
-from services.spin import Spin
+from services.process.spin_wait import Spin
 from services.wire.batch import AGAIN, ENDLESS, Place, ReplyHeader
 
 log = logging.getLogger("millstream.lane")

@@ -26,7 +26,7 @@ from services.cli.restart import restart
 from services.cli.serve import serve
 from services.cli.up import up
 from services.errors import Failure
-from services.printable import printable
+from services.process.printable import printable
 
 app = typer.Typer(
     name="millstream",

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.cancel import cancel_all
 from services.cli.client import Api
 from services.cli.preload import Preload
 from services.errors import Failure, invalid
+from services.process.cancel import cancel_all
 
 LOAD_S_MAX = 900.0
 AT_ONCE_MAX = 4

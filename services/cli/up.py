@@ -145,7 +145,7 @@ def up(
     from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads
     from services.cli.repositories import Wanted, repositories
-    from services.private_files import create_files_private
+    from services.process.private_files import create_files_private
     from services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None

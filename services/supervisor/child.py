@@ -13,8 +13,8 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from services.backoff import Backoff
 from services.exit_status import cause
+from services.process.backoff import Backoff
 from services.settings import child_environment
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
 from services.supervisor.parent import tied_to_this_process

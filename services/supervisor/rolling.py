@@ -10,8 +10,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.cancel import cancel_all
 from services.errors import Code, Failure
+from services.process.cancel import cancel_all
 from services.supervisor.child import Child
 from services.supervisor.control import Tell
 from services.supervisor.plan import Program

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from services.errors import Code, Failure, invalid
 from services.instance import instance_of, shm_prefix
-from services.private_files import make_private_folder
+from services.process.private_files import make_private_folder
 from services.queue.deaths import publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import (

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from services.backoff import Backoff
 from services.instance import instance_of
+from services.process.backoff import Backoff
 from services.queue.keys import InstanceKeys
 from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from services.memory import WORKER_BYTES_MIN, total_bytes, worker_share
 from services.metrics.tally import Tally
 from services.model.manifest import Manifest, ModelConfig
+from services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
 from services.wire.records import State
 from tests.kit.versions import SIGNATURE
 from workers.held import Held, Holding

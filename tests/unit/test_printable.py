@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from services.cli.terminal import escape
-from services.printable import printable
+from services.process.printable import printable
 from services.supervisor.log import Alerts
 
 

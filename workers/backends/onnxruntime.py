@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from services.allocator import resident_bytes, trim
 from services.errors import Code, Failure, invalid
 from services.model.datatypes import BYTES
 from services.model.signature import Signature
+from services.process.allocator import resident_bytes, trim
 from workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
 MESSAGE_CHARACTERS_MAX = 1000

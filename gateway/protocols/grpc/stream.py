@@ -20,8 +20,8 @@ from gateway.protocols.grpc.encode import FINAL, stream_response
 from gateway.protocols.grpc.infer import Infer
 from gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
 from gateway.protocols.grpc.status import details
-from services.cancel import cancel_all
 from services.errors import Code, Failure
+from services.process.cancel import cancel_all
 
 #: requests of one stream that are in flight, at most
 STREAM_REQUESTS_MAX = 128
