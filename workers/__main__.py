@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from services import run_marks
+from services.crashes import run_marks
+from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
+from services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind
+from services.crashes.run_marks import RunMark, runs_dir
 from services.errors import Code, Failure
-from services.exit_status import LOAD_STUCK, RUN_STUCK
 from services.instance import instance_of
-from services.load_marks import PROBE, LoadMarks, blame, left_behind
 from services.metrics.exposition import serve
 from services.metrics.tally import Tally
 from services.process.gc_tuning import settle_garbage
@@ -31,7 +32,6 @@ from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
-from services.run_marks import RunMark, runs_dir
 from services.segments.segment import Segments, host_token
 from services.settings import Settings, read_settings
 from services.supervisor.plan import parse_pools

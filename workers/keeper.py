@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 
+from services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, judged
 from services.errors import Code, Failure
-from services.load_marks import DEATHS_CERTAIN, LoadMarks, judged
 from services.model.manifest import Manifest
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels

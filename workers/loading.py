@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from services.crashes.exit_status import cause
+from services.crashes.load_marks import PROBE, left_behind
 from services.errors import Code, Failure
-from services.exit_status import cause
-from services.load_marks import PROBE, left_behind
 from services.model.manifest import Manifest
 from services.model.profile import Profile
 from services.model.version_files import open_regular

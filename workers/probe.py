@@ -9,8 +9,8 @@ import argparse
 import os
 import sys
 
+from services.crashes.load_marks import PROBE, LoadMarks
 from services.errors import Failure
-from services.load_marks import PROBE, LoadMarks
 from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
 from services.settings import read_settings

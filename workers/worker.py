@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from services.crashes.run_marks import RunMark
 from services.errors import Code, Failure
 from services.model.signature import Signature
 from services.process.backoff import Backoff
 from services.queue.clock import RedisClock
-from services.run_marks import RunMark
 from services.segments.segment import Segments
 from services.wire.batch import encode_given_up
 from workers.backends.base import Terminated

@@ -13,7 +13,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from services.exit_status import cause
+from services.crashes.exit_status import cause
 from services.process.backoff import Backoff
 from services.settings import child_environment
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile

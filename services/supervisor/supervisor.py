@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from services.crashes.culprits import Culprits
+from services.crashes.run_marks import runs_dir
 from services.errors import Code, Failure, invalid
 from services.instance import instance_of, shm_prefix
 from services.process.private_files import make_private_folder
@@ -29,13 +31,11 @@ from services.queue.server import (
     wait_until_answers,
 )
 from services.queue.url import RedisAddress
-from services.run_marks import runs_dir
 from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
 from services.supervisor.control import Control, Event, Tell
 from services.supervisor.cores import Cores, keep_apart
-from services.supervisor.culprits import Culprits
 from services.supervisor.lock import HomeLock
 from services.supervisor.plan import Entry, Program, Running
 from services.supervisor.readiness import until_ready

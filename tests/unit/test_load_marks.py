@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from services.exit_status import LOAD_STUCK, RUN_STUCK
-from services.load_marks import DEATHS_ALONE, DEATHS_MAX, LoadMarks, Mark, blame, left_behind, marks_dir
+from services.crashes import culprits
+from services.crashes.culprits import Culprits
+from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
+from services.crashes.load_marks import DEATHS_ALONE, DEATHS_MAX, LoadMarks, Mark, blame, left_behind, marks_dir
 from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
-from services.supervisor import culprits
-from services.supervisor.culprits import Culprits
 from tests.contract.repositories import publish
 
 WORKER = "cpu-0-abcdef01-77"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services.crashes.culprits import Culprits
+from services.crashes.run_marks import PAGE_BYTES, Run, RunMark, left_behind, take
 from services.queue.deaths import Death
-from services.run_marks import PAGE_BYTES, Run, RunMark, left_behind, take
-from services.supervisor.culprits import Culprits
 
 
 def die_running(folder: Path, worker: str, lane: str, *batches: str, over: bool = False) -> None:

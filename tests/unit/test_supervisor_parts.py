@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from services.crashes.exit_status import cause
 from services.errors import Failure
-from services.exit_status import cause
 from services.settings import Settings
 from services.supervisor import plan
 from services.supervisor.cores import Cores, keep_apart
