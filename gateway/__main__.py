@@ -48,8 +48,8 @@ from services.model.manifest import Manifest
 from services.process.cancel import cancel_all
 from services.process.gc_tuning import settle_garbage
 from services.process.private_files import create_files_private
-from services.queue.board import Board
-from services.queue.deaths import Death
+from services.queue.cluster_state import Board
+from services.queue.death_notices import Death
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
@@ -144,7 +144,7 @@ class Gateway:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
     async def _death(self, text: str) -> None:
-        """A supervisor saw a worker die (services.queue.deaths): nobody waits for its lease to run out."""
+        """A supervisor saw a worker die (services.queue.death_notices): nobody waits for its lease to run out."""
         death = Death.read(text)
         pool = pool_of(death.worker)
         await self.exchange.reclaim(pool, death)

@@ -27,7 +27,7 @@ from services.process.memory_share import total_bytes, worker_share
 from services.process.private_files import create_files_private
 from services.process.spin_wait import Spin
 from services.queue.clock import RedisClock
-from services.queue.deaths import Death
+from services.queue.death_notices import Death
 from services.queue.keys import InstanceKeys
 from services.queue.scripts import ATTEMPTS_MAX
 from services.queue.url import RedisAddress

@@ -13,8 +13,8 @@ from services.errors import Code, Failure
 from services.process.spin_wait import Spin
 from services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
 from services.queue.clock import RedisClock
+from services.queue.consumer_link import Link, Refused
 from services.queue.keys import PoolKeys
-from services.queue.link import Link, Refused
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
 from workers.lease import Lease

@@ -17,7 +17,7 @@ from gateway.protocols.http.deps import UploadKey
 from services.errors import Failure
 from services.model.manifest import Endpoint, Manifest
 from services.process.cancel import cancel_all
-from services.queue.board import Board
+from services.queue.cluster_state import Board
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict

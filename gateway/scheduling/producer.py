@@ -14,7 +14,7 @@ from gateway.scheduling.lane import Lane
 from services.errors import Failure
 from services.metrics import catalogue
 from services.metrics.tally import Tally
-from services.queue.deaths import Death
+from services.queue.death_notices import Death
 from services.queue.keys import InstanceKeys
 from services.queue.producer_link import PoolLink
 from services.queue.scripts import ATTEMPTS_MAX, script

@@ -12,7 +12,7 @@ from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK, cause
 from services.crashes.load_marks import blame, left_behind
 from services.crashes.run_marks import take
 from services.errors import Failure
-from services.queue.deaths import Death
+from services.queue.death_notices import Death
 from services.repository.folder import FolderRepository
 
 #: signals by which people and service managers end processes; SIGKILL is also the kernel's when there is no memory

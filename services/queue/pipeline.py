@@ -15,7 +15,7 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.greeting import greeting, heed
+from services.queue.handshake import greeting, heed
 from services.queue.url import RedisAddress, locate_async
 
 log = logging.getLogger("millstream.queue")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from services.errors import Code, Failure
-from services.queue.board import Board
+from services.queue.cluster_state import Board
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.supervisor.child import Child

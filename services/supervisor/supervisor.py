@@ -20,7 +20,7 @@ from services.crashes.run_marks import runs_dir
 from services.errors import Code, Failure, invalid
 from services.instance import instance_of, shm_prefix
 from services.process.private_files import make_private_folder
-from services.queue.deaths import publish_death
+from services.queue.death_notices import publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import (
     check_server,

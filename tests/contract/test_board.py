@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.board import GATEWAY_LIFE_S, UPLOAD_LIFE_S, Board
-from services.queue.deaths import Death, publish_death
+from services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, Board
+from services.queue.death_notices import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
 from services.queue.url import RedisAddress, client

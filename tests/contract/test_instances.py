@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from services.queue.board import Board
-from services.queue.deaths import Death, publish_death
+from services.queue.cluster_state import Board
+from services.queue.death_notices import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
 from services.wire.records import State

@@ -13,8 +13,8 @@ import hiredis
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.greeting import greeting
-from services.queue.link import Link
+from services.queue.consumer_link import Link
+from services.queue.handshake import greeting
 from services.queue.pipeline import connect
 from services.queue.server import choose_binary
 from services.queue.url import RedisAddress, client

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from services.errors import Failure
-from services.queue.link import Link
+from services.queue.consumer_link import Link
 from services.queue.pipeline import connect
 from services.queue.server import check_server
 from services.queue.url import RedisAddress, async_client, client

@@ -14,8 +14,8 @@ import msgpack
 
 from services.queue.blob import write_commands
 from services.queue.clock import RedisClock
+from services.queue.consumer_link import Link
 from services.queue.keys import InstanceKeys
-from services.queue.link import Link
 from services.queue.scripts import script
 from services.queue.url import RedisAddress, client
 from services.wire.batch import BatchHeader, encode_batch

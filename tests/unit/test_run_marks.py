@@ -10,7 +10,7 @@ import pytest
 
 from services.crashes.culprits import Culprits
 from services.crashes.run_marks import PAGE_BYTES, Run, RunMark, left_behind, take
-from services.queue.deaths import Death
+from services.queue.death_notices import Death
 
 
 def die_running(folder: Path, worker: str, lane: str, *batches: str, over: bool = False) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.greeting import greeting, heed
+from services.queue.handshake import greeting, heed
 from services.queue.sentinel import Sentinels
 from services.queue.url import REPLY_S_MAX, WATCHED_REPLY_S_MAX, RedisAddress, Tls, async_client, client
 

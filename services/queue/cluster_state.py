@@ -19,7 +19,7 @@ from services.queue.record_cache import RecordCache
 from services.queue.url import RedisAddress, async_client
 from services.wire.records import State, WorkerRecord
 
-log = logging.getLogger("millstream.board")
+log = logging.getLogger("millstream.cluster_state")
 
 #: how long an upload is shown without its gateway saying again that it goes on
 UPLOAD_LIFE_S = 5.0

@@ -12,7 +12,7 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.greeting import greeting, heed
+from services.queue.handshake import greeting, heed
 from services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
