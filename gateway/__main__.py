@@ -56,7 +56,7 @@ from services.repository.folder import FolderRepository
 from services.segments.pool import SegmentPool
 from services.segments.segment import host_token, remove_leftovers
 from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
-from services.trace_values import at_start
+from services.trace_settings import at_start
 from services.version import VERSION
 from services.wire.worker_id import pool_of
 

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_vali
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.errors import Failure, invalid
-from services.trace_values import at_start
+from services.trace_settings import at_start
 
 MIB = 1 << 20
 # what clients changed while an installation runs: in the folder run of its home, gone at its next start

@@ -19,10 +19,10 @@ from services.ingest.report import Checked
 from services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
 from services.model.version_files import check_labels
 from services.settings import Settings
-from services.triton.folder import files_named
-from services.triton.given import Given
-from services.triton.serving import Serving, serving
-from services.triton.tensors import fitted, wanted_batching
+from services.triton_config.config import Given
+from services.triton_config.model_folder import files_named
+from services.triton_config.to_model_config import Serving, serving
+from services.triton_config.to_signature import fitted, wanted_batching
 
 
 class Candidate(NamedTuple):

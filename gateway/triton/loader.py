@@ -29,10 +29,10 @@ from services.process.uninterruptible import uninterrupted
 from services.repository.base import Claim, Repository
 from services.repository.disk import storage_errors
 from services.settings import Settings
-from services.triton.folder import check_given, read_model_folder
-from services.triton.folders import Folders
-from services.triton.given import Given, from_json
-from services.triton.policy import chosen
+from services.triton_config.config import Given, from_json
+from services.triton_config.model_folder import check_given, read_model_folder
+from services.triton_config.repositories import Folders
+from services.triton_config.version_policy import chosen
 
 log = logging.getLogger("millstream.repository")
 

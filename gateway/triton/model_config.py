@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.catalog.snapshot import Snapshot, version_number
-from services.triton.described import described
+from services.triton_config.effective_config import described
 
 
 class VersionConfigurations:

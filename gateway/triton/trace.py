@@ -17,7 +17,7 @@ from gateway.catalog.snapshot import shown
 from gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from gateway.triton.trace_file import TraceFile
 from services.errors import Failure, invalid
-from services.trace_values import DEFAULTS, TraceValues, parsed
+from services.trace_settings import DEFAULTS, TraceValues, parsed
 
 log = logging.getLogger("millstream.trace")
 

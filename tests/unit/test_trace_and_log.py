@@ -33,7 +33,7 @@ from services.model.bytes_tensor import encode_elements
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
 from services.repository.folder import FolderRepository
-from services.trace_values import at_start
+from services.trace_settings import at_start
 from services.wire.batch import ReplyHeader
 from tests.kit.disk import small_disk
 from tests.kit.lane_bench import ROW, LaneBench

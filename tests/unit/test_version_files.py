@@ -14,7 +14,7 @@ from services.ingest.digests import described_file
 from services.model.manifest import ModelConfig, SourceFile
 from services.model.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX, check_labels, read_inside, read_label_names
 from services.repository.folder import FolderRepository
-from services.triton.folder import read_model_folder
+from services.triton_config.model_folder import read_model_folder
 from tests.kit.versions import SIGNATURE, publish
 from workers.loading import verify
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from services.errors import Failure, invalid
 from services.model.signature import Signature, TensorSpec
-from services.triton.datatypes import datatype_of, type_name
-from services.triton.given import Given
+from services.triton_config.config import Given
+from services.triton_config.datatypes import datatype_of, type_name
 
 ROWS_LIMIT = 65_536
 

@@ -1,6 +1,6 @@
 """What a model configuration may ask for and this server does not do. Ignoring it would give wrong answers: it is refused.
 
-What can be ignored without harm becomes a note instead (services.triton.serving).
+What can be ignored without harm becomes a note instead (services.triton_config.to_model_config).
 """
 
 from __future__ import annotations

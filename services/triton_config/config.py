@@ -1,6 +1,6 @@
 """A model configuration as it is given: config.pbtxt, or its JSON form, into the message that both are forms of.
 
-text or JSON ─> Given (ModelConfig message, and what the message cannot say) ─> services.triton.serving, .tensors
+text or JSON ─> Given (ModelConfig message, and what the message cannot say) ─> services.triton_config.to_model_config, .tensors
 Source: Triton's model_config.proto. Imported by gateways only: the message comes with a gRPC client.
 """
 

@@ -9,7 +9,7 @@ from services.errors import Failure, invalid
 from services.model.manifest import WARMUPS_MAX, Warmup, WarmupInput
 from services.model.paths import WARMUP, plain_path
 from services.model.signature import Signature, TensorSpec
-from services.triton.datatypes import datatype_of, type_name
+from services.triton_config.datatypes import datatype_of, type_name
 
 COUNT_MAX = 1000
 _FILLS = {"zero_data": "zero", "random_data": "random", "input_data_file": "file"}

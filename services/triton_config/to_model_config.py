@@ -11,9 +11,9 @@ from services.errors import invalid
 from services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
 from services.model.paths import plain_path
 from services.model.signature import Signature
-from services.triton.given import Given
-from services.triton.notes import notes_of
-from services.triton.warmups import warmups
+from services.triton_config.config import Given
+from services.triton_config.ignored_fields import notes_of
+from services.triton_config.to_warmup import warmups
 
 DELAY_MS_MAX = 10_000
 _MICROSECONDS = 1000

@@ -1,6 +1,6 @@
 """A model's folder as Triton lays it out, read in place.
 
-<folder>/config.pbtxt      optional: services.triton.given
+<folder>/config.pbtxt      optional: services.triton_config.config
 <folder>/<n>/model.onnx    a version, with its external data beside it; or a folder of that name with both in it
 <folder>/labels.txt, <folder>/warmup/…    what the configuration names
 """
@@ -16,9 +16,9 @@ from services.model.manifest import ModelConfig
 from services.model.names import VERSION_MAX
 from services.model.paths import FILE, is_version, plain_path
 from services.model.version_files import open_regular
-from services.triton.given import CONFIG_BYTES_MAX, Given, from_text, nothing
-from services.triton.policy import chosen
-from services.triton.refused import check_supported
+from services.triton_config.config import CONFIG_BYTES_MAX, Given, from_text, nothing
+from services.triton_config.unsupported_fields import check_supported
+from services.triton_config.version_policy import chosen
 
 CONFIG = "config.pbtxt"
 

@@ -12,9 +12,9 @@ from typing import Any
 from services.model.manifest import Manifest
 from services.model.paths import FILE
 from services.model.signature import TensorSpec
-from services.triton.datatypes import NUMBERS
-from services.triton.given import from_document
-from services.triton.refused import BACKEND, PLATFORM
+from services.triton_config.config import from_document
+from services.triton_config.datatypes import NUMBERS
+from services.triton_config.unsupported_fields import BACKEND, PLATFORM
 
 _GPU, _CPU = 1, 2
 
