@@ -43,7 +43,7 @@ from services.errors import Code, Failure, invalid
 from services.instance import instance_of, shm_prefix
 from services.metrics import catalogue
 from services.metrics.page import MetricsPage, Sample
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.model.manifest import Manifest
 from services.process.cancel import cancel_all
 from services.process.gc_tuning import settle_garbage

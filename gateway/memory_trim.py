@@ -9,7 +9,7 @@ from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.scheduling.admission import Admission
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.process.allocator import IdleTrim, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")

@@ -21,7 +21,7 @@ from services.crashes.run_marks import RunMark, runs_dir
 from services.errors import Code, Failure
 from services.instance import instance_of
 from services.metrics.exposition import serve
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.process.gc_tuning import settle_garbage
 from services.process.memory_share import total_bytes, worker_share
 from services.process.private_files import create_files_private

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from gateway.scheduling.request import Request
 from services.errors import Code, Failure
-from services.metrics.tally import Counter, Gauge
+from services.metrics.registry import Counter, Gauge
 
 
 class Admission:

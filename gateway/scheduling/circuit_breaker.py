@@ -13,7 +13,7 @@ from typing import Any
 from gateway.scheduling.lane import Lane
 from services.errors import Failure
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.queue.producer_link import PoolLink
 from services.queue.scripts import script
 

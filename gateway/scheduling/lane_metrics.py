@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from services.errors import Code
 from services.metrics import catalogue, inference
 from services.metrics.inference import FAILED, REASONS, Field, Reason
-from services.metrics.tally import Counter, Sums, Tally
+from services.metrics.registry import Counter, Sums, Tally
 from services.model.manifest import Manifest
 from services.wire.batch import ReplyHeader
 

@@ -13,7 +13,7 @@ from gateway.scheduling.in_flight import Outstanding
 from gateway.scheduling.lane import Lane
 from services.errors import Failure
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.queue.death_notices import Death
 from services.queue.keys import InstanceKeys
 from services.queue.producer_link import PoolLink

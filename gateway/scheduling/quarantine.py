@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.scheduling.request import Request
 from services.errors import Code, Failure
-from services.metrics.tally import Counter, Gauge
+from services.metrics.registry import Counter, Gauge
 
 DIGESTS_MAX = 1024
 DIGEST_BYTES = 16

@@ -30,7 +30,7 @@ from gateway.tensors.json_text import JsonLimits
 from gateway.tensors.output_options import Extensions, Memory
 from services.errors import Failure, not_found
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.model.manifest import Manifest
 from services.model.profile import Profile
 from services.segments.pool import SegmentPool

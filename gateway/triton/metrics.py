@@ -15,7 +15,7 @@ from gateway.triton.statistics import loaded
 from services.metrics.gpus import Gpu, gpus
 from services.metrics.inference import FAILED, Field, Recorded, recorded
 from services.metrics.machine import CpuTimes, cpu_times, memory
-from services.metrics.totals import Totals
+from services.metrics.merge import Totals
 
 _Samples = list[tuple[dict[str, str], float]]
 

@@ -14,7 +14,7 @@ from gateway.catalog.snapshot import Snapshot, VersionView, shown, version_numbe
 from gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from services.errors import Failure, invalid
 from services.metrics.inference import Field, Recorded, recorded
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 
 
 class MachineStatistics:

@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from services.metrics.catalogue import CATALOGUE, Kind, Metric
-from services.metrics.tally import Tally
-from services.metrics.totals import Totals
+from services.metrics.merge import Totals
+from services.metrics.registry import Tally
 
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Shape = tuple[str, str, int, int]

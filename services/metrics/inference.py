@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 
 from services.errors import Code
 from services.metrics.catalogue import Kind, Metric
-from services.metrics.totals import Totals
+from services.metrics.merge import Totals
 
 ROWS_EXACT_MAX = 128  # sizes of runs up to which each has its own series; larger ones are rounded up to powers of two
 

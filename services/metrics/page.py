@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from services.metrics.catalogue import CATALOGUE, Metric
 from services.metrics.exposition import Rows, family, rows_of, shape_of
-from services.metrics.tally import Tally
-from services.metrics.totals import Totals
+from services.metrics.merge import Totals
+from services.metrics.registry import Tally
 
 _EOF = b"# EOF\n"
 #: Forms of the page that are remembered: Prometheus' own, and one more. A client may ask for any version of OpenMetrics.

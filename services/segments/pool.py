@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 from services.errors import Failure
-from services.metrics.tally import Gauge
+from services.metrics.registry import Gauge
 from services.segments.segment import Segment
 from services.wire.batch import Place
 

@@ -17,7 +17,7 @@ import yaml
 from services.errors import Code
 from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.page import MetricsPage
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.settings import Settings
 from tests.kit.tools import program
 

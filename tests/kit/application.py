@@ -29,7 +29,7 @@ from gateway.triton.shared_memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
 from services.errors import Code, Failure
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.repository.folder import FolderRepository
 from services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog

@@ -14,7 +14,7 @@ from gateway.scheduling.producer import Exchange
 from gateway.scheduling.quarantine import Quarantine
 from gateway.scheduling.request import InputTensor, Request, Responder
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.model.manifest import ModelConfig
 from services.model.profile import Profile
 from services.queue.keys import InstanceKeys

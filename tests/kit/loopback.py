@@ -20,7 +20,7 @@ from gateway.scheduling.producer import Exchange
 from gateway.scheduling.router import Lanes
 from gateway.triton.shared_memory import ClientMemory
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.model.manifest import ModelConfig
 from services.queue.keys import InstanceKeys
 from services.queue.producer_link import PoolLink

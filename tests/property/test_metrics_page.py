@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.metrics import catalogue
 from services.metrics.page import MetricsPage, Sample
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 
 _MODELS = st.sampled_from(["a", "b", 'quo"te', "c\\d", "new\nline"])
 _STEPS = st.lists(

@@ -8,7 +8,7 @@ from gateway.scheduling.admission import Admission
 from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from tests.kit.responders import NOBODY
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from services.model.manifest import Manifest, ModelConfig
 from services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
 from services.wire.records import State

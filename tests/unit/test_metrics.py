@@ -13,13 +13,13 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from services.metrics import catalogue, ledger
+from services.metrics import catalogue, files
 from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.exposition import serve
 from services.metrics.page import MetricsPage
-from services.metrics.readings import Readings
+from services.metrics.read_cache import Readings
 from services.metrics.record import CHUNK_BYTES, HEADER_BYTES, MAGIC, Key, records, values_offset, write_record
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from tests.kit import tools
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ COUNTER = """
 import sys
 from pathlib import Path
 from services.metrics import catalogue as c
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 tally = Tally(Path(sys.argv[1]), "gateway")
 requests = tally.counter(c.REQUESTS, "digits", "1", "ok")
 seconds = tally.histogram(c.REQUEST_SECONDS, "digits", "1", "cpu")
@@ -46,7 +46,7 @@ BUSY = """
 import sys
 from pathlib import Path
 from services.metrics import catalogue as c
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 tally = Tally(Path(sys.argv[1]), "worker")
 mark = tally.counter(c.REDIS_RECONNECTS)
 for i in range(10**9):
@@ -63,7 +63,7 @@ SHORT = """
 import sys
 from pathlib import Path
 from services.metrics import catalogue as c
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 for _ in range(int(sys.argv[2])):
     tally = Tally(Path(sys.argv[1]), "worker")
     tally.counter(c.REDIS_RECONNECTS).add()
@@ -110,7 +110,7 @@ def values(tally):
 
 
 def value_files(directory):
-    return sorted(path.name for path in directory.iterdir() if path.suffix == ledger.VALUES_SUFFIX)
+    return sorted(path.name for path in directory.iterdir() if path.suffix == files.VALUES_SUFFIX)
 
 
 def test_series_are_counted_in_own_memory():
@@ -323,10 +323,10 @@ def test_killed_between_taking_in_and_removing(tmp_path):
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.close()
     kept = ended.path.read_bytes()
-    ledger.retire(tmp_path)
+    files.retire(tmp_path)
     assert not ended.path.exists()
     ended.path.write_bytes(kept)
-    assert ledger.read(tmp_path, Readings()) == mine.totals()
+    assert files.read(tmp_path, Readings()) == mine.totals()
     assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
     assert value_files(tmp_path) == [mine.path.name]
     ended.close()
@@ -337,19 +337,19 @@ def test_retired_while_it_is_read(tmp_path, monkeypatch):
     ended, _mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.close()
-    load = ledger._load
+    load = files._load
     looks = []
 
     def load_then_retire(directory):
         loaded = load(directory)
         looks.append(loaded)
-        monkeypatch.setattr(ledger, "_load", load)
-        ledger.retire(directory)
-        monkeypatch.setattr(ledger, "_load", load_then_retire)
+        monkeypatch.setattr(files, "_load", load)
+        files.retire(directory)
+        monkeypatch.setattr(files, "_load", load_then_retire)
         return loaded
 
-    monkeypatch.setattr(ledger, "_load", load_then_retire)
-    totals = ledger.read(tmp_path, Readings())
+    monkeypatch.setattr(files, "_load", load_then_retire)
+    totals = files.read(tmp_path, Readings())
     assert [values for key, values in totals.items() if key.name == "millstream_reclaimed_total"] == [[4]]
     assert len(looks) == 2
 
@@ -373,9 +373,9 @@ def test_place_goes_to_another_series_while_it_is_read(split):
 
 def test_names_of_files_that_were_never_claimed_are_cleaned_away(tmp_path):
     mine = Tally(tmp_path, "gateway")
-    (tmp_path / f"worker-1-abc{ledger.NEW_SUFFIX}").write_bytes(b"")
+    (tmp_path / f"worker-1-abc{files.NEW_SUFFIX}").write_bytes(b"")
     values(mine)
-    assert [path for path in tmp_path.iterdir() if path.suffix == ledger.NEW_SUFFIX] == []
+    assert [path for path in tmp_path.iterdir() if path.suffix == files.NEW_SUFFIX] == []
 
 
 def test_retiring_races_lose_and_double_nothing(tmp_path):

@@ -9,7 +9,7 @@ from gateway.scheduling.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
 from gateway.scheduling.request import InputTensor, Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
-from services.metrics.tally import Tally
+from services.metrics.registry import Tally
 from tests.kit.responders import NOBODY
 
 

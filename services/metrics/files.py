@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.metrics.catalogue import Kind
-from services.metrics.readings import Readings
+from services.metrics.merge import Totals
+from services.metrics.read_cache import Readings
 from services.metrics.record import Key, records
-from services.metrics.totals import Totals
 
 VALUES_SUFFIX = ".values"
 NEW_SUFFIX = ".new"

@@ -17,9 +17,10 @@ from bisect import bisect_left
 from contextlib import suppress
 from pathlib import Path
 
-from services.metrics import ledger
+from services.metrics import files
 from services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
-from services.metrics.readings import Readings
+from services.metrics.merge import OTHER, Totals
+from services.metrics.read_cache import Readings
 from services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -32,7 +33,6 @@ from services.metrics.record import (
     values_offset,
     write_record,
 )
-from services.metrics.totals import OTHER, Totals
 
 log = logging.getLogger("millstream.metrics")
 
@@ -197,9 +197,9 @@ class Tally:
         totals = Totals()
         if self._directory is not None:
             with suppress(OSError):  # what the dead counted stays in their files until there is room
-                ledger.retire(self._directory)
+                files.retire(self._directory)
             with self._reading:
-                totals = ledger.read(self._directory, self._readings)
+                totals = files.read(self._directory, self._readings)
         if not self._shared:
             with self._lock:
                 content = b"".join(chunk[:] for chunk in self._chunks)
@@ -217,9 +217,9 @@ class Tally:
     def _open(self, directory: Path, role: str) -> None:
         """Take a file with room for a first piece, if there is room."""
         with suppress(OSError):  # first, since it makes room
-            ledger.retire(directory)
+            files.retire(directory)
         try:
-            self._descriptor, self.path = ledger.claim(directory, role)
+            self._descriptor, self.path = files.claim(directory, role)
         except OSError as error:
             log.warning("no metric file in %s: %s; %s", directory, error, _ALONE)
             return
