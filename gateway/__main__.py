@@ -40,7 +40,7 @@ from gateway.triton.shared_memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
 from services.errors import Code, Failure, invalid
-from services.instance import instance_of, shm_prefix
+from services.installation import instance_of, shm_prefix
 from services.metrics import catalogue
 from services.metrics.page import MetricsPage, Sample
 from services.metrics.registry import Tally

@@ -19,7 +19,7 @@ from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
 from services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind
 from services.crashes.run_marks import RunMark, runs_dir
 from services.errors import Code, Failure
-from services.instance import instance_of
+from services.installation import instance_of
 from services.metrics.exposition import serve
 from services.metrics.registry import Tally
 from services.process.gc_tuning import settle_garbage

@@ -14,7 +14,7 @@ from services.errors import Failure
 from services.model.manifest import Manifest
 from services.repository.folder import FolderRepository
 from services.settings import read_settings
-from services.supervisor.parent import die_with_parent
+from services.supervisor.parent_death import die_with_parent
 from services.wire.worker_id import worker_id
 from workers.backends import get_backend
 from workers.backends.base import Stop

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from services.instance import shm_prefix
+from services.installation import shm_prefix
 from services.settings import Settings
 
 PAGE_BYTES = 8192

@@ -17,7 +17,7 @@ from services.crashes.exit_status import cause
 from services.process.backoff import Backoff
 from services.settings import child_environment
 from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
-from services.supervisor.parent import tied_to_this_process
+from services.supervisor.parent_death import tied_to_this_process
 from services.supervisor.plan import Program
 from services.wire.worker_id import new_start
 

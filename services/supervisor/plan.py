@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from services.errors import Failure, invalid
-from services.instance import shm_prefix
+from services.installation import shm_prefix
 from services.model.names import check_name
 from services.settings import ADMIN_KEY, Settings
 

@@ -18,7 +18,7 @@ from typing import Protocol
 from services.crashes.culprits import Culprits
 from services.crashes.run_marks import runs_dir
 from services.errors import Code, Failure, invalid
-from services.instance import instance_of, shm_prefix
+from services.installation import instance_of, shm_prefix
 from services.process.private_files import make_private_folder
 from services.queue.death_notices import publish_death
 from services.queue.keys import InstanceKeys
@@ -35,12 +35,12 @@ from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
 from services.supervisor.control import Control, Event, Tell
-from services.supervisor.cores import Cores, keep_apart
+from services.supervisor.cpu_affinity import Cores, keep_apart
 from services.supervisor.lock import HomeLock
 from services.supervisor.plan import Entry, Program, Running
 from services.supervisor.readiness import until_ready
 from services.supervisor.rolling import Rolling
-from services.supervisor.segments import remove_segments
+from services.supervisor.shm_cleanup import remove_segments
 from services.wire.worker_id import worker_id
 
 REDIS_S_MAX = 10.0

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from services.instance import instance_of
+from services.installation import instance_of
 from services.model.manifest import Manifest, ModelConfig, SourceFile
 from services.repository.folder import FolderRepository
 from services.settings import Settings, child_environment

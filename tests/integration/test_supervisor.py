@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from services.instance import instance_of
+from services.installation import instance_of
 from services.process.backoff import Backoff
 from services.queue.keys import InstanceKeys
 from services.queue.server import socket_path

@@ -20,12 +20,12 @@ from typing import Any
 import httpx
 import redis
 
-from services.instance import instance_of, shm_prefix
+from services.installation import instance_of, shm_prefix
 from services.queue.keys import PROTOCOL
 from services.queue.server import socket_path
 from services.queue.url import RedisAddress, client
 from services.settings import Settings, child_environment
-from services.supervisor.segments import remove_segments
+from services.supervisor.shm_cleanup import remove_segments
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.errors import Code, Failure
-from services.instance import FILE, instance_of, shm_prefix
+from services.installation import FILE, instance_of, shm_prefix
 from services.settings import Settings
 
 

@@ -13,12 +13,12 @@ from services.crashes.exit_status import cause
 from services.errors import Failure
 from services.settings import Settings
 from services.supervisor import plan
-from services.supervisor.cores import Cores, keep_apart
+from services.supervisor.cpu_affinity import Cores, keep_apart
 from services.supervisor.listener import is_loopback, local_url_of, reserve, url_of
 from services.supervisor.log import Alerts, LogFile
 from services.supervisor.machine import cpus
 from services.supervisor.plan import Entry, parse_pools
-from services.supervisor.segments import remove_segments
+from services.supervisor.shm_cleanup import remove_segments
 from services.supervisor.supervisor import check_exposure
 
 

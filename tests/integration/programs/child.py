@@ -14,7 +14,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from services.instance import shm_prefix
+from services.installation import shm_prefix
 from services.queue.url import RedisAddress, client
 from services.settings import Settings
 
