@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.load import Target, drive
+from services.cli.load_generator import Target, drive
 from services.errors import Failure
 
 ACCURACY_MIN = 0.97

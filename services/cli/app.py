@@ -13,18 +13,18 @@ from collections.abc import Callable
 import typer
 from typer.exceptions import TyperException
 
-from services.cli.about import demo, version
-from services.cli.bench import bench
-from services.cli.describe import describe
-from services.cli.doctor import doctor
-from services.cli.loading import load, unload
-from services.cli.models import models, rm
+from services.cli.commands.bench import bench
+from services.cli.commands.demo import demo, version
+from services.cli.commands.describe import describe
+from services.cli.commands.doctor import doctor
+from services.cli.commands.load import load, unload
+from services.cli.commands.models import models, rm
+from services.cli.commands.predict import predict
+from services.cli.commands.push import push
+from services.cli.commands.restart import restart
+from services.cli.commands.serve import serve
+from services.cli.commands.up import up
 from services.cli.options import Endpoint, Key, Url
-from services.cli.predict import predict
-from services.cli.push import push
-from services.cli.restart import restart
-from services.cli.serve import serve
-from services.cli.up import up
 from services.errors import Failure
 from services.process.printable import printable
 

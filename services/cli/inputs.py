@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.call import Call, call_of
+from services.cli.infer_codec import Call, call_of
 from services.cli.tensors import Array, from_data
 from services.errors import Failure, invalid
 

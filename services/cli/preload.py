@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.call import made_up_call
 from services.cli.client import Api, digest_of
+from services.cli.infer_codec import made_up_call
 from services.errors import Code, Failure, invalid
 from services.model.names import check_name
 

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from services.cli.app import app
-from services.cli.serve import found
+from services.cli.commands.serve import found
 from services.settings import Settings, child_environment
 from tests.kit import models
 from tests.kit.application import Application

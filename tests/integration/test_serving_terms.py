@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from services.cli.call import made_up_call
+from services.cli.infer_codec import made_up_call
 from services.model.manifest import Manifest, ModelConfig, SourceFile
 from services.model.signature import Signature, TensorSpec
 from services.repository.folder import FolderRepository

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.call import answer_of, made_up_call
+from services.cli.infer_codec import answer_of, made_up_call
 from services.cli.inputs import call_from
 from services.cli.tensors import decode, encode
 from services.errors import Code, Failure

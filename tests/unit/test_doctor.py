@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import doctor
+from services.cli.commands import doctor
 from services.sandbox import confine, landlock, seccomp
 from services.settings import Settings, child_environment
 

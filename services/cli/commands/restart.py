@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.commands.up import Home
 from services.cli.options import Json, load_settings
-from services.cli.up import Home
 from services.errors import Code, Failure
 
 

@@ -13,7 +13,7 @@ from services.cli.options import Endpoint, Json, Key, Name, Url, Version, endpoi
 from services.errors import invalid
 
 if TYPE_CHECKING:
-    from services.cli.call import Answer
+    from services.cli.infer_codec import Answer
 
 
 def predict(
@@ -44,8 +44,8 @@ def predict(
 async def _predict(
     where: Endpoint, name: str, version: int | None, source: str, output: Path | None, json_output: bool
 ) -> None:
-    from services.cli.call import answer_of
     from services.cli.client import Api
+    from services.cli.infer_codec import answer_of
     from services.cli.inputs import call_from, read
 
     content = read(source)

@@ -12,8 +12,8 @@ from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
 from services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from services.cli.call import Call
-    from services.cli.load import Tally
+    from services.cli.infer_codec import Call
+    from services.cli.load_generator import Tally
 
 _METRIC = "millstream_batch_rows"
 
@@ -50,9 +50,9 @@ async def _bench(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from services.cli.call import made_up_call
     from services.cli.client import Api
-    from services.cli.load import Tally, Target, load
+    from services.cli.infer_codec import made_up_call
+    from services.cli.load_generator import Tally, Target, load
 
     async with Api(where) as api:
         call = made_up_call(await api.metadata(name), rows, np.random.default_rng(0))

@@ -142,9 +142,9 @@ def up(
         allow_client_shm=allow_client_shm,
         trace=",".join(trace_config) if trace_config else None,
     )
-    from services.cli.front import Lines, Terminal
     from services.cli.preload import preloads
     from services.cli.repositories import Wanted, repositories
+    from services.cli.startup_view import Lines, Terminal
     from services.process.private_files import create_files_private
     from services.supervisor.supervisor import Supervisor
 

@@ -128,7 +128,7 @@ def _config(given: str | None) -> dict[str, Any] | None:
 
 
 def _show(document: dict[str, Any], where: Endpoint, *, activate: bool) -> None:
-    from services.cli.describe import batching, tensors
+    from services.cli.commands.describe import batching, tensors
     from services.cli.terminal import escape, results, size, state
 
     console = results()

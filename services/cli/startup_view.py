@@ -14,8 +14,8 @@ from typing import Any
 from rich.console import Console
 
 from services.cli import preload, repositories
-from services.cli.about import number
 from services.cli.client import Api
+from services.cli.commands.demo import number
 from services.cli.options import Endpoint
 from services.cli.preload import EXAMPLE, Missing, Placed
 from services.cli.repositories import Loaded, Wanted
