@@ -41,18 +41,18 @@ from services.wire.worker_id import new_start, worker_id
 from workers.backends import get_backend
 from workers.backends.base import Array
 from workers.batching_off import BatchingOff
+from workers.consumer import Exchange, Finished
 from workers.drain import Drain
-from workers.exchange import Exchange, Finished
-from workers.heart import Heart
-from workers.held import Held, Holding
+from workers.heartbeat import Heart
 from workers.idle_trim import IdleTrimmer
-from workers.keeper import Keeper
 from workers.lease import ReplyWriter
 from workers.live_check import LiveCheck
-from workers.loading import Placement
-from workers.loads import Limits
+from workers.load_version import Placement
+from workers.loaded_models import Held, Holding
+from workers.loader import Limits
 from workers.memory_limit import go_first, limit_memory
-from workers.tallies import WorkerTallies
+from workers.metrics import WorkerTallies
+from workers.reconciler import Keeper
 from workers.watchdog import GRACE_S, Guarded, Watchdog
 from workers.worker import Worker
 

@@ -9,9 +9,9 @@ from services.errors import Failure
 from services.model.manifest import Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
-from workers.held import Held
 from workers.live_check import Outcome
-from workers.tallies import WorkerTallies
+from workers.loaded_models import Held
+from workers.metrics import WorkerTallies
 
 log = logging.getLogger("millstream.live_check")
 

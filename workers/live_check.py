@@ -24,7 +24,7 @@ from services.model.agreement import FLOATS, REPEATED, column_scale, disagreeing
 from services.model.manifest import Manifest
 from services.model.signature import Signature
 from workers.backends.base import Array
-from workers.held import Held, Holding
+from workers.loaded_models import Held, Holding
 
 log = logging.getLogger("millstream.live_check")
 

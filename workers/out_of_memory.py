@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from services.errors import Failure
 from services.process.allocator import trim
-from workers.held import Held
-from workers.tallies import WorkerTallies
+from workers.loaded_models import Held
+from workers.metrics import WorkerTallies
 
 log = logging.getLogger("millstream.memory")
 

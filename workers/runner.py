@@ -12,8 +12,8 @@ from services.errors import Code, Failure
 from services.queue.clock import RedisClock
 from services.segments.segment import Segments
 from workers.backends.base import Array, OutOfMemory, Terminated
-from workers.held import Holding
 from workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
+from workers.loaded_models import Holding
 from workers.watchdog import Guarded
 
 Keep = Callable[[Inputs, list[Array]], None]

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from services.errors import Code
 from services.queue.clock import RedisClock
 from services.wire.batch import ENDLESS
-from workers.held import Holding
 from workers.lease import Lease
+from workers.loaded_models import Holding
 
 log = logging.getLogger("millstream.watchdog")
 

@@ -20,13 +20,13 @@ from services.queue.clock import RedisClock
 from services.segments.segment import Segments
 from services.wire.batch import encode_given_up
 from workers.backends.base import Terminated
-from workers.exchange import Exchange, Finished
-from workers.held import Held, Holding
+from workers.consumer import Exchange, Finished
 from workers.lease import Lease, ReplyWriter, RunCost
 from workers.live_check import LiveCheck
+from workers.loaded_models import Held, Holding
+from workers.metrics import WorkerTallies
 from workers.out_of_memory import OutOfMemoryPolicy
 from workers.runner import Run, merge, run
-from workers.tallies import WorkerTallies
 from workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millstream.worker")

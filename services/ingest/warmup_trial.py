@@ -1,6 +1,6 @@
 """The warm-up of a worker, run in the check: what kills or fails it there is refused at upload.
 
-Signature, config.warmup ─> the same inputs as in workers.profile and workers.warmup ─> runs
+Signature, config.warmup ─> the same inputs as in workers.profiler and workers.warmup ─> runs
 Imported by the checker process only.
 """
 

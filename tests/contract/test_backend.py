@@ -20,7 +20,7 @@ from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance
 from workers.backends.onnxruntime import OnnxRuntime
-from workers.profile import measure
+from workers.profiler import measure
 
 Spec = tuple[str, str, tuple[int, ...]]
 
@@ -121,7 +121,7 @@ def test_an_unknown_backend_is_named() -> None:
 
 
 def test_importing_the_backends_imports_no_library() -> None:
-    code = "import sys, workers.backends, workers.profile; print({'onnxruntime', 'onnx'} & set(sys.modules))"
+    code = "import sys, workers.backends, workers.profiler; print({'onnxruntime', 'onnx'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 

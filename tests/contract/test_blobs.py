@@ -16,7 +16,7 @@ from services.queue.producer_link import PoolLink
 from services.queue.url import RedisAddress
 from services.wire.batch import decode_reply
 from tests.kit.pool import Pool
-from workers.exchange import Exchange, Finished
+from workers.consumer import Exchange, Finished
 from workers.lease import Lease
 from workers.reply_limits import LOSSES_MAX
 

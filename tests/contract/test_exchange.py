@@ -12,7 +12,7 @@ from services.queue.producer_link import PoolLink
 from services.wire.batch import BatchHeader, BatchInput, encode_batch
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.wait import wait_until
-from workers.exchange import Exchange, Finished
+from workers.consumer import Exchange, Finished
 
 
 def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):

@@ -6,7 +6,7 @@ import pytest
 
 from services.wire.batch import decode_reply
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, names
-from workers.exchange import Finished
+from workers.consumer import Finished
 
 
 def test_a_reply_to_a_lost_lease_is_dropped(pool):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool
 from tests.kit.wait import wait_until
-from workers.exchange import Exchange
-from workers.heart import Heart
+from workers.consumer import Exchange
+from workers.heartbeat import Heart
 
 NAME = "beating"
 

@@ -20,7 +20,7 @@ from services.ingest.report import Checked, CheckTask
 from services.model.agreement import agree
 from services.settings import Settings
 from workers.backends.onnxruntime import OnnxRuntime
-from workers.profile import measure
+from workers.profiler import measure
 
 #: taken by every ONNX Runtime that is supported; the onnx package may write a newer one
 IR_VERSION = 10

@@ -1,6 +1,6 @@
 """A pool's part of a real Redis: what gateways do to it, workers on it, and a picture of its state with what must hold.
 
-put, reclaim (a gateway's scripts) ── worker(name) -> workers.exchange.Exchange ── picture() -> Picture ── broken()
+put, reclaim (a gateway's scripts) ── worker(name) -> workers.consumer.Exchange ── picture() -> Picture ── broken()
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.queue.keys import InstanceKeys
 from services.queue.scripts import script
 from services.queue.url import RedisAddress, client
 from services.wire.batch import BatchHeader, encode_batch
-from workers.exchange import Exchange, Finished
+from workers.consumer import Exchange, Finished
 from workers.lease import Lease
 
 LEASE_MS = 60_000  # no test lasts that long: workers are silenced, not waited for

@@ -13,7 +13,6 @@ from services.errors import Code, Failure
 from services.model.manifest import Manifest, ModelConfig
 from services.model.signature import Signature, TensorSpec
 from services.wire.records import State
-from workers.held import Held, Holding
 from workers.live_check import (
     BUSY_STEP_S,
     BYTES_MAX,
@@ -25,6 +24,7 @@ from workers.live_check import (
     compare,
     sampled,
 )
+from workers.loaded_models import Held, Holding
 
 Array = np.ndarray[Any, Any]
 Model = Callable[[Array], Array]

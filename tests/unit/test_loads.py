@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.repositories import manifest
 from tests.kit.wait import wait_until
-from workers.loads import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loads, Wanted
+from workers.loader import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loads, Wanted
 
 
 class Bench:

@@ -14,9 +14,9 @@ from services.model.manifest import Manifest, ModelConfig
 from services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
 from services.wire.records import State
 from tests.kit.versions import SIGNATURE
-from workers.held import Held, Holding
+from workers.loaded_models import Held, Holding
+from workers.metrics import WorkerTallies
 from workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy
-from workers.tallies import WorkerTallies
 
 GIB = 1 << 30
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

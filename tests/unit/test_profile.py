@@ -11,7 +11,7 @@ from services.errors import Code, Failure
 from services.model.signature import Signature, TensorSpec
 from services.model.warmup_inputs import INPUT_BYTES_MAX
 from workers.backends.base import Array, OutOfMemory
-from workers.profile import measure
+from workers.profiler import measure
 
 Shapes = list[tuple[int, ...]]
 

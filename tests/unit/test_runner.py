@@ -25,8 +25,8 @@ from services.wire.records import State
 from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance, OutOfMemory
-from workers.held import Holding
 from workers.lease import Lease
+from workers.loaded_models import Holding
 from workers.runner import Run, merge, run
 
 SEGMENTS = Segments(Path("/dev/shm"))

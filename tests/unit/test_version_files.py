@@ -16,7 +16,7 @@ from services.model.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX, check
 from services.repository.folder import FolderRepository
 from services.triton_config.model_folder import read_model_folder
 from tests.kit.versions import SIGNATURE, publish
-from workers.loading import verify
+from workers.load_version import verify
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""keeper: a thread that keeps what this worker holds equal to what the repository has for its pool.
+"""reconciler: a thread that keeps what this worker holds equal to what the repository has for its pool.
 
 new version: load, warm up and measure, in a thread of its own (loads) -> ready; then the heart holds its lane
 gone version: draining -> its stream runs dry -> release -> nothing leased any more -> close
@@ -23,14 +23,14 @@ from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 from services.wire.records import State
 from workers.backends.base import Instance, Stop
-from workers.exchange import Exchange
+from workers.consumer import Exchange
 from workers.exploration import Exploration
-from workers.held import Held, Holding
-from workers.loading import Loaded, Placement, load, probe
-from workers.loads import NOT_WANTED, Limits, Load, Loads, Wanted
-from workers.tallies import WorkerTallies
+from workers.load_version import Loaded, Placement, load, probe
+from workers.loaded_models import Held, Holding
+from workers.loader import NOT_WANTED, Limits, Load, Loads, Wanted
+from workers.metrics import WorkerTallies
 
-log = logging.getLogger("millstream.keeper")
+log = logging.getLogger("millstream.reconciler")
 
 LOOK_S = 0.2  # how often the repository's token is compared; one stat of a file
 DRAIN_S_MAX = 30.0

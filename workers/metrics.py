@@ -9,8 +9,8 @@ from services.metrics.registry import Tally
 
 if TYPE_CHECKING:
     from services.model.manifest import Manifest
-    from workers.held import Holding
     from workers.lease import ReplyWriter
+    from workers.loaded_models import Holding
 
 
 class WorkerTallies:

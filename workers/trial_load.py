@@ -1,4 +1,4 @@
-"""python -m workers.probe: load one version as a worker would, and end. Its exit code says whether it survived.
+"""python -m workers.trial_load: load one version as a worker would, and end. Its exit code says whether it survived.
 
 stdin: a Manifest as JSON
 """
@@ -18,11 +18,11 @@ from services.supervisor.parent_death import die_with_parent
 from services.wire.worker_id import worker_id
 from workers.backends import get_backend
 from workers.backends.base import Stop
-from workers.loading import REFUSED, Placement, load
+from workers.load_version import REFUSED, Placement, load
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m workers.probe", description="Load one version and end.")
+    parser = argparse.ArgumentParser(prog="python -m workers.trial_load", description="Load one version and end.")
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that asks")
     parser.add_argument("--start-id", required=True, help="what tells this process from all others")
     parser.add_argument("--backend", required=True)

@@ -1,7 +1,7 @@
-"""loading: one version from its files to an instance that has answered its warm-up requests and was measured.
+"""load_version: one version from its files to an instance that has answered its warm-up requests and was measured.
 
 verify digests ─> backend.load ─> warm up, measure ─> Loaded
-a suspect, in a process of its own first (workers.probe): should it crash again, nothing else is lost
+a suspect, in a process of its own first (workers.trial_load): should it crash again, nothing else is lost
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from services.model.version_files import open_regular
 from services.settings import child_environment
 from services.wire.worker_id import new_start, worker_id
 from workers.backends.base import Backend, Instance, Stop
-from workers.profile import measure
-from workers.reshaped import Reshaped
+from workers.profiler import measure
+from workers.reshape import Reshaped
 from workers.warmup import warm_up
 
 MEASURE_S_MAX = 2.0
@@ -80,7 +80,7 @@ def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, 
     Raises Failure(MODEL) when it took too long, or `stop` was asked.
     """
     start = new_start()
-    command = [sys.executable, "-P", "-m", "workers.probe", "--parent", str(os.getpid()), "--start-id", start]
+    command = [sys.executable, "-P", "-m", "workers.trial_load", "--parent", str(os.getpid()), "--start-id", start]
     command += ["--backend", at.backend_name, "--device", at.device, "--threads", str(at.threads)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment({}), close_fds=True

@@ -21,7 +21,7 @@ from workers.lease import Lease
 from workers.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
-log = logging.getLogger("millstream.exchange")
+log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
 ALONE_MS = 3_600_000

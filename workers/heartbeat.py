@@ -1,4 +1,4 @@
-"""heart: a thread that says every quarter lease that this worker lives, and what it holds.
+"""heartbeat: a thread that says every quarter lease that this worker lives, and what it holds.
 
 A beat extends all leases of the worker. When Redis does not know the worker (it was reclaimed while frozen, or Redis
 lost its data) the heart has it hold its lanes again; so too over each new connection, which may be to a replica that
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from services.errors import Failure
 from services.process.backoff import Backoff
 from services.wire.records import WorkerRecord
-from workers.exchange import Exchange
+from workers.consumer import Exchange
 
-log = logging.getLogger("millstream.heart")
+log = logging.getLogger("millstream.heartbeat")
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 

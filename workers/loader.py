@@ -1,4 +1,4 @@
-"""loads: a thread that loads versions, one after the other, and lets none of them stop the others.
+"""loader: a thread that loads versions, one after the other, and lets none of them stop the others.
 
 wanted ─> queue ─(nothing else loads, or it is set aside)─> a thread for each load ─> done
                  runs longer than SET_ASIDE_S: set aside, the next begins beside it
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from services.model.manifest import Manifest
 from workers.backends.base import Stop
-from workers.loading import took_too_long
+from workers.load_version import took_too_long
 
 log = logging.getLogger("millstream.loads")
 
