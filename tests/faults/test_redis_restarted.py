@@ -13,8 +13,8 @@ import pytest
 from services.queue.server import choose_binary, remove_socket, server_command, socket_path, wait_until_answers
 from services.queue.url import RedisAddress, client
 from tests.kit import models
-from tests.kit.doubled import BODIES, check_answers
 from tests.kit.load import constant_load
+from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import asleep, running_stack
 from tests.kit.wait import wait_until
 

@@ -26,8 +26,8 @@ import pytest
 
 from services.settings import child_environment
 from tests.kit import models, v2
-from tests.kit.doubled import BODIES, check_answers
 from tests.kit.load import Load, constant_load
+from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import Stack, asleep, children, running_stack
 from tests.kit.wait import wait_until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from tests.kit import models, v2
-from tests.kit.doubled import BODIES, check_answers
 from tests.kit.load import constant_load
+from tests.kit.scale_model import BODIES, check_answers
 from tests.kit.stack import asleep, running_stack
 from tests.kit.wait import wait_until
 

@@ -15,8 +15,8 @@ import pytest
 import gateway.connection.server
 from gateway.connection.drain import Drain
 from gateway.connection.server import Server
-from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import HeldRequest
+from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, WireReply, post, request
 
 pytestmark = pytest.mark.anyio

@@ -27,7 +27,7 @@ from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Code, Failure
 from services.model.profile import Profile
 from services.wire.batch import decode_batch
-from tests.kit.lane_bench import REST_S, LaneBench
+from tests.kit.lane_harness import REST_S, LaneBench
 
 PERMITS = 12
 ROWS_WAITING_MAX = 16

@@ -13,7 +13,7 @@ from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.segments.pool import SegmentPool
 from services.wire.batch import AGAIN, decode_batch
-from tests.kit.lane_bench import REST_S, ROW, SPIN_S, LaneBench
+from tests.kit.lane_harness import REST_S, ROW, SPIN_S, LaneBench
 from tests.kit.responders import Nobody
 
 

@@ -16,7 +16,7 @@ from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Failure
 from services.model.profile import Profile
 from services.wire.batch import decode_batch
-from tests.kit.lane_bench import LaneBench
+from tests.kit.lane_harness import LaneBench
 
 TIMES = 5  # the capacity
 SECONDS = 10.0

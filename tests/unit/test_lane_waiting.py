@@ -14,7 +14,7 @@ from services.errors import Code, Failure
 from services.metrics.inference import Field, recorded
 from services.model.manifest import ModelConfig, QueuePolicy
 from services.wire.batch import decode_batch
-from tests.kit.lane_bench import LaneBench
+from tests.kit.lane_harness import LaneBench
 
 RUN_S = 0.05  # so long that what waits behind one run waits
 

@@ -36,7 +36,7 @@ from services.repository.folder import FolderRepository
 from services.trace_settings import at_start
 from services.wire.batch import ReplyHeader
 from tests.kit.disk import small_disk
-from tests.kit.lane_bench import ROW, LaneBench
+from tests.kit.lane_harness import ROW, LaneBench
 from tests.kit.responders import NOBODY
 from tests.kit.versions import publish
 

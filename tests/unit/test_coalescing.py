@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Gathering, Pressure
-from tests.kit.lane_bench import LaneBench
+from tests.kit.lane_harness import LaneBench
 
 
 class Busy(Pressure):

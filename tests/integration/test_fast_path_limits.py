@@ -15,8 +15,8 @@ from gateway.connection.path_cache import PATHS_MAX, InferPath, learn
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
 from gateway.connection.request_head import HEAD_BYTES_MAX
-from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
+from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import PATIENCE_S, Wire, chunked, post, request, serving
 
 pytestmark = pytest.mark.anyio

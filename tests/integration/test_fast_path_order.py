@@ -14,7 +14,7 @@ from gateway.connection.fast_path import PIPELINE_MAX, fast_lane
 from gateway.connection.infer_handler import HttpReply, InferHeaders
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
-from tests.kit.fronts import Front, fronting, until
+from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ import gateway.connection.fast_path
 from gateway.connection.fast_path import fast_lane
 from gateway.connection.receive_budget import Inbound
 from gateway.connection.reply_budget import Outbound
-from tests.kit.fronts import Front, fronting, until
 from tests.kit.handlers import Held
+from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 
 pytestmark = pytest.mark.anyio
