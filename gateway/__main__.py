@@ -17,22 +17,22 @@ from gateway.app import build_app
 from gateway.catalog.catalog import Catalog
 from gateway.catalog.labels import Labels, read_labels
 from gateway.catalog.shared_settings import SharedDocument, follow
-from gateway.connection.drain import Drain, plain_lane
-from gateway.connection.fast_path import fast_lane
+from gateway.connection.drain import Drain, asgi_protocol
+from gateway.connection.fast_path import fast_path_protocol
 from gateway.connection.fd_limit import allow_connections
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
-from gateway.connection.server import Beside, Server
-from gateway.memory_trim import HeldMemory
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
+from gateway.connection.server import Server, SideServer
+from gateway.memory_trim import MemoryTrim
 from gateway.protocols.http.deps import Deps
-from gateway.protocols.v2.service import Infer
+from gateway.protocols.v2.service import InferService
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.lane import Lane
-from gateway.scheduling.producer import Exchange
-from gateway.scheduling.readiness import Canary
-from gateway.scheduling.router import Lanes
-from gateway.triton.loader import RepositoryControl
+from gateway.scheduling.producer import Producer
+from gateway.scheduling.readiness import ReadinessProbe
+from gateway.scheduling.router import Router
+from gateway.triton.loader import RepositoryLoader
 from gateway.triton.log import SharedLogSettings
 from gateway.triton.metrics import Page
 from gateway.triton.model_config import VersionConfigurations
@@ -42,13 +42,13 @@ from gateway.triton.trace import SharedTraceSettings
 from services.errors import Code, Failure, invalid
 from services.installation import instance_of, shm_prefix
 from services.metrics import catalogue
-from services.metrics.page import MetricsPage, Sample
-from services.metrics.registry import Tally
+from services.metrics.page import GaugeSample, MetricsPage
+from services.metrics.registry import MetricsRegistry
 from services.model.manifest import Manifest
 from services.process.cancel import cancel_all
-from services.process.gc_tuning import settle_garbage
+from services.process.gc_tuning import freeze_gc
 from services.process.private_files import create_files_private
-from services.queue.cluster_state import Board
+from services.queue.cluster_state import ClusterState
 from services.queue.death_notices import Death
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
@@ -75,54 +75,62 @@ class Gateway:
         keys = InstanceKeys(instance_of(settings))
         self.settings = settings
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
-        self.tally = Tally(settings.metrics_dir, f"gateway-{index}")
+        self.registry = MetricsRegistry(settings.metrics_dir, f"gateway-{index}")
         self.segments: SegmentPool | None = None
         if settings.segment_bytes_max:
             # What a gateway that was killed left behind is nobody's: the one that takes its place gives it back.
             remove_leftovers(settings.segments_dir, shm_prefix(settings))
             prefix = f"{shm_prefix(settings)}.{self.name}"
-            in_use = self.tally.gauge(catalogue.SEGMENT_BYTES_IN_USE)
+            in_use = self.registry.gauge(catalogue.SEGMENT_BYTES_IN_USE)
             self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max, in_use)
         self.admission = Admission(
             settings.inflight_max,
             settings.inflight_bytes_max,
-            self.tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
-            self.tally.counter(catalogue.REFUSED, "gateway_full"),
+            self.registry.gauge(catalogue.REQUESTS_IN_FLIGHT),
+            self.registry.counter(catalogue.REFUSED, "gateway_full"),
         )
-        self.inbound = Inbound(settings.inflight_bytes_max, self.tally.counter(catalogue.REFUSED, "receiving_full"))
-        self.outbound = Outbound(settings.unread_bytes_max, self.tally.counter(catalogue.REFUSED, "unread_full"))
+        self.receive_budget = ReceiveBudget(
+            settings.inflight_bytes_max, self.registry.counter(catalogue.REFUSED, "receiving_full")
+        )
+        self.reply_budget = ReplyBudget(
+            settings.unread_bytes_max, self.registry.counter(catalogue.REFUSED, "unread_full")
+        )
         self.drain = Drain()
-        self.repository = FolderRepository(settings.models_dir)
-        self.board = Board(address, keys)
-        self.exchange = Exchange(address, keys, self.name, self.tally, settings.lease_ms)
+        self.repository = FolderRepository(settings.repository_dir)
+        self.cluster_state = ClusterState(address, keys)
+        self.producer = Producer(address, keys, self.name, self.registry, settings.lease_ms)
         self.client_memory = ClientMemory(
             settings.segments_dir, shm_prefix(settings), allowed=settings.allow_client_shm
         )
-        self.lanes = Lanes(
+        self.lanes = Router(
             settings,
-            self.exchange,
+            self.producer,
             self.admission,
             self.segments,
-            self.tally,
+            self.registry,
             host_token(settings.segments_dir),
             self._labels,
             self.client_memory,
-            self.outbound,
+            self.reply_budget,
         )
-        self.exchange.lanes = self.lanes.all
+        self.producer.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
         news = {"died": self._death, "poison": self._poison}
-        self.catalog = Catalog(self.name, self.repository, self.board, self.lanes.apply, news)
-        self.canary = Canary(
-            lambda: self.lanes.serving, self.exchange.connected, lambda: len(self.catalog.snapshot.workers), self.drain
+        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self.lanes.apply, news)
+        self.readiness_probe = ReadinessProbe(
+            lambda: self.lanes.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
-        self.infer = Infer(self.lanes, self.inbound, settings.body_bytes_max, settings.timeout_ms_max / 1000)
+        self.infer = InferService(
+            self.lanes, self.receive_budget, settings.body_bytes_max, settings.timeout_ms_max / 1000
+        )
         self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
-        self.statistics = MachineStatistics(self.tally, lambda: self.catalog.snapshot)
+        self.statistics = MachineStatistics(self.registry, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
-        self.metrics_page = MetricsPage(self.tally)
+        self.metrics_page = MetricsPage(self.registry)
         self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
-        self.control = RepositoryControl(self.repository, self.catalog, settings, answering=self.canary.answering)
+        self.control = RepositoryLoader(
+            self.repository, self.catalog, settings, answering=self.readiness_probe.answering
+        )
         run = settings.home / "run"
         self.traces = SharedTraceSettings(
             SharedDocument(run / TRACE_SETTINGS),
@@ -132,13 +140,13 @@ class Gateway:
             at_start(settings.trace),
         )
         self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
-        self._memory = HeldMemory(self.admission, self.inbound, self.outbound, self.tally)
+        self._memory = MemoryTrim(self.admission, self.receive_budget, self.reply_budget, self.registry)
         self._loops: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
         self._scrape = asyncio.Lock()
-        self._unreadable = self.tally.gauge(catalogue.RECORDS_UNREADABLE)
+        self._unreadable = self.registry.gauge(catalogue.RECORDS_UNREADABLE)
         self.version = VERSION
-        self.tally.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
+        self.registry.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
 
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
@@ -147,9 +155,9 @@ class Gateway:
         """A supervisor saw a worker die (services.queue.death_notices): nobody waits for its lease to run out."""
         death = Death.read(text)
         pool = pool_of(death.worker)
-        await self.exchange.reclaim(pool, death)
+        await self.producer.reclaim(pool, death)
         if death.blamed:
-            await self.exchange.blame.count(pool, death.blamed, death.worker)
+            await self.producer.circuit_breaker.count(pool, death.blamed, death.worker)
 
     def _tell_of_poison(self, digest: str) -> None:
         task = asyncio.create_task(self._publish(f"poison:{digest}"))
@@ -158,7 +166,7 @@ class Gateway:
 
     async def _publish(self, message: str) -> None:
         with contextlib.suppress(Failure):  # they find it out as we did
-            await self.board.publish(message)
+            await self.cluster_state.publish(message)
 
     async def _poison(self, digest: str) -> None:
         """Some gateway, perhaps this one, refuses a request that killed workers."""
@@ -166,31 +174,31 @@ class Gateway:
 
     async def start(self) -> None:
         await self.catalog.start()
-        self.exchange.start()
-        self.canary.start()
+        self.producer.start()
+        self.readiness_probe.start()
         await self.control.start()
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
         self._loops.append(asyncio.create_task(follow(documents, self.traces.flush)))
         self._loops.append(asyncio.create_task(self._memory.run()))
-        settle_garbage()
+        freeze_gc()
 
     async def stop(self) -> None:
-        await self.canary.stop()
+        await self.readiness_probe.stop()
         await self.catalog.stop()
-        await self.exchange.stop()
+        await self.producer.stop()
         await cancel_all(self._loops)
         await self.traces.close()
         if self.segments is not None:
             self.segments.close()
-        self.tally.close()
+        self.registry.close()
 
     def ready(self) -> bool:
-        return self.canary.ready()
+        return self.readiness_probe.ready()
 
     async def settle(self) -> None:
         """Return when nothing is on its way, canaries included."""
-        await self.canary.stop()
-        await self.exchange.settle()
+        await self.readiness_probe.stop()
+        await self.producer.settle()
 
     def abandon(self) -> None:
         """Refuse whatever is still on its way, and all that comes."""
@@ -201,14 +209,14 @@ class Gateway:
     async def metrics(self, accept: str | None) -> tuple[bytes, str]:
         """The metrics page; the depths of the streams are read for it."""
         async with self._scrape:
-            self._unreadable.set(len(self.board.unreadable))
-            depths: list[Sample] = []
+            self._unreadable.set(len(self.cluster_state.unreadable))
+            depths: list[GaugeSample] = []
             with contextlib.suppress(Failure, TimeoutError):
                 async with asyncio.timeout(DEPTHS_S_MAX):
                     await self._stream_depths(depths)
             return await asyncio.to_thread(self.metrics_page.render, accept, self.page.lines, depths)
 
-    async def _stream_depths(self, depths: list[Sample]) -> None:
+    async def _stream_depths(self, depths: list[GaugeSample]) -> None:
         by_pool: dict[str, list[Lane]] = {}
         for lane in self.lanes.all():
             by_pool.setdefault(lane.manifest.config.pool, []).append(lane)
@@ -216,10 +224,10 @@ class Gateway:
             # A few at a time: the event loop has other things to do.
             for start in range(0, len(of_pool), DEPTHS_AT_ONCE):
                 lanes = of_pool[start : start + DEPTHS_AT_ONCE]
-                entries = await self.board.stream_entries(pool, [lane.release for lane in lanes])
+                entries = await self.cluster_state.stream_entries(pool, [lane.release for lane in lanes])
                 for lane, count in zip(lanes, entries, strict=True):
                     labels = (lane.manifest.model, str(lane.manifest.version), pool)
-                    depths.append(Sample(catalogue.STREAM_ENTRIES, labels, count))
+                    depths.append(GaugeSample(catalogue.STREAM_ENTRIES, labels, count))
 
     def deps(self) -> Deps:
         return Deps(
@@ -229,15 +237,15 @@ class Gateway:
             infer=self.infer,
             caller=self.caller,
             client_memory=self.client_memory,
-            inbound=self.inbound,
-            outbound=self.outbound,
+            receive_budget=self.receive_budget,
+            reply_budget=self.reply_budget,
             statistics=self.statistics,
             configurations=self.configurations,
             control=self.control,
             traces=self.traces,
             logs=self.logs,
-            ready=self.canary.ready,
-            answering=self.canary.answering,
+            ready=self.readiness_probe.ready,
+            answering=self.readiness_probe.answering,
             metrics=self.metrics,
             start=self.start,
             stop=self.stop,
@@ -245,7 +253,7 @@ class Gateway:
         )
 
 
-def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> Beside | None:
+def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> SideServer | None:
     if settings.grpc_port < 0:
         return None
     # Imported here: without gRPC, neither the time nor the memory is spent.
@@ -293,15 +301,15 @@ def main() -> int:
 
 
 def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
-    if not settings.fast_lane:
-        return plain_lane(gateway.drain)
-    return fast_lane(
+    if not settings.fast_path:
+        return asgi_protocol(gateway.drain)
+    return fast_path_protocol(
         gateway.infer,
         settings.body_bytes_max,
         settings.connections_max,
-        gateway.inbound,
-        gateway.outbound,
-        settings.slow_s_max,
+        gateway.receive_budget,
+        gateway.reply_budget,
+        settings.client_stall_s_max,
         gateway.drain,
     )
 

@@ -1,4 +1,4 @@
-"""Builds the HTTP application: every route but the infer path's fast lane, which sits below it."""
+"""Builds the HTTP application: every route but the infer endpoint's fast path, which sits below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http import docs, metrics, ping
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import UnexpectedErrors, add_error_handlers
-from gateway.protocols.http.reply_budget_middleware import ReplyBudget
+from gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
 from gateway.protocols.openai import routes as openai
 from gateway.protocols.openai.embeddings import Embeddings
 from gateway.protocols.openai.tokenizers import Tokenizers
@@ -109,7 +109,7 @@ def build_app(deps: Deps) -> FastAPI:
     app.include_router(models_api.managed)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
-    app.add_middleware(ReplyBudget, outbound=deps.outbound)
+    app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
     app.add_middleware(_HeadAsGet)
     return app
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from gateway.scheduling.admission import Admission
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.process.allocator import IdleTrim, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")
@@ -18,24 +18,26 @@ LOOK_S = 0.25
 QUIET_BYTES_MAX = 1 << 20  # in flight: a gateway that holds less is at rest
 
 
-class HeldMemory:
+class MemoryTrim:
     """Await `run` in the gateway's event loop."""
 
-    def __init__(self, admission: Admission, inbound: Inbound, outbound: Outbound, tally: Tally) -> None:
+    def __init__(
+        self, admission: Admission, receive_budget: ReceiveBudget, reply_budget: ReplyBudget, registry: MetricsRegistry
+    ) -> None:
         self._admission = admission
-        self._inbound = inbound
-        self._outbound = outbound
-        self._receiving = tally.gauge(catalogue.RECEIVING_BYTES)
-        self._unread = tally.gauge(catalogue.UNREAD_BYTES)
+        self._receive_budget = receive_budget
+        self._reply_budget = reply_budget
+        self._receiving = registry.gauge(catalogue.RECEIVING_BYTES)
+        self._unread = registry.gauge(catalogue.UNREAD_BYTES)
 
     async def run(self) -> None:
         """Look again and again until cancelled."""
         policy = IdleTrim(resident_bytes())
         while True:
             await asyncio.sleep(LOOK_S)
-            self._receiving.set(self._inbound.bytes)
-            self._unread.set(self._outbound.bytes)
-            held_bytes = self._admission.bytes + self._inbound.bytes + self._outbound.bytes
+            self._receiving.set(self._receive_budget.bytes)
+            self._unread.set(self._reply_budget.bytes)
+            held_bytes = self._admission.bytes + self._receive_budget.bytes + self._reply_budget.bytes
             quiet = held_bytes < QUIET_BYTES_MAX
             if policy.due(idle=quiet and not self._admission.requests, quiet=quiet):
                 before = resident_bytes()

@@ -26,7 +26,7 @@ def instance_of(settings: Settings) -> str:
 
     Raises Failure(STORAGE, INTERNAL) when there is none and it cannot be written, or what is there is no name.
     """
-    return settings.instance or _kept(settings.models_dir.expanduser().absolute())
+    return settings.instance or _kept(settings.repository_dir.expanduser().absolute())
 
 
 def shm_prefix(settings: Settings) -> str:

@@ -91,7 +91,7 @@ class Settings(BaseSettings):
     segment_tensor_bytes_min: int = Field(32 * 1024, ge=1, description="Tensors of this size and more travel there.")
     connections_max: int = Field(4096, ge=1, description="Open connections of one gateway.")
     keep_alive_s: float = Field(75, gt=0, description="How long an idle connection is kept.")
-    slow_s_max: float = Field(
+    client_stall_s_max: float = Field(
         60,
         gt=0,
         description="How long a client may be slower than 64 KiB a second with a request, or read nothing of a reply.",
@@ -101,7 +101,7 @@ class Settings(BaseSettings):
     )
     drain_s: float = Field(30, gt=0, description="How long stopping may take: what was accepted is answered first.")
     lease_ms: int = Field(2000, ge=100, description="How long a silent worker keeps its leases.")
-    spin_us_max: int = Field(
+    busy_poll_us_max: int = Field(
         400,
         ge=0,
         le=10_000,
@@ -148,7 +148,7 @@ class Settings(BaseSettings):
         None,
         description="Folder of files that may be registered by path; unset: none, or /opt/ml/models for SageMaker.",
     )
-    fast_lane: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
+    fast_path: bool = Field(True, description="Answer infer requests in the HTTP protocol class.")
 
     @field_validator("admin_key", mode="after")
     @classmethod
@@ -177,7 +177,7 @@ class Settings(BaseSettings):
         return [Path(part).expanduser().absolute() for part in parts if part]
 
     @property
-    def models_dir(self) -> Path:
+    def repository_dir(self) -> Path:
         """The repository's root folder."""
         return self.home / "repository"
 

@@ -21,8 +21,8 @@ from services.crashes.run_marks import RunMark, runs_dir
 from services.errors import Code, Failure
 from services.installation import instance_of
 from services.metrics.exposition import serve
-from services.metrics.registry import Tally
-from services.process.gc_tuning import settle_garbage
+from services.metrics.registry import MetricsRegistry
+from services.process.gc_tuning import freeze_gc
 from services.process.memory_share import total_bytes, worker_share
 from services.process.private_files import create_files_private
 from services.process.spin_wait import Spin
@@ -41,18 +41,18 @@ from services.wire.worker_id import new_start, worker_id
 from workers.backends import get_backend
 from workers.backends.base import Array
 from workers.batching_off import BatchingOff
-from workers.consumer import Exchange, Finished
-from workers.drain import Drain
-from workers.heartbeat import Heart
+from workers.consumer import Consumer, Finished
+from workers.drain import DrainThread
+from workers.heartbeat import Heartbeat
 from workers.idle_trim import IdleTrimmer
 from workers.lease import ReplyWriter
 from workers.live_check import LiveCheck
 from workers.load_version import Placement
-from workers.loaded_models import Held, Holding
+from workers.loaded_models import LoadedModel, LoadedModels
 from workers.loader import Limits
 from workers.memory_limit import go_first, limit_memory
-from workers.metrics import WorkerTallies
-from workers.reconciler import Keeper
+from workers.metrics import WorkerMetrics
+from workers.reconciler import Reconciler
 from workers.watchdog import GRACE_S, Guarded, Watchdog
 from workers.worker import Worker
 
@@ -95,23 +95,23 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     go_first()
     started = time.time()  # noqa: TID251 - for people
     host = host_token(settings.segments_dir)
-    held = Held()
-    repository = FolderRepository(settings.models_dir)
+    held = LoadedModels()
+    repository = FolderRepository(settings.repository_dir)
     run_dir = settings.home / "run"
     _attribute(repository, run_dir, f"{pool}-{index}-")
-    tally = Tally(settings.metrics_dir, f"worker-{pool}-{index}")
+    registry = MetricsRegistry(settings.metrics_dir, f"worker-{pool}-{index}")
     # Without its pid: a worker that is started again goes on with its series.
-    tallies = WorkerTallies(tally, pool, f"{pool}-{index}", settings.device)
+    tallies = WorkerMetrics(registry, pool, f"{pool}-{index}", settings.device)
 
     tallies.memory_limit(memory_bytes_max)
     clock = RedisClock()
-    spin = Spin(settings.spin_us_max / 1e6)
+    spin = Spin(settings.busy_poll_us_max / 1e6)
 
-    def connect() -> Exchange:
-        return Exchange(address, keys, worker, clock)
+    def connect() -> Consumer:
+        return Consumer(address, keys, worker, clock)
 
-    def connect_loop() -> Exchange:
-        return Exchange(address, keys, worker, clock, spin, tallies.reply_not_taken, tallies.batch_unreadable)
+    def connect_loop() -> Consumer:
+        return Consumer(address, keys, worker, clock, spin, tallies.reply_not_taken, tallies.batch_unreadable)
 
     def record() -> WorkerRecord:
         return WorkerRecord(
@@ -126,15 +126,15 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
             instances=held.records(),
         )
 
-    heart = Heart(connect, record, held.lanes, settings.lease_ms)
-    held.on_change = heart.pulse
+    heartbeat = Heartbeat(connect, record, held.lanes, settings.lease_ms)
+    held.on_change = heartbeat.beat_now
     stuck = threading.Event()
 
     def replace() -> None:
         stuck.set()
         drain.begin()
 
-    keeper = Keeper(
+    reconciler = Reconciler(
         repository,
         pool,
         Placement(get_backend(backend_name, settings.home), backend_name, settings.device, threads),
@@ -148,22 +148,22 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         int(index) if index.isdecimal() else 0,
     )
     segments = Segments(settings.segments_dir)
-    replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heart.lease_valid)
+    replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heartbeat.lease_valid)
 
     def on_long(guarded: Guarded) -> None:
         """Nothing shall wait behind a run of which nobody knows when it ends."""
-        heart.forget_leases()
+        heartbeat.forget_leases()
         with contextlib.suppress(Failure):
-            exchange = connect()
+            consumer = connect()
             try:
-                exchange.give_back(guarded.group)
+                consumer.give_back(guarded.group)
             finally:
-                exchange.close()
+                consumer.close()
 
     def on_stuck(guarded: Guarded) -> None:
         """A run cannot be ended: its callers are told, all else goes to others, and a fresh process takes over."""
         log.error("a run of %s cannot be ended: this process ends", guarded.group[0].lane)
-        giving = threading.Thread(target=_hand_over, args=(connect, heart, loop.abandoned(guarded)), daemon=True)
+        giving = threading.Thread(target=_hand_over, args=(connect, heartbeat, loop.abandoned(guarded)), daemon=True)
         giving.start()
         giving.join(HAND_OVER_S_MAX)
         logging.shutdown()
@@ -176,30 +176,30 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     live = LiveCheck(settings.check_batches_one_in, held, partial(_run_rows, settings.run_seconds_max), settle)
     loop = Worker(connect_loop, held, segments, replies, tallies, clock, live, watchdog, mark)
     if settings.metrics_port:
-        serve(settings.metrics_port, tally)
+        serve(settings.metrics_port, registry)
 
     def give_back() -> None:
-        keeper.stop()
+        reconciler.stop()
         _leave(connect)
 
-    drain = Drain(loop.stop, give_back, settings.drain_s)
+    drain = DrainThread(loop.stop, give_back, settings.drain_s)
     _tell_of_dead(connect, runs_dir(settings), f"{pool}-{index}-")
     drain.start()
     watchdog.start()
-    heart.start()
-    keeper.start()
+    heartbeat.start()
+    reconciler.start()
     IdleTrimmer(lambda: loop.runs, lambda: loop.waiting).start()
-    settle_garbage()
+    freeze_gc()
     loop.serve()
     # In time, or `drain` has ended the process. First nobody gives this worker work any more (serve has left the idle
     # ones); then nothing new is loaded; the heart stops before the worker leaves, since a beat would bring it back.
-    keeper.stop()
-    heart.stop()
+    reconciler.stop()
+    heartbeat.stop()
     _leave(connect)
     if mark is not None:
         mark.close()
-    tally.close()
-    if keeper.loading:  # inside of the library, whose own end would wait for it, or crash
+    registry.close()
+    if reconciler.loading:  # inside of the library, whose own end would wait for it, or crash
         logging.shutdown()
         os._exit(LOAD_STUCK if stuck.is_set() else 0)
     return LOAD_STUCK if stuck.is_set() else 0
@@ -213,7 +213,7 @@ def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
             blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
 
 
-def _run_rows(seconds_max: float, holding: Holding, inputs: Mapping[str, Array]) -> Sequence[Array]:
+def _run_rows(seconds_max: float, holding: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
     """Run rows that nobody waits for."""
     if holding.instance is None:
         raise Failure(Code.UNAVAILABLE, "the version is not loaded any more")
@@ -241,42 +241,42 @@ def _run_mark(folder: Path, worker: str) -> RunMark | None:
         return None
 
 
-def _tell_of_dead(connect: Callable[[], Exchange], runs: Path, name: str) -> None:
+def _tell_of_dead(connect: Callable[[], Consumer], runs: Path, name: str) -> None:
     """Workers of this name that no supervisor saw die: what they were running is not run again beside other work."""
     for worker in run_marks.left_behind(runs, name):
         run = run_marks.take(runs, worker)
         if run is None:
             continue
         with contextlib.suppress(Failure):
-            exchange = connect()
+            consumer = connect()
             try:
-                exchange.publish(
+                consumer.publish(
                     Death(worker, run.batches if run.batches or not run.lane else None, run.lane).message()
                 )
             finally:
-                exchange.close()
+                consumer.close()
 
 
-def _hand_over(connect: Callable[[], Exchange], heart: Heart, finished: list[Finished]) -> None:
+def _hand_over(connect: Callable[[], Consumer], heartbeat: Heartbeat, finished: list[Finished]) -> None:
     """Send what is finished, give back the rest. The heart stops before: a beat would bring the worker back."""
-    heart.stop()
+    heartbeat.stop()
     with contextlib.suppress(Failure):
-        exchange = connect()
-        exchange.send_next(finished, 0, 0)
-        exchange.receive_next()
-        exchange.leave(ATTEMPTS_MAX, dying=True)
-        exchange.announce()
+        consumer = connect()
+        consumer.send_next(finished, 0, 0)
+        consumer.receive_next()
+        consumer.leave(ATTEMPTS_MAX, dying=True)
+        consumer.announce()
 
 
-def _leave(connect: Callable[[], Exchange]) -> None:
+def _leave(connect: Callable[[], Consumer]) -> None:
     """Take the worker out of its pool; what it might still lease goes to others. While Redis is away its leases run out."""
     with contextlib.suppress(Failure):
-        exchange = connect()
+        consumer = connect()
         try:
-            exchange.leave(ATTEMPTS_MAX)
-            exchange.announce()
+            consumer.leave(ATTEMPTS_MAX)
+            consumer.announce()
         finally:
-            exchange.close()
+            consumer.close()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from services.model.manifest import Manifest
 from services.repository.base import Repository
 from services.repository.verdicts import Verdict
 from workers.live_check import Outcome
-from workers.loaded_models import Held
-from workers.metrics import WorkerTallies
+from workers.loaded_models import LoadedModels
+from workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.live_check")
 
@@ -19,7 +19,7 @@ log = logging.getLogger("millstream.live_check")
 class BatchingOff:
     """Turns batching off: in this worker at once, and by the version's verdict in all others and in the gateways."""
 
-    def __init__(self, repository: Repository, held: Held, tallies: WorkerTallies) -> None:
+    def __init__(self, repository: Repository, held: LoadedModels, tallies: WorkerMetrics) -> None:
         self._repository = repository
         self._held = held
         self._tallies = tallies

@@ -13,7 +13,7 @@ from services.errors import Code, Failure
 from services.process.spin_wait import Spin
 from services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
 from services.queue.clock import RedisClock
-from services.queue.consumer_link import Link, Refused
+from services.queue.consumer_link import CommandRefused, ConsumerLink
 from services.queue.keys import PoolKeys
 from services.queue.scripts import script
 from services.queue.url import RedisAddress
@@ -36,7 +36,7 @@ class Finished(NamedTuple):
     blob: bytes
 
 
-class Exchange:
+class Consumer:
     """Calls of one worker over one connection. Not shared between threads."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Exchange:
         self._worker = worker
         self._clock = clock
         self._spin = spin or Spin(0)
-        self._link = Link(address)
+        self._link = ConsumerLink(address)
         self._asked = 0.0  # when what comes next was asked for: it was leased after that
         try:
             for name in ("next", "hold", "release", "recover", "pass_on", "beat", "reclaim", "give_back"):
@@ -107,7 +107,7 @@ class Exchange:
         if lease.losses >= LOSSES_MAX:
             return Failure(Code.UNAVAILABLE, "the connection to Redis broke each time the outputs were sent")
         lease.losses += 1
-        refused: Refused | None = None
+        refused: CommandRefused | None = None
         on_their_way = 0
         for command in write_commands(key, blob, BLOB_LIFE_MS):
             self._link.send(command)
@@ -122,13 +122,13 @@ class Exchange:
             self._link.call("DEL", key)
         return refused
 
-    def _answers(self, count: int) -> Refused | None:
+    def _answers(self, count: int) -> CommandRefused | None:
         """Read answers; the first by which Redis refused."""
-        first: Refused | None = None
+        first: CommandRefused | None = None
         for _ in range(count):
             try:
                 self._link.receive()
-            except Refused as refused:
+            except CommandRefused as refused:
                 # Its traceback would keep the outputs that were being sent.
                 first = first or refused.with_traceback(None)
         return first

@@ -21,7 +21,7 @@ GIVE_UP_SHARE = 0.9  # of the time there is; the rest is for giving back
 CUT_SHORT = 3  # exit code of a worker whose run was not over in time
 
 
-class Drain:
+class DrainThread:
     """`stop` tells the main loop to finish what is in hand and to take no more. It may: what is still running near the
     end of `drain_s` seconds is given to others with `give_back`, and the process ends.
     """

@@ -15,19 +15,19 @@ from collections.abc import Callable
 from services.errors import Failure
 from services.process.backoff import Backoff
 from services.wire.records import WorkerRecord
-from workers.consumer import Exchange
+from workers.consumer import Consumer
 
 log = logging.getLogger("millstream.heartbeat")
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 2.0
 
 
-class Heart:
+class Heartbeat:
     """`record` builds what is published; `lanes` are held again when Redis may have forgotten them."""
 
     def __init__(
         self,
-        connect: Callable[[], Exchange],
+        connect: Callable[[], Consumer],
         record: Callable[[], WorkerRecord],
         lanes: Callable[[], list[str]],
         lease_ms: int,
@@ -40,12 +40,12 @@ class Heart:
         self._stopping = False
         self._beaten = 0.0
         self._since = 0.0  # from when on no lease of this worker can have been reclaimed
-        self._thread = threading.Thread(target=self._run, name="heart", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def pulse(self) -> None:
+    def beat_now(self) -> None:
         """Beat now: something that others should know has changed."""
         self._wake.set()
 
@@ -66,40 +66,40 @@ class Heart:
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping:
             try:
-                exchange = self._connect()
+                consumer = self._connect()
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
                 self._sleep(backoff.after_death())
                 continue
             began = time.monotonic()
             try:
-                self._beat(exchange)
+                self._beat(consumer)
             except Failure as failure:
                 log.warning("%s", failure.message)
             except Exception:
                 log.exception("a heartbeat failed")
             finally:
-                exchange.close()
+                consumer.close()
             # Also after it was connected: Redis may be out of memory, still loading, …
             if not self._stopping:
                 self._sleep(backoff.after_death(time.monotonic() - began))
 
-    def _beat(self, exchange: Exchange) -> None:
+    def _beat(self, consumer: Consumer) -> None:
         published: WorkerRecord | None = None
         holds: list[str] | None = None
         while not self._stopping:
             record = self._record()
             began = time.monotonic()
-            known = exchange.beat(record.model_dump_json().encode(), round(self._lease_s * 2000))
+            known = consumer.beat(record.model_dump_json().encode(), round(self._lease_s * 2000))
             if not known or began - self._beaten >= self._lease_s:
                 self._since = time.monotonic()  # before the beat counts: what was leased until now may be another's
             self._beaten = began
             lanes = self._lanes()
             if not known or lanes != holds:
-                exchange.hold(lanes)
+                consumer.hold(lanes)
                 holds = lanes
             if published is None or record.instances != published.instances:
-                exchange.announce()
+                consumer.announce()
                 published = record
             self._sleep(self._lease_s / 4)
 

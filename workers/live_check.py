@@ -24,7 +24,7 @@ from services.model.agreement import FLOATS, REPEATED, column_scale, disagreeing
 from services.model.manifest import Manifest
 from services.model.signature import Signature
 from workers.backends.base import Array
-from workers.loaded_models import Held, Holding
+from workers.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.live_check")
 
@@ -37,7 +37,7 @@ IDLE_WAIT_S = 0.05
 #: a worker that is never idle runs one row in so many seconds all the same
 BUSY_STEP_S = 1.0
 
-Run = Callable[[Holding, Mapping[str, Array]], Sequence[Array]]
+Run = Callable[[LoadedModel, Mapping[str, Array]], Sequence[Array]]
 
 
 class Outcome(StrEnum):
@@ -48,7 +48,7 @@ class Outcome(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Sample(NamedTuple):
+class RowSample(NamedTuple):
     """Rows of a live run. `places`: where each of them was among the `rows` of the run; `outputs`: of these rows."""
 
     release: str
@@ -58,7 +58,7 @@ class Sample(NamedTuple):
     outputs: list[Array]
 
 
-def sampled(release: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> Sample | None:
+def sampled(release: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
     """Copies of rows from all over a run, as many as are kept; None if a single one is too large."""
     rows = len(outputs[0])
     row_bytes = sum(_bytes(array[:1]) for array in (*inputs.values(), *outputs))
@@ -66,7 +66,7 @@ def sampled(release: str, inputs: Mapping[str, Array], outputs: Sequence[Array])
     if count < 1:
         return None
     places = sorted({round(at) for at in np.linspace(0, rows - 1, count)})
-    return Sample(
+    return RowSample(
         release,
         rows,
         places,
@@ -88,7 +88,7 @@ class Undecided(Exception):
 
 
 def compare(
-    sample: Sample, signature: Signature, run: Callable[[Mapping[str, Array]], Sequence[Array]]
+    sample: RowSample, signature: Signature, run: Callable[[Mapping[str, Array]], Sequence[Array]]
 ) -> Iterator[None]:
     """Check a sample; yields after each run of the model. Raises Mismatch or Undecided. `run` raises Failure."""
     datatypes = [spec.datatype for spec in signature.outputs]
@@ -152,7 +152,7 @@ class LiveCheck:
     def __init__(
         self,
         one_in: int,
-        held: Held,
+        held: LoadedModels,
         run: Run,
         settle: Callable[[Manifest, Outcome, str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -165,7 +165,7 @@ class LiveCheck:
         self._until_next: dict[str, int] = {}  # shared runs of a release before one is sampled
         self._undecided: set[str] = set()  # releases whose runs say nothing
         self._comparison: Iterator[None] | None = None
-        self._sample: Sample | None = None
+        self._sample: RowSample | None = None
         self._next_step = 0.0
 
     @property
@@ -177,7 +177,7 @@ class LiveCheck:
         """How long an idle worker may wait for work."""
         return otherwise if self._sample is None else IDLE_WAIT_S
 
-    def due(self, release: str, holding: Holding) -> bool:
+    def due(self, release: str, holding: LoadedModel) -> bool:
         """Whether this shared run of a release is to be sampled. Counts it."""
         if not self._one_in or holding.alone:
             return False
@@ -190,7 +190,7 @@ class LiveCheck:
         self._until_next[release] = self._one_in - 1
         return True
 
-    def keep(self, holding: Holding, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
+    def keep(self, holding: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
         """Keep copies of some rows of a run, before its memory is somebody else's."""
         if self._sample is not None or not outputs:
             return
@@ -228,12 +228,12 @@ class LiveCheck:
         except (Failure, MemoryError, ValueError) as error:
             self._end(holding, Outcome.UNDECIDED, str(error))
 
-    def _holding_of(self, sample: Sample) -> Holding:
+    def _holding_of(self, sample: RowSample) -> LoadedModel:
         holding = self._held.get(sample.release)
         assert holding is not None  # `step` looked
         return holding
 
-    def _end(self, holding: Holding, outcome: Outcome, why: str) -> None:
+    def _end(self, holding: LoadedModel, outcome: Outcome, why: str) -> None:
         self._sample = self._comparison = None
         if len(self._until_next) > 2 * len(self._held.all()) + 16:
             held = self._held.all()

@@ -31,7 +31,7 @@ MEASURE_S_MAX = 2.0
 REFUSED = 1  # exit code of a probe whose model fails with an error
 
 
-class Loaded(NamedTuple):
+class LoadedVersion(NamedTuple):
     """A version that can serve, and how long its runs take."""
 
     instance: Instance
@@ -49,7 +49,7 @@ class Placement(NamedTuple):
 
 def load(
     manifest: Manifest, folder: Path, at: Placement, stop: Stop, warming: Callable[[Instance], None] = lambda _: None
-) -> Loaded:
+) -> LoadedVersion:
     """Load `manifest`, whose files are in `folder`. `warming`: called with the instance before its first run.
 
     Raises Failure; with `stop.reason` set, because of that.
@@ -69,7 +69,7 @@ def load(
     except BaseException:
         instance.close()
         raise
-    return Loaded(instance, profile)
+    return LoadedVersion(instance, profile)
 
 
 def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, stop: Stop) -> str:

@@ -16,7 +16,7 @@ from workers.exploration import Exploration
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class LoadedModel:
     """A release in this worker. `instance` is there from READY on."""
 
     manifest: Manifest
@@ -57,22 +57,22 @@ class Holding:
         )
 
 
-class Held:
+class LoadedModels:
     """Releases by name (`Manifest.release`, which is also the lane's name). `on_change` is called after each change."""
 
     def __init__(self) -> None:
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, LoadedModel] = {}
         self._changing = threading.Lock()
-        self._records: dict[str, tuple[Holding, InstanceRecord]] = {}  # as they were published last
+        self._records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}  # as they were published last
         self.on_change: Callable[[], None] = lambda: None
 
-    def get(self, release: str) -> Holding | None:
+    def get(self, release: str) -> LoadedModel | None:
         return self._holdings.get(release)
 
-    def all(self) -> dict[str, Holding]:
+    def all(self) -> dict[str, LoadedModel]:
         return dict(self._holdings)
 
-    def set(self, holding: Holding) -> None:
+    def set(self, holding: LoadedModel) -> None:
         with self._changing:
             self._holdings[holding.manifest.release] = holding
         self.on_change()
@@ -112,7 +112,7 @@ class Held:
 
     def records(self) -> tuple[InstanceRecord, ...]:
         """What to publish of all of them; of one that did not change, the same object as last time."""
-        records: dict[str, tuple[Holding, InstanceRecord]] = {}
+        records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}
         for release, holding in self.all().items():
             known = self._records.get(release)
             if known is None or known[0] is not holding or known[1].profile != dict(holding.measured):

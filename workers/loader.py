@@ -34,7 +34,7 @@ class Limits(NamedTuple):
     warm_up_s: float
 
 
-class Wanted(NamedTuple):
+class LoadRequest(NamedTuple):
     """A version to load. `suspect`: a process died while loading it; such ones come last, one at a time."""
 
     manifest: Manifest
@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
 class Load:
     """A load under way. `deadline`: by the clock; moved when another part of it begins."""
 
-    wanted: Wanted
+    wanted: LoadRequest
     began: float
     what: str = "loading"
     limit_s: float = 0.0
@@ -59,7 +59,7 @@ class Load:
         return self.wanted.manifest.release
 
 
-class Loads:
+class Loader:
     """`run`: loads one version, in a thread of its own, to whatever end. `on_stuck`: one cannot be ended."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Loads:
         self._limits = limits
         self._clock = clock
         self._lock = threading.Condition()
-        self._queue: list[Wanted] = []
+        self._queue: list[LoadRequest] = []
         self._under_way: list[Load] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._watch, name="loads", daemon=True)
@@ -91,7 +91,7 @@ class Loads:
         for load in under_way:
             self._ask(load, NOT_WANTED)
 
-    def want(self, wanted: Sequence[Wanted]) -> None:
+    def want(self, wanted: Sequence[LoadRequest]) -> None:
         """Load these, in this order, suspects last; whatever else is under way is asked to end."""
         releases = {one.manifest.release for one in wanted}
         with self._lock:

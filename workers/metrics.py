@@ -5,43 +5,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 
 if TYPE_CHECKING:
     from services.model.manifest import Manifest
     from workers.lease import ReplyWriter
-    from workers.loaded_models import Holding
+    from workers.loaded_models import LoadedModel
 
 
-class WorkerTallies:
+class WorkerMetrics:
     """Counters and histograms of one worker; a run costs three updates."""
 
-    def __init__(self, tally: Tally, pool: str, worker: str, device: str) -> None:
-        self._tally = tally
+    def __init__(self, registry: MetricsRegistry, pool: str, worker: str, device: str) -> None:
+        self._registry = registry
         self._pool = pool
         self._worker = worker
-        self._busy = tally.counter(catalogue.WORKER_BUSY_SECONDS, pool, worker)
-        self._redis = tally.counter(catalogue.REDIS_BYTES, "worker_out")
-        self._segment = tally.counter(catalogue.SEGMENT_BYTES, "worker_out")
-        self._too_large = tally.counter(catalogue.REPLIES_REFUSED, "too_large")
-        self._unreadable = tally.counter(catalogue.BATCHES_UNREADABLE, pool)
-        self._not_taken = tally.counter(catalogue.REPLIES_REFUSED, "redis")
-        tally.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
+        self._busy = registry.counter(catalogue.WORKER_BUSY_SECONDS, pool, worker)
+        self._redis = registry.counter(catalogue.REDIS_BYTES, "worker_out")
+        self._segment = registry.counter(catalogue.SEGMENT_BYTES, "worker_out")
+        self._too_large = registry.counter(catalogue.REPLIES_REFUSED, "too_large")
+        self._unreadable = registry.counter(catalogue.BATCHES_UNREADABLE, pool)
+        self._not_taken = registry.counter(catalogue.REPLIES_REFUSED, "redis")
+        registry.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
-    def ran(self, holding: Holding, seconds: float, rows: int) -> None:
+    def ran(self, holding: LoadedModel, seconds: float, rows: int) -> None:
         manifest = holding.manifest
         labels = (manifest.model, str(manifest.version), self._pool)
         self._busy.add(seconds)
-        self._tally.histogram(catalogue.EXECUTION_SECONDS, *labels).observe(seconds)
-        self._tally.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
+        self._registry.histogram(catalogue.EXECUTION_SECONDS, *labels).observe(seconds)
+        self._registry.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
 
-    def out_of_memory(self, holding: Holding) -> None:
+    def out_of_memory(self, holding: LoadedModel) -> None:
         manifest = holding.manifest
-        self._tally.counter(catalogue.OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
+        self._registry.counter(catalogue.OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
 
-    def terminated(self, holding: Holding) -> None:
+    def terminated(self, holding: LoadedModel) -> None:
         manifest = holding.manifest
-        self._tally.counter(catalogue.RUNS_TERMINATED, manifest.model, str(manifest.version), self._pool).add()
+        self._registry.counter(catalogue.RUNS_TERMINATED, manifest.model, str(manifest.version), self._pool).add()
 
     def sent(self, replies: ReplyWriter) -> None:
         self._redis.add(replies.redis_bytes)
@@ -52,11 +52,11 @@ class WorkerTallies:
 
     def memory_limit(self, bytes_max: int) -> None:
         """What this worker may take; 0: no limit."""
-        self._tally.gauge(catalogue.WORKER_MEMORY_LIMIT_BYTES, self._pool, self._worker).set(bytes_max)
+        self._registry.gauge(catalogue.WORKER_MEMORY_LIMIT_BYTES, self._pool, self._worker).set(bytes_max)
 
     def batch_checked(self, manifest: Manifest, outcome: str) -> None:
         """A live batch was compared with runs of one row."""
-        self._tally.counter(catalogue.BATCH_CHECKS, manifest.model, str(manifest.version), outcome).add()
+        self._registry.counter(catalogue.BATCH_CHECKS, manifest.model, str(manifest.version), outcome).add()
 
     def reply_not_taken(self) -> None:
         """Redis refused the outputs of a batch."""
@@ -66,13 +66,13 @@ class WorkerTallies:
         """A batch could not be read, and was passed on."""
         self._unreadable.add()
 
-    def bytes_of(self, holding: Holding, size_bytes: int) -> None:
+    def bytes_of(self, holding: LoadedModel, size_bytes: int) -> None:
         manifest = holding.manifest
-        gauge = self._tally.gauge(
+        gauge = self._registry.gauge(
             catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
         )
         gauge.set(size_bytes)
 
-    def gone(self, holding: Holding) -> None:
+    def gone(self, holding: LoadedModel) -> None:
         manifest = holding.manifest
-        self._tally.remove(catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker)
+        self._registry.remove(catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from services.errors import Failure
 from services.process.allocator import trim
-from workers.loaded_models import Held
-from workers.metrics import WorkerTallies
+from workers.loaded_models import LoadedModels
+from workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.memory")
 
@@ -28,7 +28,7 @@ COLLECT_S_MIN = 1.0
 class OutOfMemoryPolicy:
     """For the main loop alone."""
 
-    def __init__(self, held: Held, tallies: WorkerTallies, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, held: LoadedModels, tallies: WorkerMetrics, clock: Callable[[], float] = time.monotonic) -> None:
         self._held = held
         self._tallies = tallies
         self._clock = clock

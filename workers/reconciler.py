@@ -23,12 +23,12 @@ from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
 from services.wire.records import State
 from workers.backends.base import Instance, Stop
-from workers.consumer import Exchange
+from workers.consumer import Consumer
 from workers.exploration import Exploration
-from workers.load_version import Loaded, Placement, load, probe
-from workers.loaded_models import Held, Holding
-from workers.loader import NOT_WANTED, Limits, Load, Loads, Wanted
-from workers.metrics import WorkerTallies
+from workers.load_version import LoadedVersion, Placement, load, probe
+from workers.loaded_models import LoadedModel, LoadedModels
+from workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
+from workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.reconciler")
 
@@ -39,7 +39,7 @@ PROBE_START_S = 30.0
 RETRY_S = 30.0  # a version that failed for want of a device or of Redis is tried again after this
 
 
-class Keeper:
+class Reconciler:
     """`connect` opens an exchange of the keeper's own. The main loop goes on serving meanwhile.
 
     `place`: of this worker among those of its pool, from 0; versions that few workers are to hold are held by the first.
@@ -51,9 +51,9 @@ class Keeper:
         repository: Repository,
         pool: str,
         at: Placement,
-        held: Held,
-        connect: Callable[[], Exchange],
-        tallies: WorkerTallies,
+        held: LoadedModels,
+        connect: Callable[[], Consumer],
+        tallies: WorkerMetrics,
         marks: LoadMarks,
         limits: Limits,
         replace: Callable[[], None],
@@ -75,8 +75,8 @@ class Keeper:
         self._alone: set[str] = set()  # releases that are not batched because of it
         self._by_verdict: set[str] = set()  # releases that are not loaded because of their verdict
         self._settling = threading.Lock()  # whether a load that ends is still wanted
-        self._loads = Loads(self._load, self._on_stuck, limits)
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._loads = Loader(self._load, self._on_stuck, limits)
+        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
     def start(self) -> None:
         self._loads.start()
@@ -127,7 +127,7 @@ class Keeper:
         if any(holding.state is State.DRAINING for holding in gone) and not self._stopping.is_set():
             self.sync()
 
-    def _missing(self, manifest: Manifest) -> Wanted | None:
+    def _missing(self, manifest: Manifest) -> LoadRequest | None:
         """What is to be loaded of a version that this worker is to hold; None: it is there, or has failed."""
         release = manifest.release
         holding = self._held.get(release)
@@ -136,7 +136,7 @@ class Keeper:
         if verdict.failed:
             if holding is None or holding.state in {State.LOADING, State.WARMING, State.FAILED}:
                 self._by_verdict.add(release)
-                self._held.set(Holding(manifest, State.FAILED, verdict.failed))
+                self._held.set(LoadedModel(manifest, State.FAILED, verdict.failed))
             return None
         retry_at = self._retry_at.get(release)
         due = retry_at is not None and retry_at <= time.monotonic()
@@ -147,8 +147,8 @@ class Keeper:
         self._retry_at.pop(release, None)
         self._by_verdict.discard(release)
         if holding is None or holding.state is State.FAILED:
-            self._held.set(Holding(manifest, State.LOADING))
-        return Wanted(manifest, suspect=verdict.load_deaths > 0)
+            self._held.set(LoadedModel(manifest, State.LOADING))
+        return LoadRequest(manifest, suspect=verdict.load_deaths > 0)
 
     def _heed_batching(self, release: str, verdict: Verdict) -> None:
         """Requests of a version share runs, or not, as its verdict says since it was last looked at."""
@@ -183,7 +183,7 @@ class Keeper:
     def _load(self, under_way: Load) -> None:
         """Load one version, in a thread of `loads`."""
         manifest, stop = under_way.wanted.manifest, under_way.stop
-        holding = Holding(manifest, State.LOADING)
+        holding = LoadedModel(manifest, State.LOADING)
         self._set(under_way, holding)
 
         def warming(instance: Instance) -> None:
@@ -216,7 +216,7 @@ class Keeper:
             code = Code.MODEL if verdict.failed else Code.UNAVAILABLE  # cleared in between: tried again
             raise Failure(code, verdict.failed or f"the process that loaded it {died}")
 
-    def _succeed(self, under_way: Load, holding: Holding, loaded: Loaded) -> None:
+    def _succeed(self, under_way: Load, holding: LoadedModel, loaded: LoadedVersion) -> None:
         manifest, profile = holding.manifest, loaded.profile
         measured = dict(profile.seconds)
         ready = replace(
@@ -238,10 +238,10 @@ class Keeper:
 
     def _fail(self, under_way: Load, reason: str) -> None:
         manifest = under_way.wanted.manifest
-        if self._set(under_way, Holding(manifest, State.FAILED, reason)):
+        if self._set(under_way, LoadedModel(manifest, State.FAILED, reason)):
             log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason)
 
-    def _set(self, under_way: Load, holding: Holding) -> bool:
+    def _set(self, under_way: Load, holding: LoadedModel) -> bool:
         """Show a load's progress, unless nobody wants it any more."""
         with self._settling:
             wanted = under_way.stop.reason != NOT_WANTED
@@ -270,14 +270,14 @@ class Keeper:
             log.warning("what is known about %s cannot be kept: %s", manifest.release, failure.message)
             return change(self._repository.verdicts.of(manifest))
 
-    def _unload(self, holding: Holding) -> None:
+    def _unload(self, holding: LoadedModel) -> None:
         release = holding.manifest.release
         if holding.state is State.READY:
-            exchange = self._connect()
+            consumer = self._connect()
             try:
-                self._drain(exchange, release)
+                self._drain(consumer, release)
             finally:
-                exchange.close()
+                consumer.close()
         self._held.remove(release)
         self._retry_at.pop(release, None)
         self._by_verdict.discard(release)
@@ -287,16 +287,16 @@ class Keeper:
             holding.instance.close()
         log.info("unloaded: %s version %s", holding.manifest.model, holding.manifest.version)
 
-    def _drain(self, exchange: Exchange, release: str) -> None:
+    def _drain(self, consumer: Consumer, release: str) -> None:
         """Gateways stop sending when they see the version gone; what they sent before is still run."""
         self._held.move(release, State.DRAINING)
         until = time.monotonic() + DRAIN_S_MAX
-        while exchange.pending(release) and time.monotonic() < until and not self._stopping.wait(0.02):
+        while consumer.pending(release) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        exchange.release(release)
-        while exchange.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
+        consumer.release(release)
+        while consumer.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        exchange.release(release)  # once more: the last to leave takes the empty stream along
+        consumer.release(release)  # once more: the last to leave takes the empty stream along
 
 
 @contextmanager

@@ -13,23 +13,23 @@ from services.queue.clock import RedisClock
 from services.segments.segment import Segments
 from workers.backends.base import Array, OutOfMemory, Terminated
 from workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
-from workers.loaded_models import Holding
+from workers.loaded_models import LoadedModel
 from workers.watchdog import Guarded
 
 Keep = Callable[[Inputs, list[Array]], None]
 
 
-class Error(NamedTuple):
+class RequestError(NamedTuple):
     """What a request failed with."""
 
     code: Code
     message: str
 
 
-NO_ERROR = Error(Code.INTERNAL, "")
+NO_ERROR = RequestError(Code.INTERNAL, "")
 
 
-class Run(NamedTuple):
+class RunResult(NamedTuple):
     """What came of one lease. `outputs`: of its live requests, None when none is left.
 
     `execution_s`: 0 when nothing of the run's leases was left to run.
@@ -66,14 +66,14 @@ def merge(in_hand: list[Lease], rows_max: int) -> list[Lease]:
 
 def run(
     group: Sequence[Lease],
-    holding: Holding,
+    holding: LoadedModel,
     segments: Segments,
     clock: RedisClock,
     on_no_memory: Callable[[int], None] = lambda _: None,
     on_halves: Callable[[int], None] = lambda _: None,
     guarded: Guarded | None = None,
     keep: Keep | None = None,
-) -> list[Run]:
+) -> list[RunResult]:
     """Run leases of one lane together; never raises for what a model or a caller did, but Terminated for a run whose
     time, as `guarded` has it, was over.
 
@@ -119,7 +119,7 @@ def run(
     first = shared._replace(runs=runner.runs)  # the runs stand in one reply: so they are counted once
     places = {id(lease): i for i, lease in enumerate(live)}
     return [
-        Run(lease, results.get(place), execution_s, first if place == 0 else shared)
+        RunResult(lease, results.get(place), execution_s, first if place == 0 else shared)
         for lease in group
         for place in (places.get(id(lease), -1),)
     ]
@@ -133,7 +133,7 @@ class _Runner:
 
     def __init__(
         self,
-        holding: Holding,
+        holding: LoadedModel,
         on_no_memory: Callable[[int], None],
         on_halves: Callable[[int], None],
         guarded: Guarded | None,
@@ -215,18 +215,18 @@ def _outputs(live: Sequence[Lease], runner: _Runner, inputs: Inputs) -> dict[int
     return {i: [array[bounds[i] : bounds[i + 1]] for array in outputs] for i in range(len(live))}
 
 
-def _tried(runner: _Runner, inputs: Inputs) -> tuple[list[Array] | None, Error]:
+def _tried(runner: _Runner, inputs: Inputs) -> tuple[list[Array] | None, RequestError]:
     """Outputs, or what became of the run: not the exception, whose traceback would keep all arrays of the run."""
     try:
         return runner.run(inputs), NO_ERROR
     except Terminated:
         raise
     except Failure as failure:
-        return None, Error(failure.code, failure.message)
+        return None, RequestError(failure.code, failure.message)
 
 
 def _bisect(
-    live: Sequence[Lease], runner: _Runner, inputs: Inputs, known: Error | None
+    live: Sequence[Lease], runner: _Runner, inputs: Inputs, known: RequestError | None
 ) -> dict[int, list[Array] | None]:
     """Halve the failed run until each failure has one request; log2(requests) more runs for one culprit.
 

@@ -32,7 +32,7 @@ def main() -> int:
     die_with_parent(arguments.parent)
     manifest = Manifest.model_validate_json(sys.stdin.read())
     settings = read_settings()
-    folder = FolderRepository(settings.models_dir).folder_of(manifest)
+    folder = FolderRepository(settings.repository_dir).folder_of(manifest)
     backend = get_backend(arguments.backend, settings.home)
     at = Placement(backend, arguments.backend, arguments.device, arguments.threads)
     marks = LoadMarks(settings.home / "run", worker_id(PROBE, arguments.start_id))

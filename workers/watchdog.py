@@ -17,7 +17,7 @@ from services.errors import Code
 from services.queue.clock import RedisClock
 from services.wire.batch import ENDLESS
 from workers.lease import Lease
-from workers.loaded_models import Holding
+from workers.loaded_models import LoadedModel
 
 log = logging.getLogger("millstream.watchdog")
 
@@ -48,7 +48,7 @@ class Guarded:
         "until",
     )
 
-    def __init__(self, group: Sequence[Lease], holding: Holding) -> None:
+    def __init__(self, group: Sequence[Lease], holding: LoadedModel) -> None:
         self.group = group
         self.holding = holding
         self.began = time.monotonic()
@@ -111,7 +111,7 @@ class Watchdog:
     def start(self) -> None:
         self._thread.start()
 
-    def arm(self, group: Sequence[Lease], holding: Holding) -> Guarded:
+    def arm(self, group: Sequence[Lease], holding: LoadedModel) -> Guarded:
         """Guard the run of `group` that begins now, until `disarm`."""
         self._guarded = guarded = Guarded(group, holding)
         return guarded

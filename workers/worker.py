@@ -20,13 +20,13 @@ from services.queue.clock import RedisClock
 from services.segments.segment import Segments
 from services.wire.batch import encode_given_up
 from workers.backends.base import Terminated
-from workers.consumer import Exchange, Finished
+from workers.consumer import Consumer, Finished
 from workers.lease import Lease, ReplyWriter, RunCost
 from workers.live_check import LiveCheck
-from workers.loaded_models import Held, Holding
-from workers.metrics import WorkerTallies
+from workers.loaded_models import LoadedModel, LoadedModels
+from workers.metrics import WorkerMetrics
 from workers.out_of_memory import OutOfMemoryPolicy
-from workers.runner import Run, merge, run
+from workers.runner import RunResult, merge, run
 from workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millstream.worker")
@@ -48,11 +48,11 @@ class Worker:
 
     def __init__(
         self,
-        connect: Callable[[], Exchange],
-        held: Held,
+        connect: Callable[[], Consumer],
+        held: LoadedModels,
         segments: Segments,
         replies: ReplyWriter,
-        tallies: WorkerTallies,
+        tallies: WorkerMetrics,
         clock: RedisClock,
         live: LiveCheck,
         watchdog: Watchdog,
@@ -74,7 +74,7 @@ class Worker:
         self.runs = 0  # but for those of canaries
         self._in_hand: list[Lease] = []
         self._done: list[Finished] = []
-        self._ran: list[tuple[Holding, float, int, bool]] = []
+        self._ran: list[tuple[LoadedModel, float, int, bool]] = []
         self._client_id = 0  # of the last connection
         self._lane = ""  # that ran last
         self._changed = float("-inf")  # when it was another one before
@@ -88,7 +88,7 @@ class Worker:
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping.is_set():
             try:
-                exchange = self._connect()
+                consumer = self._connect()
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
                 self._stopping.wait(backoff.after_death())
@@ -96,29 +96,29 @@ class Worker:
             began = time.monotonic()
             try:
                 if self._client_id:
-                    exchange.end(self._client_id)
-                self._client_id = exchange.client_id
+                    consumer.end(self._client_id)
+                self._client_id = consumer.client_id
                 # What was leased to this worker when its last connection went, but never reached it.
                 known = [*self._in_hand, *(finished.lease for finished in self._done)]
-                self._in_hand += exchange.recover(known)
-                self._loop(exchange)
-                self._drain(exchange)
+                self._in_hand += consumer.recover(known)
+                self._loop(consumer)
+                self._drain(consumer)
             except Failure as failure:
                 log.warning("%s; connecting again", failure.message)
                 # Also after it was connected: Redis may be out of memory, still loading, …
                 self._stopping.wait(backoff.after_death(time.monotonic() - began))
             finally:
-                exchange.close()
+                consumer.close()
 
-    def _loop(self, exchange: Exchange) -> None:
+    def _loop(self, consumer: Consumer) -> None:
         in_hand = self._in_hand
         ahead = False  # whether the next batch was asked for during the last run
         while not self._stopping.is_set():
             if not in_hand:
                 self.waiting = True
-                exchange.send_wait(self._done, ENTRIES_WANTED, self._live.wait_s(INBOX_WAIT_S))
+                consumer.send_wait(self._done, ENTRIES_WANTED, self._live.wait_s(INBOX_WAIT_S))
                 self._count()
-                leases, ahead = exchange.receive_wait()
+                leases, ahead = consumer.receive_wait()
                 self.waiting = False
                 self._done = []
                 if not leases:
@@ -130,13 +130,13 @@ class Worker:
                 self._live.step()
             group = self._take()
             if group[0].suspect:
-                self._run_alone(exchange, group)
+                self._run_alone(consumer, group)
             elif ahead and self._over_soon(group):
-                self._run_ahead(exchange, group)
+                self._run_ahead(consumer, group)
             else:
                 self._done += self._execute(group)
                 if in_hand:  # nobody waits for a run that is not his
-                    self._reply(exchange)
+                    self._reply(consumer)
 
     def _over_soon(self, group: list[Lease]) -> bool:
         lane, now = group[0].lane, time.monotonic()
@@ -146,34 +146,34 @@ class Worker:
         run_s = holding.run_s(sum([lease.rows for lease in group])) if holding is not None else 0.0
         return run_s < (LONG_RUN_S if now < self._changed + SHARED_S else AHEAD_RUN_S_MAX)
 
-    def _run_alone(self, exchange: Exchange, group: list[Lease]) -> None:
+    def _run_alone(self, consumer: Consumer, group: list[Lease]) -> None:
         """A batch that a worker died with: all else is done before it runs, so that nothing else dies with this one."""
         try:
-            self._reply(exchange)
-            exchange.run_alone(group[0])
+            self._reply(consumer)
+            consumer.run_alone(group[0])
         except Failure:
             self._in_hand += group
             raise
         self._done = self._execute(group)
-        exchange.ran_alone()
+        consumer.ran_alone()
 
-    def _run_ahead(self, exchange: Exchange, group: list[Lease]) -> None:
+    def _run_ahead(self, consumer: Consumer, group: list[Lease]) -> None:
         """The replies of the last batch leave, and the next lease is asked for, before this one runs."""
         on_their_way = self._done
         try:
-            exchange.send_next(on_their_way, 1, ENTRIES_WANTED)
+            consumer.send_next(on_their_way, 1, ENTRIES_WANTED)
         finally:
             # Also when Redis is gone: what is leased is run and its reply kept until a connection takes it.
             self._count()
             finished = self._execute(group)
             self._done = on_their_way + finished
-        self._in_hand += exchange.receive_next()
+        self._in_hand += consumer.receive_next()
         self._done = finished
 
-    def _reply(self, exchange: Exchange) -> None:
+    def _reply(self, consumer: Consumer) -> None:
         """Send what is done and ask for nothing."""
-        exchange.send_next(self._done, 0, 0)
-        exchange.receive_next()
+        consumer.send_next(self._done, 0, 0)
+        consumer.receive_next()
         self._done = []
 
     def _count(self) -> None:
@@ -246,7 +246,7 @@ class Worker:
             for position in list(lease.alive):
                 lease.fail(position, code, message)
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
-        return [self._finish(Run(lease, None, 0.0, cost), _NO_SIGNATURE) for lease in group]
+        return [self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE) for lease in group]
 
     def abandoned(self, guarded: Guarded) -> list[Finished]:
         """The process is about to end in the middle of a run that cannot be ended: all that it has to say.
@@ -255,7 +255,7 @@ class Worker:
         """
         return [*self._done, *self._overdue(guarded)]
 
-    def _finish(self, result: Run, signature: Signature) -> Finished:
+    def _finish(self, result: RunResult, signature: Signature) -> Finished:
         reply, blob = self._replies.write(result.lease, signature, result.outputs, result.cost)
         return Finished(result.lease, reply, blob)
 
@@ -263,12 +263,12 @@ class Worker:
         for position in list(lease.alive):
             lease.fail(position, Code.UNAVAILABLE, "the version is not loaded in this worker any more")
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
-        return self._finish(Run(lease, None, 0.0, cost), _NO_SIGNATURE)
+        return self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE)
 
-    def _drain(self, exchange: Exchange) -> None:
+    def _drain(self, consumer: Consumer) -> None:
         """Leave the idle ones first, so that no entry comes any more; then run what is here."""
-        self._reply(exchange)
-        self._in_hand += exchange.leftovers()
+        self._reply(consumer)
+        self._in_hand += consumer.leftovers()
         while self._in_hand:
-            exchange.send_next(self._execute(self._take()), 0, 0)
-            exchange.receive_next()
+            consumer.send_next(self._execute(self._take()), 0, 0)
+            consumer.receive_next()

@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.load_generator import Target, drive
+from services.cli.load_generator import LoadTarget, drive
 from services.errors import Failure
 
 ACCURACY_MIN = 0.97
@@ -78,7 +78,7 @@ class _Answers:
 async def measure(url: str, connections: int) -> Outcome:
     """Send every held-out image once, `connections` at a time. Raises DemoError."""
     bodies, labels = _load()
-    targets = [Target.of(url, "/v2/models/digits/infer", body, None) for body in bodies]
+    targets = [LoadTarget.of(url, "/v2/models/digits/infer", body, None) for body in bodies]
     answers = _Answers([target.request for target in targets])
     try:
         seconds = await drive(targets[0], answers, connections, TIMEOUT_S)

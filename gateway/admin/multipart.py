@@ -18,7 +18,7 @@ def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
-class UploadForm:
+class MultipartUpload:
     """Feed it the body's chunks; it gives back the model's bytes in them.
 
     Raises Failure(INVALID) for a form that is broken, incomplete or has other parts; TOO_LARGE for a long config.

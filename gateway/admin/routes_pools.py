@@ -22,5 +22,5 @@ async def pools(deps: DepsOf) -> schemas.Pools:
 
 
 @router.get("/workers", summary="Live workers and what each of them holds")
-async def workers(deps: DepsOf) -> schemas.Workers:
+async def workers(deps: DepsOf) -> schemas.WorkerList:
     return schemas.workers(deps.catalog.snapshot, time.time())  # noqa: TID251 - the board brought heartbeats to this clock

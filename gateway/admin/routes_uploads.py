@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from gateway.admin import schemas
-from gateway.admin.multipart import CONFIG_BYTES_MAX, UploadForm, is_form
-from gateway.admin.upload import Upload, parse_config, settled, take
+from gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
+from gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
 from gateway.protocols.http.auth import admin
 from gateway.protocols.http.body import declared_bytes, disconnected
 from gateway.protocols.http.context import DepsOf, UploadsOf
@@ -93,7 +93,7 @@ _OptionsOf = Annotated[_Options, Depends()]
 async def put(
     name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
 ) -> schemas.Version:
-    manifest = await take(deps, uploads, _upload(name, version, options, request, deps), request.stream())
+    manifest = await receive(deps, uploads, _upload(name, version, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
 
@@ -101,7 +101,7 @@ async def put(
 async def post(
     name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
 ) -> schemas.Version:
-    manifest = await take(deps, uploads, _upload(name, None, options, request, deps), request.stream())
+    manifest = await receive(deps, uploads, _upload(name, None, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
 
@@ -111,7 +111,7 @@ def _upload(name: str, version: int | None, options: _Options, request: Request,
     if encoding.strip().lower() != "identity":
         raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload as it is")
     content_type = request.headers.get("content-type", "")
-    form = UploadForm(content_type) if is_form(content_type) else None
+    form = MultipartUpload(content_type) if is_form(content_type) else None
     bytes_max = deps.settings.upload_bytes_max
     if declared_bytes(request) > bytes_max + (_FORM_BYTES_MAX if form else 0):
         raise Failure(Code.TOO_LARGE, f"the upload is larger than the limit of {bytes_max} bytes")
@@ -137,7 +137,7 @@ async def _created(
 async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request) -> None:
     """Wait for the version to settle, for as long as the caller does."""
     waits = [
-        asyncio.ensure_future(settled(deps, manifest, wait_s)),
+        asyncio.ensure_future(wait_until_ready(deps, manifest, wait_s)),
         asyncio.ensure_future(disconnected(request.receive)),
     ]
     try:

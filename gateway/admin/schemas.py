@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
+from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from services.errors import not_found
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
@@ -29,7 +29,7 @@ class Tensor(BaseModel):
         return cls(name=spec.name, datatype=spec.datatype, shape=list(spec.shape))
 
 
-class Instance(BaseModel):
+class VersionInstance(BaseModel):
     """A version loaded, or on its way, in one worker."""
 
     worker: str
@@ -39,7 +39,7 @@ class Instance(BaseModel):
     size_bytes: int
 
     @classmethod
-    def of(cls, placed: Placed) -> Self:
+    def of(cls, placed: Replica) -> Self:
         one = placed.instance
         return cls(
             worker=placed.worker.id,
@@ -71,7 +71,7 @@ class Version(BaseModel):
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
     notes: list[str] = Field([], description="What the check found worth saying.")
-    instances: list[Instance] = []
+    instances: list[VersionInstance] = []
 
     @classmethod
     def of(cls, view: VersionView, *, active: bool) -> Self:
@@ -94,7 +94,7 @@ class Version(BaseModel):
             inputs=[Tensor.of(spec) for spec in manifest.signature.inputs],
             outputs=[Tensor.of(spec) for spec in manifest.signature.outputs],
             notes=list(manifest.notes),
-            instances=[Instance.of(placed) for placed in view.placed],
+            instances=[VersionInstance.of(placed) for placed in view.placed],
         )
 
 
@@ -150,7 +150,7 @@ class WorkerInstance(BaseModel):
         return cls.model_validate(record, from_attributes=True)
 
 
-class Worker(BaseModel):
+class WorkerInfo(BaseModel):
     """A worker process that has sent a heartbeat of late."""
 
     id: str
@@ -164,13 +164,13 @@ class Worker(BaseModel):
     instances: list[WorkerInstance]
 
 
-class Workers(BaseModel):
+class WorkerList(BaseModel):
     """All live workers, by pool and name."""
 
-    workers: list[Worker]
+    workers: list[WorkerInfo]
 
 
-class Error(BaseModel):
+class ErrorDocument(BaseModel):
     """Every error of every path."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
@@ -258,11 +258,11 @@ def _pool(name: str, versions: int, members: Sequence[WorkerRecord]) -> Pool:
     )
 
 
-def workers(snapshot: Snapshot, now: float) -> Workers:
+def workers(snapshot: Snapshot, now: float) -> WorkerList:
     """`now`: seconds since the epoch. A clock may be set meanwhile: an age is at least 0."""
-    return Workers(
+    return WorkerList(
         workers=[
-            Worker(
+            WorkerInfo(
                 id=worker.id,
                 pool=worker.pool,
                 device=worker.device,

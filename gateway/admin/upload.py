@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from gateway.admin.multipart import UploadForm
+from gateway.admin.multipart import MultipartUpload
 from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http.deps import Deps
 from services.errors import invalid
@@ -33,7 +33,7 @@ class Upload:
     config: ModelConfig | None
     sha256: str | None
     activate: bool
-    form: UploadForm | None
+    form: MultipartUpload | None
 
 
 def parse_config(text: str | bytes) -> ModelConfig:
@@ -48,7 +48,7 @@ def parse_config(text: str | bytes) -> ModelConfig:
     return config
 
 
-async def take(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
+async def receive(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
     """Publish `body` as a version and, if wanted, activate it; the catalog has heard of it when this returns.
 
     Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
@@ -81,7 +81,7 @@ async def _receive(incoming: Incoming, upload: Upload, body: AsyncIterator[bytes
         incoming.config = parse_config(form.config)
 
 
-async def settled(deps: Deps, manifest: Manifest, timeout_s: float) -> None:
+async def wait_until_ready(deps: Deps, manifest: Manifest, timeout_s: float) -> None:
     """Return when the version is ready, has failed or is gone, or after `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s

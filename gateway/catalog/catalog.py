@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
 from gateway.catalog.placements import Placements
-from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
+from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from gateway.protocols.http.deps import UploadKey
 from services.errors import Failure
 from services.model.manifest import Endpoint, Manifest
 from services.process.cancel import cancel_all
-from services.queue.cluster_state import Board
+from services.queue.cluster_state import ClusterState
 from services.repository.base import Repository
 from services.repository.stored_models import StoredModels
 from services.repository.verdicts import Verdict
@@ -32,13 +32,13 @@ _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.
 
 
 class Catalog:
-    """`name`: of this gateway. `board`: the records in Redis. `news`: what to do with messages, by their kinds: "died:cpu-0-…" goes to "died"."""
+    """`name`: of this gateway. `cluster_state`: the records in Redis. `news`: what to do with messages, by their kinds: "died:cpu-0-…" goes to "died"."""
 
     def __init__(
         self,
         name: str,
         repository: Repository,
-        board: Board,
+        cluster_state: ClusterState,
         on_snapshot: Callable[[Snapshot, Collection[str]], Awaitable[None]],
         news: Mapping[str, Callable[[str], Awaitable[None]]],
     ) -> None:
@@ -46,7 +46,7 @@ class Catalog:
         self.uploads: Mapping[UploadKey, State] = {}
         self._name = name
         self._repository = repository
-        self._board = board
+        self._cluster_state = cluster_state
         self._on_snapshot = on_snapshot
         self._news = news
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
@@ -67,8 +67,8 @@ class Catalog:
     async def stop(self) -> None:
         await cancel_all(self._agents)
         with suppress(Failure):
-            await self._board.set_gateway(self._name, None)
-        await self._board.close()
+            await self._cluster_state.set_gateway(self._name, None)
+        await self._cluster_state.close()
 
     async def refresh(self) -> None:
         """Read the repository, if it changed, and the workers' records. While Redis is away the last records stay."""
@@ -79,12 +79,12 @@ class Catalog:
                 self._token = token
             workers = self.snapshot.workers
             with suppress(Failure):
-                workers = await self._board.workers()
+                workers = await self._cluster_state.workers()
                 await self._show_uploads()
             self._changes |= self._placements.update(workers)
             await self._apply(workers)
             with suppress(Failure):
-                await self._board.set_gateway(self._name, token)
+                await self._cluster_state.set_gateway(self._name, token)
 
     async def _apply(self, workers: tuple[WorkerRecord, ...]) -> None:
         """Make the snapshot anew of the models that changed, and tell who follows it."""
@@ -110,11 +110,11 @@ class Catalog:
     async def announce(self, model: str) -> None:
         """Tell the other gateways that the repository changed, and return when all route by it. Workers watch it."""
         with suppress(Failure):
-            await self._board.publish(f"model:{model}")
+            await self._cluster_state.publish(f"model:{model}")
         await self.refresh()
         with suppress(Failure, TimeoutError):
             async with asyncio.timeout(AGREE_S_MAX):
-                while any(token != self._token for token in (await self._board.gateways()).values()):
+                while any(token != self._token for token in (await self._cluster_state.gateways()).values()):
                     await asyncio.sleep(AGREE_PAUSE_S)
                     await self.refresh()
 
@@ -134,14 +134,14 @@ class Catalog:
             self._receiving[model, version] = state
         with suppress(Failure):
             if state is None:
-                await self._board.set_upload(model, version, None)
+                await self._cluster_state.set_upload(model, version, None)
             await self._show_uploads()
 
     async def _show_uploads(self) -> None:
         """Say that ours go on, which nobody believes for long, and see those of all gateways."""
         for (model, version), state in list(self._receiving.items()):
-            await self._board.set_upload(model, version, state)
-        self.uploads = await self._board.uploads()
+            await self._cluster_state.set_upload(model, version, state)
+        self.uploads = await self._cluster_state.uploads()
 
     def _model(self, name: str) -> ModelView:
         endpoint, manifests = self._stored.models[name]
@@ -191,7 +191,7 @@ class Catalog:
     async def _listen(self) -> None:
         while True:
             try:
-                async for message in self._board.messages():
+                async for message in self._cluster_state.messages():
                     kind, _, what = message.partition(":")
                     if kind in self._news:
                         await self._news[kind](what)
@@ -202,7 +202,7 @@ class Catalog:
                 log.exception("a message could not be used")
 
 
-def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Placed, ...], *, loaded: bool) -> VersionView:
+def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Replica, ...], *, loaded: bool) -> VersionView:
     if not loaded:
         return VersionView(manifest, State.UNLOADED, None, placed, verdict)
     states = {at.instance.state for at in placed}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.catalog.snapshot import Placed
+from gateway.catalog.snapshot import Replica
 from services.wire.records import InstanceRecord, WorkerRecord
 
 
@@ -19,9 +19,9 @@ class Placements:
         self._workers: dict[str, WorkerRecord] = {}
         self._heads: dict[str, WorkerRecord] = {}  # the same without instances: what a Placed keeps alive
         self._instances: dict[str, Mapping[str, InstanceRecord]] = {}  # worker -> release -> instance
-        self._placed: dict[str, dict[str, Placed]] = {}  # release -> worker -> where
+        self._placed: dict[str, dict[str, Replica]] = {}  # release -> worker -> where
 
-    def of(self, release: str) -> tuple[Placed, ...]:
+    def of(self, release: str) -> tuple[Replica, ...]:
         """The instances of a release, ordered by worker."""
         placed = self._placed.get(release)
         return tuple(placed[worker] for worker in sorted(placed)) if placed else ()
@@ -53,7 +53,7 @@ class Placements:
         for release, instance in now.items():
             known = before.get(release)
             if known is not instance and known != instance:
-                self._placed.setdefault(release, {})[worker.id] = Placed(head, instance)
+                self._placed.setdefault(release, {})[worker.id] = Replica(head, instance)
                 changed.add(instance.model)
 
     def _remove(self, worker: str, instance: InstanceRecord) -> None:

@@ -31,7 +31,7 @@ def version_number(model: str, text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Replica:
     """An instance and the worker that holds it."""
 
     worker: WorkerRecord
@@ -49,7 +49,7 @@ class VersionView:
     manifest: Manifest
     state: State
     reason: str | None  # why it is FAILED
-    placed: tuple[Placed, ...]
+    placed: tuple[Replica, ...]
     verdict: Verdict = NO_VERDICT
 
     @property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.protocols.http.deps import Catalog, UploadKey
+from gateway.protocols.http.deps import ModelCatalog, UploadKey
 from services.errors import Code, Failure
 from services.wire.records import State
 
@@ -17,7 +17,7 @@ RETRY_AFTER_S = 5.0
 class Uploads:
     """Bounds uploads in progress: each takes a disk's bandwidth and, in its check, a core and memory."""
 
-    def __init__(self, catalog: Catalog, at_once_max: int = AT_ONCE_MAX) -> None:
+    def __init__(self, catalog: ModelCatalog, at_once_max: int = AT_ONCE_MAX) -> None:
         self._catalog = catalog
         self._at_once_max = at_once_max
         self._running: Counter[UploadKey] = Counter()

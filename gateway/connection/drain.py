@@ -42,6 +42,6 @@ class _Plain(DrainingProtocol):
         super().on_headers_complete()
 
 
-def plain_lane(drain: Drain) -> type[DrainingProtocol]:
-    """The protocol class of a server without the fast lane."""
+def asgi_protocol(drain: Drain) -> type[DrainingProtocol]:
+    """The protocol class of a server without the fast path."""
     return type("PlainLane", (_Plain,), {"drain": drain})

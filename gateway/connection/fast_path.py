@@ -1,4 +1,4 @@
-"""The fast lane: infer posts answered in uvicorn's own HTTP protocol class, without ASGI scope, task or coroutine.
+"""The fast path: infer posts answered in uvicorn's own HTTP protocol class, without ASGI scope, task or coroutine.
 
 parser callbacks ─> body complete ─> Infer.submit ……… reply ─> transport. Every other request goes on to the ASGI app.
 
@@ -18,20 +18,20 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from gateway.connection.drain import Drain, DrainingProtocol
 from gateway.connection.error_reply import error_reply, too_large, unexpected
-from gateway.connection.head_cache import KNOWN_BYTES_MAX, KnownHead, learn_head
-from gateway.connection.idle_timer import MovableTimer
+from gateway.connection.head_cache import KNOWN_BYTES_MAX, CachedHead, learn_head
+from gateway.connection.idle_timer import LazyTimer
 from gateway.connection.infer_handler import HttpReply, InferHandler
-from gateway.connection.lingering_close import Deaf
+from gateway.connection.lingering_close import DiscardProtocol
 from gateway.connection.path_cache import InferPath, learn
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import SMALL_BYTES_MAX, Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import SMALL_BYTES_MAX, ReplyBudget
 from gateway.connection.reply_head import head, ok_prefix
-from gateway.connection.request_cycle import GONE, Cycle, is_whole, refused
-from gateway.connection.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, without_offer
-from gateway.connection.slow_reader import ReaderWatch
+from gateway.connection.request_cycle import CLOSED, RequestCycle, is_whole, refused
+from gateway.connection.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, strip_upgrade
+from gateway.connection.slow_reader import WriteStallGuard
 from services.errors import Code, Failure
 
-__all__ = ["FastLane", "fast_lane"]
+__all__ = ["FastPathProtocol", "fast_path_protocol"]
 
 PIPELINE_MAX = 16  # requests that wait for their turn on one connection before no more is read from it
 SENT_BYTES_MIN = 64 * 1024  # a client that sends so many a second is not slow
@@ -39,17 +39,17 @@ LINGER_S = 5.0  # how long a refused client may take to notice
 _NO_BODY: list[bytes] = []  # of cycles whose body went on at once
 
 
-class FastLane(DrainingProtocol):
-    """Use `fast_lane(...)` to make the class for a server: uvicorn creates its protocols from a class alone."""
+class FastPathProtocol(DrainingProtocol):
+    """Use `fast_path_protocol(...)` to make the class for a server: uvicorn creates its protocols from a class alone."""
 
     infer: ClassVar[InferHandler]
     body_bytes_max: ClassVar[int]
     connections_max: ClassVar[int]
-    inbound: ClassVar[Inbound]
-    outbound: ClassVar[Outbound]
-    slow_s_max: ClassVar[float]
+    receive_budget: ClassVar[ReceiveBudget]
+    reply_budget: ClassVar[ReplyBudget]
+    client_stall_s_max: ClassVar[float]
     paths: ClassVar[dict[bytes, InferPath | None]]
-    heads: ClassVar[dict[bytes, KnownHead | None]]
+    heads: ClassVar[dict[bytes, CachedHead | None]]
     ok_prefix: ClassVar[list[Any]]  # [default headers it was made of, bytes]: the head of a 200 up to its length
 
     cycle: Any  # the last request that was read: a Cycle, or uvicorn's own
@@ -57,21 +57,21 @@ class FastLane(DrainingProtocol):
     _active: Any = None  # the request whose turn it is
     _blocked: Any = None  # answered, but the client does not read: the next one waits
     _last_head = b""
-    _known: KnownHead | None = None  # the one that this connection used last
-    _timer: MovableTimer
+    _known: CachedHead | None = None  # the one that this connection used last
+    _timer: LazyTimer
     _upgrade = False
-    _set_aside: Any = GONE  # `cycle`, while a request that asked for another protocol is read for the first time
+    _set_aside: Any = CLOSED  # `cycle`, while a request that asked for another protocol is read for the first time
     _head_bytes = -1  # of the head (or the trailers) that is being read, but for its first piece; -1: none is
     _receiving = False  # a request has begun and is not whole
     _due = 0.0  # when the client has been too slow with it
-    _watch: ReaderWatch
+    _watch: WriteStallGuard
     _advancing = False
-    _unread_bytes = 0  # of replies, as they count in `outbound`
+    _unread_bytes = 0  # of replies, as they count in `reply_budget`
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._timer = MovableTimer(self.loop, self._stalled)
-        self._watch = ReaderWatch(self.loop, transport, self.slow_s_max)
+        self._timer = LazyTimer(self.loop, self._stalled)
+        self._watch = WriteStallGuard(self.loop, transport, self.client_stall_s_max)
         open_now = len(self.connections)
         if open_now > 2 * self.connections_max:
             transport.abort()  # so many that the refused ones, which are given a moment, would be too many
@@ -87,8 +87,8 @@ class FastLane(DrainingProtocol):
             if known is None or len(data) != known.total_bytes or not data.startswith(known.head):
                 known = self._recall(data)
             before = self.cycle
-            if known is not None and (before is None or (before.response_complete and before is not GONE)):
-                cycle = self.cycle = self._active = Cycle(known.path, _NO_BODY, self._answer)
+            if known is not None and (before is None or (before.response_complete and before is not CLOSED)):
+                cycle = self.cycle = self._active = RequestCycle(known.path, _NO_BODY, self._answer)
                 cycle.headers = known.headers
                 cycle.complete = cycle.started = True
                 self._submit(cycle, data[len(known.head) :])
@@ -101,13 +101,13 @@ class FastLane(DrainingProtocol):
             self._after_upgrade(data, upgrade.args[0])
         except HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
-        if self._receiving and self.cycle is not GONE:
+        if self._receiving and self.cycle is not CLOSED:
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response(f"the request's head is larger than {HEAD_BYTES_MAX} bytes")
             else:
                 self._await_rest()
 
-    def _recall(self, data: bytes) -> KnownHead | None:
+    def _recall(self, data: bytes) -> CachedHead | None:
         """What is known of the head of `data`, if that is one whole infer post.
 
         A head is learnt when a connection sends it twice in a row: heads that are new each time cost a look-up alone.
@@ -137,11 +137,11 @@ class FastLane(DrainingProtocol):
         rest = memoryview(data)[end:]
         try:
             while not self._should_upgrade():
-                if self.cycle is GONE:
-                    self.cycle, self._set_aside = self._set_aside, GONE
-                    if self.cycle is GONE:
+                if self.cycle is CLOSED:
+                    self.cycle, self._set_aside = self._set_aside, CLOSED
+                    if self.cycle is CLOSED:
                         return  # nothing more is read on this connection
-                    self.parser.feed_data(without_offer(self.parser, self.url, self.headers))
+                    self.parser.feed_data(strip_upgrade(self.parser, self.url, self.headers))
                 try:
                     self.parser.feed_data(rest)
                 except HttpParserUpgrade as upgrade:
@@ -156,14 +156,14 @@ class FastLane(DrainingProtocol):
             self.handle_websocket_upgrade()
 
     def _await_rest(self) -> None:
-        """Read timeout: a partial request holds a connection, bytes of `inbound`, or a place for an upload.
+        """Read timeout: a partial request holds a connection, bytes of `receive_budget`, or a place for an upload.
 
-        Each byte of a body earns time, but no client may fall behind SENT_BYTES_MIN a second by more than `slow_s_max`.
+        Each byte of a body earns time, but no client may fall behind SENT_BYTES_MIN a second by more than `client_stall_s_max`.
         """
         seconds: float = self.timeout_keep_alive
         if self._receiving:
             now = self.loop.time()
-            self._due = min(self._due, now + self.slow_s_max)
+            self._due = min(self._due, now + self.client_stall_s_max)
             seconds = min(seconds, max(0.0, self._due - now))
         self._timer.set(seconds)
 
@@ -174,7 +174,7 @@ class FastLane(DrainingProtocol):
         active = self._active
         owing = active is not None and not active.response_complete and is_whole(active)
         if owing or self.flow.read_paused:
-            self._due = self.loop.time() + self.slow_s_max
+            self._due = self.loop.time() + self.client_stall_s_max
             self._await_rest()  # it is the client who waits
         elif self._receiving and not _replying(self.cycle):
             self._refuse(_too_slow())
@@ -193,21 +193,21 @@ class FastLane(DrainingProtocol):
         blocked, self._blocked = self._blocked, None
         if blocked is None or self.transport.is_closing():
             return
-        if type(blocked) is Cycle:
+        if type(blocked) is RequestCycle:
             self._finish(blocked)
         else:
             self._take_turn()
 
     def _count_unread(self, size_bytes: int) -> None:
-        self.outbound.bytes += size_bytes - self._unread_bytes
+        self.reply_budget.bytes += size_bytes - self._unread_bytes
         self._unread_bytes = size_bytes
 
     def connection_lost(self, exc: Exception | None) -> None:
         active = self._active
         for cycle in (active, self.cycle, *(waiting for waiting, _ in self.pipeline)):
-            if type(cycle) is Cycle and not cycle.disconnected:
+            if type(cycle) is RequestCycle and not cycle.disconnected:
                 cycle.disconnected = True
-                cycle.drop_body(self.inbound)
+                cycle.drop_body(self.receive_budget)
                 if cycle.ticket is not None and not cycle.answered:
                     cycle.ticket.cancel()
                 cycle.ticket = None  # which holds the cycle
@@ -221,7 +221,7 @@ class FastLane(DrainingProtocol):
             self.timeout_keep_alive_task.cancel()
             self.timeout_keep_alive_task = None
         super().connection_lost(exc)
-        self.cycle, self._active = GONE, None  # a cycle holds its connection
+        self.cycle, self._active = CLOSED, None  # a cycle holds its connection
 
     def on_message_begin(self) -> None:
         # uvicorn builds an ASGI scope here; an infer post needs none, any other request gets it in `_to_asgi`.
@@ -231,7 +231,7 @@ class FastLane(DrainingProtocol):
         self._upgrade = False
         self._head_bytes = 0
         self._receiving = True
-        self._due = self.loop.time() + self.slow_s_max
+        self._due = self.loop.time() + self.client_stall_s_max
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -244,7 +244,7 @@ class FastLane(DrainingProtocol):
     def on_headers_complete(self) -> None:
         self._head_bytes = -1
         existing = self.cycle
-        if existing is GONE:
+        if existing is CLOSED:
             return
         fault = head_fault(self.parser.get_http_version(), self.headers)
         if fault is not None:
@@ -265,7 +265,7 @@ class FastLane(DrainingProtocol):
         if path is None:
             self._to_asgi()
             return
-        cycle = self.cycle = Cycle(path, [], self._answer)
+        cycle = self.cycle = RequestCycle(path, [], self._answer)
         cycle.read(self.headers, self.body_bytes_max)
         cycle.expect_continue = self.expect_100_continue
         cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
@@ -279,7 +279,7 @@ class FastLane(DrainingProtocol):
     def _to_asgi(self) -> None:
         parser = self.parser
         if self._upgrade and parser.should_upgrade() and not self._should_upgrade():
-            self._set_aside, self.cycle = self.cycle, GONE  # until `_after_upgrade`
+            self._set_aside, self.cycle = self.cycle, CLOSED  # until `_after_upgrade`
             return
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -298,21 +298,21 @@ class FastLane(DrainingProtocol):
         self._head_bytes = -1
         self._due += len(body) / SENT_BYTES_MIN
         cycle = self.cycle
-        if type(cycle) is not Cycle:
+        if type(cycle) is not RequestCycle:
             super().on_body(body)
             return
         if cycle.refusal is not None:
             return
-        size, inbound = len(body), self.inbound
+        size, receive_budget = len(body), self.receive_budget
         cycle.size_bytes += size
-        inbound.bytes += size
+        receive_budget.bytes += size
         cycle.body.append(body)
         if cycle.size_bytes > self.body_bytes_max:
             cycle.refusal = too_large(self.body_bytes_max)
-        elif inbound.bytes > inbound.bytes_max:
-            cycle.refusal = inbound.full()
+        elif receive_budget.bytes > receive_budget.bytes_max:
+            cycle.refusal = receive_budget.full()
         if cycle.refusal is not None:
-            cycle.drop_body(inbound)
+            cycle.drop_body(receive_budget)
             if cycle.started:
                 self._answer(cycle, error_reply(cycle.refusal))
         elif not cycle.started and cycle.size_bytes > HIGH_WATER_LIMIT:
@@ -322,7 +322,7 @@ class FastLane(DrainingProtocol):
         self._receiving = False
         self._head_bytes = -1
         cycle = self.cycle
-        if type(cycle) is not Cycle:
+        if type(cycle) is not RequestCycle:
             super().on_message_complete()
             return
         cycle.complete = True
@@ -331,14 +331,14 @@ class FastLane(DrainingProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Called by uvicorn when a request's turn has come."""
-        if type(cycle) is Cycle:
+        if type(cycle) is RequestCycle:
             self._start(cycle)
         else:
             self._unset_keepalive_if_required()
             self._active = cycle
             super()._start_asgi_task(cycle, app)
 
-    def _start(self, cycle: Cycle) -> None:
+    def _start(self, cycle: RequestCycle) -> None:
         self._timer.unset()  # set when the one before it, in the same segment, was answered
         cycle.started = True
         self._active = cycle
@@ -350,12 +350,12 @@ class FastLane(DrainingProtocol):
         if cycle.complete:
             self._submit_read(cycle)
 
-    def _submit_read(self, cycle: Cycle) -> None:
+    def _submit_read(self, cycle: RequestCycle) -> None:
         parts = cycle.body
-        cycle.drop_body(self.inbound)
+        cycle.drop_body(self.receive_budget)
         self._submit(cycle, parts[0] if len(parts) == 1 else b"".join(parts))
 
-    def _submit(self, cycle: Cycle, body: bytes) -> None:
+    def _submit(self, cycle: RequestCycle, body: bytes) -> None:
         model, version = cycle.path
         try:
             ticket = self.infer.submit(model, version, cycle.headers, body, cycle.done)
@@ -367,7 +367,7 @@ class FastLane(DrainingProtocol):
             if not cycle.answered:
                 cycle.ticket = ticket
 
-    def _answer(self, cycle: Cycle, reply: HttpReply) -> None:
+    def _answer(self, cycle: RequestCycle, reply: HttpReply) -> None:
         transport = self.transport
         if cycle.disconnected or transport.is_closing():
             return
@@ -375,8 +375,8 @@ class FastLane(DrainingProtocol):
         cycle.ticket = None  # an idle connection keeps nothing of its last request
         if self.drain.begun and not self.pipeline and not (self._receiving and cycle.complete):
             cycle.keep_alive = False  # nothing is behind it
-        if len(reply.body) > SMALL_BYTES_MAX and not self.outbound.room(len(reply.body)):
-            reply = error_reply(self.outbound.full())
+        if len(reply.body) > SMALL_BYTES_MAX and not self.reply_budget.room(len(reply.body)):
+            reply = error_reply(self.reply_budget.full())
         status, headers, body = reply
         if status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
@@ -392,7 +392,7 @@ class FastLane(DrainingProtocol):
         else:
             self._finish(cycle)
 
-    def _finish(self, cycle: Cycle) -> None:
+    def _finish(self, cycle: RequestCycle) -> None:
         cycle.response_complete = True
         if cycle.keep_alive:
             self.on_response_complete()
@@ -438,7 +438,7 @@ class FastLane(DrainingProtocol):
 
     def _refuse(self, failure: Failure) -> None:
         """Take no more from this client. It gets the replies that it waits for, then this refusal."""
-        if self.cycle is GONE:
+        if self.cycle is CLOSED:
             return
         refusal = refused(failure, self._answer)
         broken, self.cycle = self.cycle, refusal
@@ -448,8 +448,8 @@ class FastLane(DrainingProtocol):
             if is_whole(broken):
                 self.pipeline.appendleft((refusal, None))
                 return
-            if type(broken) is Cycle:
-                broken.drop_body(self.inbound)
+            if type(broken) is RequestCycle:
+                broken.drop_body(self.receive_budget)
             if self.pipeline:
                 self.pipeline[0] = (refusal, None)
                 return
@@ -459,21 +459,21 @@ class FastLane(DrainingProtocol):
 
     def shutdown(self) -> None:
         """Called by the server: close if nobody waits for anything here. A request of which a part came is whole soon."""
-        if not (self.drain.begun and self._receiving and self.cycle is not GONE):
+        if not (self.drain.begun and self._receiving and self.cycle is not CLOSED):
             super().shutdown()
 
     def _deafen(self) -> None:
-        self.transport.set_protocol(Deaf(self))
+        self.transport.set_protocol(DiscardProtocol(self))
         self.flow.resume_reading()
 
-    def _hang_up(self, cycle: Cycle) -> None:
+    def _hang_up(self, cycle: RequestCycle) -> None:
         """After the last reply. If the client may still be sending, give it a moment to read it."""
         self.server_state.total_requests += 1
         while self.pipeline:
             waiting, _ = self.pipeline.pop()
-            if type(waiting) is Cycle:
-                waiting.drop_body(self.inbound)
-        self.cycle = GONE
+            if type(waiting) is RequestCycle:
+                waiting.drop_body(self.receive_budget)
+        self.cycle = CLOSED
         if cycle.complete:
             self.transport.close()
             return
@@ -487,40 +487,42 @@ class FastLane(DrainingProtocol):
 
 def _replying(cycle: Any) -> bool:
     """Whether a reply has begun to go out; nothing else may be written into it."""
-    return cycle is not None and type(cycle) is not Cycle and cycle.response_started and not cycle.response_complete
+    return (
+        cycle is not None and type(cycle) is not RequestCycle and cycle.response_started and not cycle.response_complete
+    )
 
 
 def _too_slow() -> Failure:
     return Failure(
         Code.SLOW,
-        f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLSTREAM_SLOW_S_MAX bounds how "
+        f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLSTREAM_CLIENT_STALL_S_MAX bounds how "
         "long it may be less)",
     )
 
 
-def fast_lane(
+def fast_path_protocol(
     infer: InferHandler,
     body_bytes_max: int,
     connections_max: int,
-    inbound: Inbound,
-    outbound: Outbound,
-    slow_s_max: float = 60.0,
+    receive_budget: ReceiveBudget,
+    reply_budget: ReplyBudget,
+    client_stall_s_max: float = 60.0,
     drain: Drain | None = None,
-) -> type[FastLane]:
+) -> type[FastPathProtocol]:
     """The protocol class of a server whose infer posts `infer` answers.
 
-    `slow_s_max`: how long a client may be slow with a request, or with reading a reply. `drain`: None: it never is.
+    `client_stall_s_max`: how long a client may be slow with a request, or with reading a reply. `drain`: None: it never is.
     """
     return type(
-        "FastLane",
-        (FastLane,),
+        "FastPathProtocol",
+        (FastPathProtocol,),
         {
             "infer": infer,
             "body_bytes_max": body_bytes_max,
             "connections_max": connections_max,
-            "inbound": inbound,
-            "outbound": outbound,
-            "slow_s_max": slow_s_max,
+            "receive_budget": receive_budget,
+            "reply_budget": reply_budget,
+            "client_stall_s_max": client_stall_s_max,
             "drain": drain or Drain(),
             "paths": {},
             "heads": {},

@@ -12,7 +12,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from gateway.connection.infer_handler import InferHeaders
 from gateway.connection.path_cache import InferPath, infer_path
-from gateway.connection.request_cycle import Cycle
+from gateway.connection.request_cycle import RequestCycle
 from gateway.connection.request_head import head_fault
 
 HEADS_MAX = 1024
@@ -20,7 +20,7 @@ KNOWN_BYTES_MAX = 1024  # longer heads are parsed each time: what is kept is bou
 _NOT_PLAIN = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
 
-class KnownHead(NamedTuple):
+class CachedHead(NamedTuple):
     """A plain infer post of HTTP/1.1 on a connection that stays, whose length it tells."""
 
     head: bytes
@@ -47,7 +47,7 @@ class _Reader:
         self.heads += 1
 
 
-def read_head(head: bytes, body_bytes_max: int) -> KnownHead | None:
+def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
     """What `head`, empty line included, asks for; None unless it is plain enough to be known by its bytes."""
     reader = _Reader()
     parser = HttpRequestParser(reader)
@@ -63,12 +63,12 @@ def read_head(head: bytes, body_bytes_max: int) -> KnownHead | None:
     path, body_bytes = infer_path(reader.url), int(dict(reader.headers)[b"content-length"])
     if path is None or not 0 < body_bytes <= body_bytes_max:
         return None
-    cycle = Cycle(path, [], lambda *_: None)
+    cycle = RequestCycle(path, [], lambda *_: None)
     cycle.read(reader.headers, body_bytes_max)
-    return KnownHead(head, len(head) + body_bytes, path, cycle.headers)
+    return CachedHead(head, len(head) + body_bytes, path, cycle.headers)
 
 
-def learn_head(heads: dict[bytes, KnownHead | None], head: bytes, body_bytes_max: int) -> KnownHead | None:
+def learn_head(heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int) -> CachedHead | None:
     """`read_head`, remembered in `heads`."""
     known = read_head(head, body_bytes_max)
     if len(heads) >= HEADS_MAX:

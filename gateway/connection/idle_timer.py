@@ -8,7 +8,7 @@ from collections.abc import Callable
 _NEVER = float("inf")
 
 
-class MovableTimer:
+class LazyTimer:
     """Calls `on_due` when the time that was set last has come. All calls in the event loop."""
 
     __slots__ = ("_armed", "_due", "_handle", "_loop", "_on_due")

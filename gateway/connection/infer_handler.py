@@ -1,6 +1,6 @@
 """What passes between an HTTP adapter and the infer handler: bytes in, bytes out. Pure.
 
-Two adapters speak it: the ASGI route and the fast lane in the HTTP protocol class.
+Two adapters speak it: the ASGI route and the fast path in the HTTP protocol class.
 """
 
 from __future__ import annotations

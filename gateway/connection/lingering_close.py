@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Deaf(asyncio.Protocol):
+class DiscardProtocol(asyncio.Protocol):
     """For `protocol`, which may go on to write. The end of the input closes the connection."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:

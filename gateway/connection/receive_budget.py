@@ -12,7 +12,7 @@ from services.metrics.registry import Counter
 SMALL_BYTES_MAX = 64 * 1024
 
 
-class Inbound:
+class ReceiveBudget:
     """The receive budget of one gateway: bodies that are not yet with the infer handler.
 
     Args:
@@ -44,21 +44,21 @@ class Inbound:
 
 
 class HeldBody:
-    """One body's share of the budget. Make it with `Inbound.holding`."""
+    """One body's share of the budget. Make it with `ReceiveBudget.holding`."""
 
-    __slots__ = ("_inbound", "size")
+    __slots__ = ("_receive_budget", "size")
 
-    def __init__(self, inbound: Inbound) -> None:
-        self._inbound = inbound
+    def __init__(self, receive_budget: ReceiveBudget) -> None:
+        self._receive_budget = receive_budget
         self.size = 0
 
     def grow(self, size_bytes: int) -> None:
         """Take more. Raises Failure(UNAVAILABLE) when all bodies together take too much and this one is not small."""
         self.resize(self.size + size_bytes)
-        if self._inbound.bytes > self._inbound.bytes_max and self.size > SMALL_BYTES_MAX:
-            raise self._inbound.full()
+        if self._receive_budget.bytes > self._receive_budget.bytes_max and self.size > SMALL_BYTES_MAX:
+            raise self._receive_budget.full()
 
     def resize(self, size_bytes: int) -> None:
         """Hold exactly so many bytes."""
-        self._inbound.bytes += size_bytes - self.size
+        self._receive_budget.bytes += size_bytes - self.size
         self.size = size_bytes

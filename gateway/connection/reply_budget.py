@@ -11,7 +11,7 @@ from services.metrics.registry import Counter
 SMALL_BYTES_MAX = 64 * 1024
 
 
-class Outbound:
+class ReplyBudget:
     """The reply budget of one gateway.
 
     Args:
@@ -51,25 +51,25 @@ class Outbound:
 class ReplyPermit:
     """What one call holds of the budget."""
 
-    __slots__ = ("_outbound", "size_bytes")
+    __slots__ = ("_reply_budget", "size_bytes")
 
-    def __init__(self, outbound: Outbound) -> None:
-        self._outbound = outbound
+    def __init__(self, reply_budget: ReplyBudget) -> None:
+        self._reply_budget = reply_budget
         self.size_bytes = 0
 
     def take(self, size_bytes: int) -> None:
         """Hold more. Raises Failure(UNAVAILABLE)."""
-        self._outbound.take(size_bytes)
+        self._reply_budget.take(size_bytes)
         self.size_bytes += size_bytes
 
     def resize(self, size_bytes: int) -> None:
         """Hold exactly so much: the reply has another form now."""
-        self._outbound.bytes += size_bytes - self.size_bytes
+        self._reply_budget.bytes += size_bytes - self.size_bytes
         self.size_bytes = size_bytes
 
     def give_back(self) -> None:
         """The transport has the reply, or nobody will get it. Idempotent."""
-        self._outbound.bytes -= self.size_bytes
+        self._reply_budget.bytes -= self.size_bytes
         self.size_bytes = 0
 
 

@@ -1,4 +1,4 @@
-"""request_cycle: one infer request on a connection of the fast lane, from its headers to its reply.
+"""request_cycle: one infer request on a connection of the fast path, from its headers to its reply.
 
 Stands beside uvicorn's own RequestResponseCycle and has what a protocol asks of one.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from gateway.connection.error_reply import too_large
 from gateway.connection.infer_handler import Cancel, HttpReply, InferHeaders
 from gateway.connection.path_cache import InferPath
-from gateway.connection.receive_budget import Inbound
+from gateway.connection.receive_budget import ReceiveBudget
 from services.errors import Code, Failure
 
 _NO_HEADERS = InferHeaders(None, None, None)
@@ -25,7 +25,7 @@ class _Unwaited(asyncio.Event):
         return
 
 
-class Cycle:
+class RequestCycle:
     """An infer post. What is set by whom, and when, is FastLane's business.
 
     What a request seldom changes stands in the class: of the instances one is made for each request.
@@ -44,7 +44,7 @@ class Cycle:
     disconnected = False
     message_event = _Unwaited()  # uvicorn sets it when the connection is lost
 
-    def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[Cycle, HttpReply], None]) -> None:
+    def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[RequestCycle, HttpReply], None]) -> None:
         self.path = path
         self.body = body
         self._answer = answer
@@ -69,31 +69,31 @@ class Cycle:
         if content_encoding is not None or accept_encoding is not None or header_length is not None:
             self.headers = InferHeaders(content_encoding, accept_encoding, header_length)
 
-    def drop_body(self, inbound: Inbound) -> None:
+    def drop_body(self, receive_budget: ReceiveBudget) -> None:
         """It is received, or nobody will: it counts no more."""
-        inbound.bytes -= self.size_bytes
+        receive_budget.bytes -= self.size_bytes
         self.size_bytes = 0
         self.body = []
 
 
-def refused(failure: Failure, answer: Callable[[Cycle, HttpReply], None]) -> Cycle:
+def refused(failure: Failure, answer: Callable[[RequestCycle, HttpReply], None]) -> RequestCycle:
     """Stands for what is no request: its reply is a refusal, after which the connection closes."""
-    cycle = Cycle(("", None), [], answer)
+    cycle = RequestCycle(("", None), [], answer)
     cycle.refusal = failure
     cycle.keep_alive = False
     return cycle
 
 
-def _gone() -> Cycle:
+def _gone() -> RequestCycle:
     """The request after the last one of a connection: nothing comes of it."""
     cycle = refused(Failure(Code.CANCELLED, ""), lambda *_: None)
     cycle.response_complete = cycle.disconnected = True
     return cycle
 
 
-GONE = _gone()
+CLOSED = _gone()
 
 
 def is_whole(cycle: Any) -> bool:
     """Whether all of a request is here; also of one of uvicorn's own."""
-    return cycle.complete if type(cycle) is Cycle else not cycle.more_body
+    return cycle.complete if type(cycle) is RequestCycle else not cycle.more_body

@@ -1,4 +1,4 @@
-"""request_head: what the fast lane does to the bytes before a request's body, other than to parse them. Pure."""
+"""request_head: what the fast path does to the bytes before a request's body, other than to parse them. Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Nowhere(Headers):
 NOWHERE = _Nowhere()
 
 
-def without_offer(parser: Any, url: bytes, headers: Headers) -> bytes:
+def strip_upgrade(parser: Any, url: bytes, headers: Headers) -> bytes:
     """The head that httptools' `parser` just read, without the offer to go on in another protocol."""
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
     version = parser.get_http_version().encode()

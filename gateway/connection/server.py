@@ -30,7 +30,7 @@ NOTICE_SHARE = 0.25  # of the time there is, where that is short
 GIVE_UP_SHARE = 0.9  # after which what is still in flight is refused; the rest is for saying so
 
 
-class Leaver(Protocol):
+class Drainable(Protocol):
     """What the server has to know about its gateway to take it out of service."""
 
     drain: Drain
@@ -45,7 +45,7 @@ class Leaver(Protocol):
         """Refuse whatever is still on its way, and all that comes."""
 
 
-class Beside(Protocol):
+class SideServer(Protocol):
     """A server of another protocol, in the same event loop."""
 
     async def start(self) -> None:
@@ -71,12 +71,12 @@ class Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        gateway: Leaver,
+        gateway: Drainable,
         drain_s: float,
         *,
         shared: bool,
         ready_fd: int | None,
-        beside: Beside | None = None,
+        beside: SideServer | None = None,
     ) -> None:
         super().__init__(config)
         self._beside = beside
@@ -121,17 +121,17 @@ class Server(uvicorn.Server):
         self._gateway.drain.begun = True
         leaving = None if self._beside is None else asyncio.create_task(self._beside.leave(give_up))
         # With a port of its own, whoever looks at readiness has to be able to see it, and sends until then.
-        await self._until(self._deserted if self._shared else _never, loop.time() + notice_s)
+        await self._until(self._no_connections if self._shared else _never, loop.time() + notice_s)
         self._stop_accepting()
         for connection in list(self.server_state.connections):
             connection.shutdown()  # idle ones close; the others are told by their answers
-        await self._until(self._deserted, give_up)
+        await self._until(self._no_connections, give_up)
         if leaving is not None:
             await leaving
         with suppress(TimeoutError):
             await asyncio.wait_for(self._gateway.settle(), max(0.0, give_up - loop.time()))
         self._gateway.abandon()
-        await self._until(self._deserted, loop.time() + self._drain_s * (1 - GIVE_UP_SHARE) / 2)
+        await self._until(self._no_connections, loop.time() + self._drain_s * (1 - GIVE_UP_SHARE) / 2)
         if self._beside is not None:
             await self._beside.close()
         if self._saying is not None:
@@ -145,7 +145,7 @@ class Server(uvicorn.Server):
         for server in self.servers:
             server.close()  # a listening socket that is shared stays open in the other gateways and the supervisor
 
-    def _deserted(self) -> bool:
+    def _no_connections(self) -> bool:
         return not self.server_state.connections
 
     @staticmethod

@@ -11,7 +11,7 @@ READ_BYTES_MIN = 64 * 1024
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
 
 
-class ReaderWatch:
+class WriteStallGuard:
     """Who reads less than READ_BYTES_MIN in `seconds` while a reply waits is let go. All calls in the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport, seconds: float) -> None:

@@ -13,21 +13,21 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import PERMIT, ReplyPermit
 from gateway.scheduling.request import InputTensor, Request
-from gateway.scheduling.router import Route
+from gateway.scheduling.router import ModelRoute
 from gateway.tensors.outputs import Outputs, Reply, size_of
 from services.errors import Failure
 
 T = TypeVar("T")
 
 
-class Terms(NamedTuple):
+class RequestOptions(NamedTuple):
     """What a caller asks for besides an answer. `timeout_s` None: the version's own. `priority`: as in Request."""
 
     timeout_s: float | None = None
     priority: int = 0
 
 
-TERMS = Terms()
+DEFAULT_OPTIONS = RequestOptions()
 
 
 class _Call(Request, Generic[T]):
@@ -71,19 +71,19 @@ class Caller:
     It raises Failure(NOT_FOUND). `timeout_s_max`: the longest that a caller may ask for.
     """
 
-    def __init__(self, find: Callable[[str, str | None], Route], timeout_s_max: float) -> None:
+    def __init__(self, find: Callable[[str, str | None], ModelRoute], timeout_s_max: float) -> None:
         self.find = find
         self._timeout_s_max = timeout_s_max
         self._responder = _Responder()
 
     async def call(
         self,
-        route: Route,
+        route: ModelRoute,
         inputs: Sequence[InputTensor],
         rows: int,
         size_bytes: int,
         read: Callable[[Reply], T],
-        terms: Terms = TERMS,
+        terms: RequestOptions = DEFAULT_OPTIONS,
         permit: ReplyPermit | None = None,
     ) -> T:
         """Have `inputs` (of the signature, in its order; `rows` of them) run, and return `read` of the reply.
@@ -102,7 +102,7 @@ class Caller:
         try:
             lane.add(request, size_bytes, single=True)
         except Failure as failure:
-            lane.turned_away(failure.code)
+            lane.record_rejection(failure.code)
             raise
         try:
             return await request.answered

@@ -13,20 +13,22 @@ from typing import Any
 from gateway.scheduling.lane import Lane
 from services.errors import Failure
 from services.metrics import catalogue
-from services.metrics.registry import Tally
-from services.queue.producer_link import PoolLink
+from services.metrics.registry import MetricsRegistry
+from services.queue.producer_link import ProducerLink
 from services.queue.scripts import script
 
 log = logging.getLogger("millstream.circuit_breaker")
 
 
-class Blame:
+class CircuitBreaker:
     """For one gateway. `link`: to a pool, None while there is none."""
 
-    def __init__(self, link: Callable[[str], PoolLink | None], lanes: Callable[[], list[Lane]], tally: Tally) -> None:
+    def __init__(
+        self, link: Callable[[str], ProducerLink | None], lanes: Callable[[], list[Lane]], registry: MetricsRegistry
+    ) -> None:
         self._link = link
         self._lanes = lanes
-        self._tally = tally
+        self._registry = registry
         self._tasks: set[asyncio.Task[None]] = set()
 
     def count_soon(self, pool: str, release: str, about: str) -> None:
@@ -41,7 +43,7 @@ class Blame:
         lane = next((lane for lane in self._lanes() if lane.release == release), None)
         if counted and lane is not None:
             manifest = lane.manifest
-            self._tally.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
+            self._registry.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
 
     async def look(self, pool: str) -> None:
         """Hear which versions of a pool are refused now."""

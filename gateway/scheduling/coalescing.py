@@ -17,7 +17,7 @@ LOOK_S = 0.02
 FULL = 0.75
 
 
-class Pressure:
+class CpuPressure:
     """Whether this process has hardly a pause. `spent`: seconds of CPU that it has used. Asked in one thread."""
 
     __slots__ = ("_at", "_full", "_spent", "_used")
@@ -38,7 +38,7 @@ class Pressure:
         return self._full
 
 
-class Gathering:
+class Coalescer:
     """Of one lane. `in_flight`: requests of the process; `release`: called when those that wait shall leave."""
 
     __slots__ = ("_in_flight", "_last", "_later", "_left", "_most", "_number", "_release", "on")

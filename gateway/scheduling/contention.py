@@ -5,7 +5,7 @@ from __future__ import annotations
 SEVERAL_S = 1.0  # for so long after its last batch a lane is in use
 
 
-class Neighbours:
+class Contention:
     """Instants are seconds of one clock."""
 
     __slots__ = ("_last", "_last_at", "_other_at")

@@ -15,7 +15,7 @@ SWINGS = 3.0  # mean swings of the pace that are allowed for
 PACE_MAX = 64.0  # a lane that gets less of the workers than that waits for them as if it got that
 
 
-class Forecast:
+class LatencyEstimator:
     """Predictions for the batches of one lane. Instants and durations are seconds.
 
     `pace`: real seconds for each predicted one. Above 1 where runs are slower than at warm-up, or where other lanes and

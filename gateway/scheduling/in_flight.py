@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gateway.scheduling.lane import Lane
 
 
-class Outstanding:
+class InFlightBatch:
     """`put`: when, in seconds of the lane's clock. `run_s`: how long it runs by its lane's profile.
 
     `inputs`: those of its only request, kept after that was answered. `losses`: how often it, or its reply, was lost on its way before.

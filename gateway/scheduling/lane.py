@@ -12,14 +12,14 @@ from contextlib import suppress
 
 from gateway.scheduling.batch_split import parts_within
 from gateway.scheduling.batcher import RANK_MAX, Batcher
-from gateway.scheduling.coalescing import Gathering
-from gateway.scheduling.estimator import Forecast
-from gateway.scheduling.in_flight import Outstanding
-from gateway.scheduling.lane_metrics import LaneTallies
+from gateway.scheduling.coalescing import Coalescer
+from gateway.scheduling.estimator import LatencyEstimator
+from gateway.scheduling.in_flight import InFlightBatch
+from gateway.scheduling.lane_metrics import LaneMetrics
 from gateway.scheduling.packer import Packer
-from gateway.scheduling.pool_context import Shared
+from gateway.scheduling.pool_context import PoolContext
 from gateway.scheduling.quarantine import DIED, ENDED
-from gateway.scheduling.queue_policy import Waiting
+from gateway.scheduling.queue_policy import QueueRules
 from gateway.scheduling.request import ABSENT, Request
 from gateway.tensors.outputs import Outputs, no_rows
 from services.errors import Code, Failure
@@ -51,13 +51,13 @@ ABANDON_S = 10.0  # a batch all of whose deadlines passed this long ago gets no 
 class Lane:
     """All calls in the event loop."""
 
-    def __init__(self, manifest: Manifest, shared: Shared, packer: Packer, tallies: LaneTallies) -> None:
+    def __init__(self, manifest: Manifest, shared: PoolContext, packer: Packer, tallies: LaneMetrics) -> None:
         self.manifest = manifest
         self.release = manifest.release
         self.link = shared.link
         config = manifest.config
         self.batcher = Batcher(rank_max=max(RANK_MAX, config.priority_levels))
-        self._waiting = Waiting(config) if Waiting.needed(config) else None
+        self._waiting = QueueRules(config) if QueueRules.needed(config) else None
         self._preferred = config.rows_preferred if manifest.signature.batching else ()
         self.failed: str | None = None  # why no instance can serve
         self.refused_until = 0.0  # by the clock, since the version keeps ending workers; 0: it is not refused
@@ -72,12 +72,12 @@ class Lane:
         self._clock = shared.clock
         self._soon = shared.soon
         self._pressure = shared.pressure
-        self._gathering = Gathering(
+        self._coalescer = Coalescer(
             shared.later, lambda: self._admission.requests, lambda: self._soon(self._dispatch_scheduled)
         )
         self._quarantine = shared.quarantine
-        self._blame = shared.blame
-        self._neighbours = shared.neighbours
+        self._circuit_breaker = shared.circuit_breaker
+        self._contention = shared.contention
         self._traces = shared.traces
         self._rest_s = shared.rest_s
         self._spin = Spin(shared.spin_s_max)
@@ -95,13 +95,13 @@ class Lane:
         self._rows_efficient = self._rows_max
         self._batch_rows = self._rows_max  # that run together now
         self._beside = False  # whether other lanes of the pool are in use
-        self._forecast = Forecast()
+        self._estimator = LatencyEstimator()
         self._delay_s = manifest.config.queue_delay_ms_max / 1000
         self._uniform = not any(spec.optional for spec in manifest.signature.inputs) and all(
             min(spec.shape[1 if manifest.signature.batching else 0 :], default=0) >= 0
             for spec in manifest.signature.inputs
         )
-        self._parked: list[tuple[float, list[Place]]] = []
+        self._quarantined_slices: list[tuple[float, list[Place]]] = []
 
     def place(
         self,
@@ -141,7 +141,7 @@ class Lane:
         self._batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
         self._credits = self._instances * (DEPTH + 1 if gap else DEPTH)
-        self._forecast.place(self._instances, profile, rows)
+        self._estimator.place(self._instances, profile, rows)
 
     @property
     def ready(self) -> bool:
@@ -164,7 +164,7 @@ class Lane:
         if not request.rows:
             self._answer_no_rows(request)
             return
-        batcher, forecast = self.batcher, self._forecast
+        batcher, estimator = self.batcher, self._estimator
         if self._waiting is not None:
             self._waiting.prepare(request)
         waiting = batcher.rows
@@ -173,8 +173,8 @@ class Lane:
         elif waiting + request.rows > self._rows_waiting_max:
             self._refuse_full(waiting)
         # As if it had to wait for a full batch behind all that wait: this is not true of few, who are looked at closely.
-        behind_s = waiting // self._batch_rows * forecast.step_s + forecast.full_s + forecast.margin_s
-        if max(forecast.free_at, request.arrival) + behind_s > request.deadline:
+        behind_s = waiting // self._batch_rows * estimator.step_s + estimator.full_s + estimator.margin_s
+        if max(estimator.free_at, request.arrival) + behind_s > request.deadline:
             self._check_time(request)
         if self.failed is not None:
             raise self._cannot_serve()
@@ -190,11 +190,11 @@ class Lane:
             # Not at once: whatever else arrived in the same turn of the event loop shall share the batch.
             self._scheduled = True
             if single and self._pressure.full(request.arrival):
-                self._gathering.begin()
+                self._coalescer.begin()
             else:
                 self._soon(self._dispatch_scheduled)
-        elif self._gathering.on:
-            self._gathering.joined()
+        elif self._coalescer.on:
+            self._coalescer.joined()
 
     def _cannot_serve(self) -> Failure:
         return Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
@@ -222,9 +222,9 @@ class Lane:
         request.counted, request.taken = False, True
         self._put([request], self._clock())
 
-    def turned_away(self, code: Code) -> None:
+    def record_rejection(self, code: Code) -> None:
         """A request for this version was refused, or could not be read, before it was admitted."""
-        self._tallies.turned_away(code)
+        self._tallies.record_rejection(code)
 
     def block(self, deaths: int, seconds: float) -> None:
         """Refuse the version for so long: it ended its worker so many times of late. What waits is refused, too."""
@@ -256,7 +256,7 @@ class Lane:
         raise Failure(
             Code.OVERLOADED,
             f"the queue of model '{self.manifest.model}' is full: {waiting} rows wait; try again later",
-            retry_after_s=max(waiting / self._batch_rows * self._forecast.step_s, 0.1),
+            retry_after_s=max(waiting / self._batch_rows * self._estimator.step_s, 0.1),
         )
 
     def _check_time(self, request: Request) -> None:
@@ -264,7 +264,7 @@ class Lane:
         if self.idle:
             return
         ahead = self.batcher.rows_ahead(request.priority, request.deadline)
-        late_s = self._forecast.answer_at(ahead, request) - request.deadline
+        late_s = self._estimator.answer_at(ahead, request) - request.deadline
         if late_s <= 0:
             return
         self._tallies.refused_late.add()
@@ -282,15 +282,15 @@ class Lane:
 
     def dispatch(self) -> None:
         """Send batches while there are slots and requests."""
-        if self._gathering.on:
+        if self._coalescer.on:
             return
         batcher = self.batcher
         while batcher.count and self._outstanding < self._credits and self.link.writable:
             now = self._clock()
-            if self._neighbours.beside(self, now) is not self._beside:
+            if self._contention.beside(self, now) is not self._beside:
                 self._beside = not self._beside
                 self._size()
-            start = max(self._forecast.free_at, now)
+            start = max(self._estimator.free_at, now)
             first = batcher.earliest()
             if self._waiting is None:
                 left_s = first.deadline - start
@@ -304,8 +304,8 @@ class Lane:
                 return
             if self._delay_s and self._delayed(now):
                 return
-            fits = self._forecast.full_s <= left_s
-            rows = self._batch_rows if fits else self._forecast.rows_within(left_s)
+            fits = self._estimator.full_s <= left_s
+            rows = self._batch_rows if fits else self._estimator.rows_within(left_s)
             batch = batcher.take(now, self._sized(rows, now))
             if self._waiting is not None:
                 self._waiting.leave(batch)
@@ -339,8 +339,8 @@ class Lane:
         While enough others wait to fill it, a smaller one for the sake of a request that is late would make them all late.
         """
         if self.batcher.rows - first.rows >= self._batch_rows:
-            return self._forecast.planned_s(first)
-        return self._forecast.run_s(first.rows)
+            return self._estimator.planned_s(first)
+        return self._estimator.run_s(first.rows)
 
     def _put(
         self, batch: list[Request], now: float, attempt: int = 1, losses: int = 0, *, deadlines: bool = True
@@ -354,13 +354,13 @@ class Lane:
         name = link.new_name()
         redis_ms = now * 1000 + link.clock.offset_ms
         packed = self._packer.pack(name, link.replies_key, batch, now, redis_ms, deadlines=deadlines)
-        outstanding = Outstanding(name, self, batch, packed.places, attempt, now, run_s, losses)
+        outstanding = InFlightBatch(name, self, batch, packed.places, attempt, now, run_s, losses)
         self._pending[name] = outstanding
         self._outstanding += 1
         deadline_ms = redis_ms + (outstanding.earliest - now) * 1000
-        self._forecast.put(run_s, now)
+        self._estimator.put(run_s, now)
         if batch[0].counted:
-            self._neighbours.put(self, now)
+            self._contention.put(self, now)
         cost_ms = max(run_s * 1000, COST_MS_MIN)
         link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt, cost_ms, rows / self._batch_rows)
         if packed.segment_bytes:
@@ -377,12 +377,12 @@ class Lane:
         if self._looking:
             self._soon(self._look)
 
-    def resolve(self, outstanding: Outstanding, header: ReplyHeader, inline: memoryview) -> None:
+    def resolve(self, outstanding: InFlightBatch, header: ReplyHeader, inline: memoryview) -> None:
         """A batch came back: its slot goes to the next one first, then its requests are answered."""
         del self._pending[outstanding.name]
         self._outstanding -= 1
         self.replied = self._clock()
-        self._forecast.replied(outstanding.run_s, self.replied)
+        self._estimator.replied(outstanding.run_s, self.replied)
         self._spin.waited(self.replied - outstanding.put, len(outstanding.requests))
         if self.batcher.count:
             self.dispatch()
@@ -412,17 +412,17 @@ class Lane:
         if outstanding.places:
             self._give_back(outstanding, max(outstanding.attempt, header.attempt))
 
-    def _fail_endless(self, request: Request, outstanding: Outstanding, message: str) -> None:
+    def _fail_endless(self, request: Request, outstanding: InFlightBatch, message: str) -> None:
         """Its run took longer than any should, and was ended. Whoever sends it again is refused."""
         expired = request.done or request.deadline <= self.replied
         if request.done:  # its deadline passed meanwhile
             request.inputs = outstanding.inputs
         self._quarantine.add(self.release, request, ENDED)
-        self._blame(self.release, outstanding.name)
+        self._circuit_breaker(self.release, outstanding.name)
         request.inputs = ()
         self._fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
 
-    def _put_despite_clocks(self, request: Request, outstanding: Outstanding) -> None:
+    def _put_despite_clocks(self, request: Request, outstanding: InFlightBatch) -> None:
         """A worker took a deadline for passed that is not: a clock was set between two measurements.
 
         The deadline is ours to keep. It is told none this time, so this happens once.
@@ -435,7 +435,7 @@ class Lane:
         )
         self._put([request], self._clock(), outstanding.attempt, outstanding.losses, deadlines=False)
 
-    def _put_alone(self, request: Request, outstanding: Outstanding) -> None:
+    def _put_alone(self, request: Request, outstanding: InFlightBatch) -> None:
         """There was no room for its outputs in the reply of its batch."""
         if request.done:
             return
@@ -483,9 +483,9 @@ class Lane:
             request.done = True
         self._admission.release(requests)
 
-    def _give_back(self, outstanding: Outstanding, attempt: int) -> None:
+    def _give_back(self, outstanding: InFlightBatch, attempt: int) -> None:
         if attempt > 1:
-            self._parked.append((self._clock() + self._rest_s, outstanding.places))
+            self._quarantined_slices.append((self._clock() + self._rest_s, outstanding.places))
             self._ticking.add(self)
         else:
             self._packer.free(outstanding.places)
@@ -522,10 +522,10 @@ class Lane:
         if expired:
             self._fail(expired, Failure(Code.EXPIRED, "the request waited too long in the queue to meet its deadline"))
 
-    def _waits_on(self, waiting: Waiting, request: Request, now: float) -> bool:
+    def _waits_on(self, waiting: QueueRules, request: Request, now: float) -> bool:
         """What becomes of a request at the end of its wait; False: its deadline has passed, too."""
         waiting.leave((request,))
-        if waiting.goes_on(request, now):
+        if waiting.requeue_as_delayed(request, now):
             request.taken = False
             waiting.enter(request)
             self.batcher.add(request, None if self._uniform else self._shape(request))
@@ -535,7 +535,7 @@ class Lane:
         self._fail((request,), Failure(Code.UNAVAILABLE, "Request timeout expired"), Reason.REJECTED)
         return True
 
-    def expire_outstanding(self, outstanding: Outstanding, now: float) -> None:
+    def expire_outstanding(self, outstanding: InFlightBatch, now: float) -> None:
         """Answer requests of a batch whose deadline passed; give up a batch that nobody will answer any more."""
         late = [request for request in outstanding.requests if request.deadline <= now and not request.done]
         if late:
@@ -546,16 +546,16 @@ class Lane:
             self._forget(outstanding)
             self.dispatch()
 
-    def _forget(self, outstanding: Outstanding) -> None:
+    def _forget(self, outstanding: InFlightBatch) -> None:
         del self._pending[outstanding.name]
         self._outstanding -= 1
-        self._forecast.gone(outstanding.run_s)
+        self._estimator.gone(outstanding.run_s)
         self.link.withdraw(self.release, outstanding.name)
         if outstanding.places:
-            self._parked.append((self._clock() + self._rest_s, outstanding.places))
+            self._quarantined_slices.append((self._clock() + self._rest_s, outstanding.places))
             self._ticking.add(self)
 
-    def put_again(self, outstanding: Outstanding, why: str = LOST) -> None:
+    def put_again(self, outstanding: InFlightBatch, why: str = LOST) -> None:
         """A batch was lost, or nobody could read it: what still waits in it is put as a new one.
 
         `why`: what its requests are told when that has happened too often.
@@ -570,7 +570,7 @@ class Lane:
         self._fail(left, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
         self.dispatch()
 
-    def give_up(self, outstanding: Outstanding) -> None:
+    def give_up(self, outstanding: InFlightBatch) -> None:
         """A worker died with a batch: each of its requests is tried alone. One that a worker dies of again is at fault."""
         if not self.link.connected:
             return
@@ -587,7 +587,7 @@ class Lane:
                 self._put([request], self._clock(), SUSPECT)
         self.dispatch()
 
-    def refuse(self, outstanding: Outstanding, reason: str) -> None:
+    def refuse(self, outstanding: InFlightBatch, reason: str) -> None:
         """Redis would not take the batch."""
         self._fail(outstanding.requests, Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1))
         self._forget(outstanding)
@@ -606,12 +606,12 @@ class Lane:
             self.expire(now)
             self.dispatch()
         self._tallies.waiting(self.batcher.count, self.batcher.rows)
-        while self._parked and self._parked[0][0] <= now:
-            self._packer.free(self._parked.pop(0)[1])
+        while self._quarantined_slices and self._quarantined_slices[0][0] <= now:
+            self._packer.free(self._quarantined_slices.pop(0)[1])
         if self.refused_until and self.refused_until <= now:
             with suppress(Failure):
                 self._check_refused()
-        if not self.batcher.count and not self._parked and not self.refused_until:
+        if not self.batcher.count and not self._quarantined_slices and not self.refused_until:
             self._ticking.discard(self)
 
     def close(self) -> None:

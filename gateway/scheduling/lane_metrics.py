@@ -8,45 +8,45 @@ from bisect import bisect_left, bisect_right
 from services.errors import Code
 from services.metrics import catalogue, inference
 from services.metrics.inference import FAILED, REASONS, Field, Reason
-from services.metrics.registry import Counter, Sums, Tally
+from services.metrics.registry import Counter, CounterVector, MetricsRegistry
 from services.model.manifest import Manifest
 from services.wire.batch import ReplyHeader
 
 
-class LaneTallies:
+class LaneMetrics:
     """Series of one version in one pool, and of its release."""
 
-    def __init__(self, tally: Tally, manifest: Manifest) -> None:
-        self._tally = tally
+    def __init__(self, registry: MetricsRegistry, manifest: Manifest) -> None:
+        self._registry = registry
         version = str(manifest.version)
         self._labels = (manifest.model, version, manifest.config.pool)
         self._off = False
         self._outcome = (manifest.model, version)
         self._release = (manifest.model, version, manifest.release)
-        self._seconds = tally.histogram(catalogue.REQUEST_SECONDS, *self._labels)
-        self._queue_wait = tally.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
-        self._ok = tally.counter(catalogue.REQUESTS, *self._outcome, "ok")
-        self._batches_ok = tally.counter(catalogue.BATCHES, *self._labels, "ok")
-        self._batches_failed = tally.counter(catalogue.BATCHES, *self._labels, "failed")
-        self._sums = tally.sums(inference.REQUESTS, *self._release)
-        self._last = tally.latest(inference.LAST, *self._release)
-        self._runs: dict[int, Sums] = {}
-        self.refused_full: Counter = tally.counter(catalogue.REFUSED, "lane_full")
-        self.refused_late: Counter = tally.counter(catalogue.REFUSED, "deadline")
-        self.segment_bytes: Counter = tally.counter(catalogue.SEGMENT_BYTES, "gateway_out")
-        self._waiting = tally.gauge(catalogue.LANE_ROWS, *self._labels)
-        self._pending = tally.gauge(inference.PENDING, *self._release)
-        self.refused = tally.gauge(catalogue.VERSION_REFUSED, *self._labels)
-        self.instances = tally.gauge(catalogue.INSTANCES_READY, *self._labels)
+        self._seconds = registry.histogram(catalogue.REQUEST_SECONDS, *self._labels)
+        self._queue_wait = registry.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
+        self._ok = registry.counter(catalogue.REQUESTS, *self._outcome, "ok")
+        self._batches_ok = registry.counter(catalogue.BATCHES, *self._labels, "ok")
+        self._batches_failed = registry.counter(catalogue.BATCHES, *self._labels, "failed")
+        self._sums = registry.sums(inference.REQUESTS, *self._release)
+        self._last = registry.latest(inference.LAST, *self._release)
+        self._runs: dict[int, CounterVector] = {}
+        self.refused_full: Counter = registry.counter(catalogue.REFUSED, "lane_full")
+        self.refused_late: Counter = registry.counter(catalogue.REFUSED, "deadline")
+        self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
+        self._waiting = registry.gauge(catalogue.LANE_ROWS, *self._labels)
+        self._pending = registry.gauge(inference.PENDING, *self._release)
+        self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
+        self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
 
     def batching_off(self, off: bool) -> None:
         """Whether requests of the version share no runs although it says that they may."""
         if off is not self._off:
             self._off = off
             if off:
-                self._tally.gauge(catalogue.BATCHING_OFF, *self._outcome).set(1)
+                self._registry.gauge(catalogue.BATCHING_OFF, *self._outcome).set(1)
             else:
-                self._tally.remove(catalogue.BATCHING_OFF, *self._outcome)
+                self._registry.remove(catalogue.BATCHING_OFF, *self._outcome)
 
     def waiting(self, requests: int, rows: int) -> None:
         """So many wait now."""
@@ -70,7 +70,7 @@ class LaneTallies:
             sums = self._runs.get(rows)
             if sums is None:
                 label = inference.rows_label(rows)
-                sums = self._runs[rows] = self._tally.sums(inference.RUNS, *self._release, label)
+                sums = self._runs[rows] = self._registry.sums(inference.RUNS, *self._release, label)
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
     def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
@@ -110,15 +110,15 @@ class LaneTallies:
     def failed(self, code: Code, seconds: float, reason: Reason | None = None) -> None:
         self._seconds.observe(seconds)
         self._sums.add_to(Field.FAIL_S, seconds)
-        self.turned_away(code, reason)
+        self.record_rejection(code, reason)
 
-    def turned_away(self, code: Code, reason: Reason | None = None) -> None:
+    def record_rejection(self, code: Code, reason: Reason | None = None) -> None:
         """An outcome without a time: how fast mistakes are refused says nothing about how long answers take."""
-        self._tally.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
+        self._registry.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 
     def close(self) -> None:
         self.batching_off(False)
         for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
-            self._tally.remove(metric, *self._labels)
-        self._tally.remove(inference.PENDING, *self._release)
+            self._registry.remove(metric, *self._labels)
+        self._registry.remove(inference.PENDING, *self._release)

@@ -8,30 +8,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.scheduling.admission import Admission
-from gateway.scheduling.coalescing import Pressure
-from gateway.scheduling.contention import Neighbours
+from gateway.scheduling.coalescing import CpuPressure
+from gateway.scheduling.contention import Contention
 from gateway.scheduling.quarantine import Quarantine
 from gateway.scheduling.traces import Traces
-from services.queue.producer_link import PoolLink
+from services.queue.producer_link import ProducerLink
 
 if TYPE_CHECKING:
-    from gateway.scheduling.in_flight import Outstanding
+    from gateway.scheduling.in_flight import InFlightBatch
     from gateway.scheduling.lane import Lane
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class PoolContext:
     """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop;
     `later`: after so many seconds.
 
     `rows_waiting_max`: of each lane. `batch_bytes_max`: requests that bring more together share no batch; `reply_bytes_max`:
     nor do rows whose outputs are known to be larger together. `spin_s_max`: how long at most the event loop turns for a
-    reply. `blame`: counts against a release what it did, by a name of that. `rest_s`: how long shared memory rests that a frozen worker might still write to. `ticking`: lanes with something
+    reply. `circuit_breaker`: counts against a release what it did, by a name of that. `rest_s`: how long shared memory rests that a frozen worker might still write to. `ticking`: lanes with something
     that time changes; idle lanes cost nothing.
     """
 
-    link: PoolLink
-    pending: dict[str, Outstanding]
+    link: ProducerLink
+    pending: dict[str, InFlightBatch]
     admission: Admission
     quarantine: Quarantine
     rows_waiting_max: int
@@ -40,10 +40,10 @@ class Shared:
     soon: Callable[[Callable[[], None]], object]
     later: Callable[[float, Callable[[int], None], int], object]
     clock: Callable[[], float] = time.monotonic
-    pressure: Pressure = field(default_factory=Pressure)
-    neighbours: Neighbours = field(default_factory=Neighbours)
+    pressure: CpuPressure = field(default_factory=CpuPressure)
+    contention: Contention = field(default_factory=Contention)
     traces: Traces = field(default_factory=Traces)
     batch_bytes_max: int = 64 << 20
     reply_bytes_max: int = 256 << 20
     ticking: set[Lane] = field(default_factory=set)
-    blame: Callable[[str, str], None] = lambda _release, _about: None
+    circuit_breaker: Callable[[str, str], None] = lambda _release, _about: None

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.scheduling.circuit_breaker import Blame
-from gateway.scheduling.in_flight import Outstanding
+from gateway.scheduling.circuit_breaker import CircuitBreaker
+from gateway.scheduling.in_flight import InFlightBatch
 from gateway.scheduling.lane import Lane
 from services.errors import Failure
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.queue.death_notices import Death
 from services.queue.keys import InstanceKeys
-from services.queue.producer_link import PoolLink
+from services.queue.producer_link import ProducerLink
 from services.queue.scripts import ATTEMPTS_MAX, script
 from services.queue.url import RedisAddress
 from services.wire.batch import ReplyHeader, Unreadable, decode_reply
@@ -27,32 +27,34 @@ NOT_READ = "no worker of this version can read what this gateway sends: restart 
 TICK_S = 0.02
 
 
-class Exchange:
+class Producer:
     """`lanes` gives all lanes, for the agents that look after them."""
 
-    def __init__(self, address: RedisAddress, keys: InstanceKeys, gateway: str, tally: Tally, lease_ms: int) -> None:
-        self.pending: dict[str, Outstanding] = {}
+    def __init__(
+        self, address: RedisAddress, keys: InstanceKeys, gateway: str, registry: MetricsRegistry, lease_ms: int
+    ) -> None:
+        self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
         self.ticking: set[Lane] = set()  # those that `Lane.tick` has something to do for
         self._address = address
         self._keys = keys
         self._gateway = gateway
         self._lease_ms = lease_ms
-        self._links: dict[str, PoolLink] = {}
+        self._links: dict[str, ProducerLink] = {}
         self._agents: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tally = tally
-        self.blame = Blame(self._links.get, lambda: self.lanes(), tally)  # noqa: PLW0108 - others set it later
-        self._duplicates = tally.counter(catalogue.DUPLICATE_REPLIES)
-        self._reconnects = tally.counter(catalogue.REDIS_RECONNECTS)
-        self._sent = tally.counter(catalogue.REDIS_BYTES, "gateway_out")
-        self._received = tally.counter(catalogue.REDIS_BYTES, "gateway_in")
+        self._registry = registry
+        self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - others set it later
+        self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
+        self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS)
+        self._sent = registry.counter(catalogue.REDIS_BYTES, "gateway_out")
+        self._received = registry.counter(catalogue.REDIS_BYTES, "gateway_in")
 
-    async def link(self, pool: str) -> PoolLink:
+    async def link(self, pool: str) -> ProducerLink:
         """The link to a pool, connected. Raises OSError, Failure or what Redis answers to a first connection."""
         link = self._links.get(pool)
         if link is None:
-            link = PoolLink(
+            link = ProducerLink(
                 self._address,
                 self._keys.pool(pool),
                 self._gateway,
@@ -78,7 +80,7 @@ class Exchange:
         for task in (*self._agents, *self._tasks):
             task.cancel()
         await asyncio.gather(*self._agents, *self._tasks, return_exceptions=True)
-        await self.blame.stop()
+        await self.circuit_breaker.stop()
         for link in self._links.values():
             await link.stop()
 
@@ -109,7 +111,7 @@ class Exchange:
         else:
             outstanding.lane.resolve(outstanding, header, inline)
 
-    async def _fetch_blob(self, outstanding: Outstanding, header: ReplyHeader) -> None:
+    async def _fetch_blob(self, outstanding: InFlightBatch, header: ReplyHeader) -> None:
         link = outstanding.lane.link
         try:
             blob = await link.take_blob(header.blob)
@@ -153,7 +155,7 @@ class Exchange:
             outstanding.lane.link.drop_blob(name)
             outstanding.lane.refuse(outstanding, str(reply))
 
-    async def _load_and_put(self, outstanding: Outstanding) -> None:
+    async def _load_and_put(self, outstanding: InFlightBatch) -> None:
         try:
             await outstanding.lane.link.load_scripts()
         except Exception as error:
@@ -195,7 +197,7 @@ class Exchange:
                 except Exception as error:
                     log.warning("looking after the queue of pool %s failed: %s", pool, error)
                 await self.reclaim(pool)
-                await self.blame.look(pool)
+                await self.circuit_breaker.look(pool)
 
     async def reclaim(self, pool: str, death: Death | None = None) -> None:
         """Take back the leases of silent workers of a pool, or of one that died."""
@@ -221,7 +223,7 @@ class Exchange:
                 again,
                 dead,
             )
-            self._tally.counter(catalogue.RECLAIMED, pool).add(again + dead)
+            self._registry.counter(catalogue.RECLAIMED, pool).add(again + dead)
 
 
 def _reclaimed(death: Death) -> tuple[str | int, ...]:

@@ -19,7 +19,7 @@ from services.model.manifest import ModelConfig, QueuePolicy
 RETRY_AFTER_S = 0.1
 
 
-class Waiting:
+class QueueRules:
     """Of a version for which `needed`. One gateway's."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -70,7 +70,7 @@ class Waiting:
             if not self._counts[request.level]:
                 del self._counts[request.level]
 
-    def goes_on(self, request: Request, now: float) -> bool:
+    def requeue_as_delayed(self, request: Request, now: float) -> bool:
         """Whether a request that left at the end of its wait is to wait again, behind all others."""
         if now >= request.answer_by or self._policy_of(request).timeout_action != "delay":
             return False

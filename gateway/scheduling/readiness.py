@@ -33,7 +33,7 @@ PROBE_BYTES_MAX = 4 << 20
 REST = 20  # times as long as its run a canary rests: a large model is not kept busy with them
 
 
-class Canary:
+class ReadinessProbe:
     """`lanes`: of the serving versions. `connected`: whether Redis takes batches. `workers`: how many live.
 
     `drain`: whether the gateway is leaving.

@@ -13,24 +13,24 @@ from typing import NamedTuple
 
 from gateway.catalog.labels import Labels
 from gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
-from gateway.connection.reply_budget import Outbound
-from gateway.protocols.v2.decode import Decoder
-from gateway.protocols.v2.encode import Encoder
+from gateway.connection.reply_budget import ReplyBudget
+from gateway.protocols.v2.decode import V2Decoder
+from gateway.protocols.v2.encode import V2Encoder
 from gateway.protocols.v2.responder import RestResponder
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.lane import Lane
-from gateway.scheduling.lane_metrics import LaneTallies
+from gateway.scheduling.lane_metrics import LaneMetrics
 from gateway.scheduling.packer import Packer
-from gateway.scheduling.pool_context import Shared
-from gateway.scheduling.producer import Exchange
+from gateway.scheduling.pool_context import PoolContext
+from gateway.scheduling.producer import Producer
 from gateway.scheduling.quarantine import Quarantine
 from gateway.scheduling.traces import Traces
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits
-from gateway.tensors.output_options import Extensions, Memory
+from gateway.tensors.output_options import ClientRegions, Extensions
 from services.errors import Failure, not_found
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.model.manifest import Manifest
 from services.model.profile import Profile
 from services.segments.pool import SegmentPool
@@ -50,52 +50,52 @@ TURN_MODELS = 16
 Path = tuple[str, str | None]
 
 
-class Route(NamedTuple):
+class ModelRoute(NamedTuple):
     """A version that takes requests: where they wait, how to read them, how to write replies of v2 REST."""
 
     lane: Lane
     plans: InputPlans
     extensions: Extensions
-    decoder: Decoder
+    decoder: V2Decoder
     responder: RestResponder
     timeout_s: float
 
 
-class Lanes:
+class Router:
     """`host`: the token of the host whose workers share memory with this gateway.
 
-    `labels`: reads the class names of a version. `memory`: of clients. `outbound`: the reply budget.
+    `labels`: reads the class names of a version. `memory`: of clients. `reply_budget`: the reply budget.
     """
 
     def __init__(
         self,
         settings: Settings,
-        exchange: Exchange,
+        producer: Producer,
         admission: Admission,
         segments: SegmentPool | None,
-        tally: Tally,
+        registry: MetricsRegistry,
         host: str,
         labels: Callable[[Manifest], Labels],
-        memory: Memory,
-        outbound: Outbound,
+        memory: ClientRegions,
+        reply_budget: ReplyBudget,
     ) -> None:
-        self.routes: Mapping[Path, Route] = {}
+        self.routes: Mapping[Path, ModelRoute] = {}
         self.traces = Traces()
         self._settings = settings
-        self._exchange = exchange
+        self._producer = producer
         self._admission = admission
         self._segments = segments
-        self._tally = tally
+        self._registry = registry
         self._host = host
         self._labels = labels
         self._memory = memory
-        self._outbound = outbound
+        self._reply_budget = reply_budget
         self.quarantine = Quarantine(
-            tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined")
+            registry.gauge(catalogue.QUARANTINED), registry.counter(catalogue.REFUSED, "quarantined")
         )
-        self._shared: dict[str, Shared] = {}  # by pool
-        self._by_release: dict[str, Route] = {}
-        self._routes_of: dict[str, dict[Path, Route]] = {}  # by model
+        self._shared: dict[str, PoolContext] = {}  # by pool
+        self._by_release: dict[str, ModelRoute] = {}
+        self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
         self.serving: list[Lane] = []  # of the versions that answer requests that name none
         self._unreadable: dict[str, str] = {}  # release -> why its label files cannot be read
@@ -139,9 +139,9 @@ class Lanes:
             lane.close()
             self._closed.append(lane)
 
-    async def _routes(self, model: ModelView) -> tuple[dict[Path, Route], bool]:
+    async def _routes(self, model: ModelView) -> tuple[dict[Path, ModelRoute], bool]:
         """The paths of a model's loaded versions, and whether these are all: others are tried again at the next call."""
-        routes: dict[Path, Route] = {}
+        routes: dict[Path, ModelRoute] = {}
         whole = True
         for number, view in model.versions.items():
             if not view.loaded:
@@ -155,7 +155,7 @@ class Lanes:
             routes[model.name, None] = routes[model.name, str(model.serving)]
         return routes, whole
 
-    async def _route(self, view: VersionView) -> Route:
+    async def _route(self, view: VersionView) -> ModelRoute:
         manifest = view.manifest
         route = self._by_release.get(manifest.release)
         if route is None:
@@ -166,20 +166,20 @@ class Lanes:
                 manifest,
                 shared,
                 Packer(manifest.signature, self._segments, self._settings.segment_tensor_bytes_min),
-                LaneTallies(self._tally, manifest),
+                LaneMetrics(self._registry, manifest),
             )
             bytes_max = self._settings.body_bytes_max
             limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
             plans = InputPlans(manifest.model, manifest.signature, rows_max, limits)
             labels = await self._labels_of(manifest) if manifest.config.labels else {}
             extensions = Extensions(manifest.signature, labels, self._memory, bytes_max)
-            route = Route(
+            route = ModelRoute(
                 lane,
                 plans,
                 extensions,
-                Decoder(plans, bytes_max, extensions),
+                V2Decoder(plans, bytes_max, extensions),
                 RestResponder(
-                    Encoder(manifest.model, manifest.version, manifest.signature, extensions), self._outbound
+                    V2Encoder(manifest.model, manifest.version, manifest.signature, extensions), self._reply_budget
                 ),
                 manifest.config.timeout_ms_default / 1000,
             )
@@ -195,15 +195,15 @@ class Lanes:
             self._unreadable[manifest.release] = failure.message
             return {}
 
-    async def _shared_of(self, pool: str) -> Shared:
+    async def _shared_of(self, pool: str) -> PoolContext:
         if pool not in self._shared:
-            self._shared[pool] = Shared(
-                await self._exchange.link(pool),
-                self._exchange.pending,
+            self._shared[pool] = PoolContext(
+                await self._producer.link(pool),
+                self._producer.pending,
                 self._admission,
                 self.quarantine,
                 self._settings.queue_rows_max,
-                self._settings.spin_us_max / 1e6,
+                self._settings.busy_poll_us_max / 1e6,
                 REST_LEASES * self._settings.lease_ms / 1000,
                 asyncio.get_running_loop().call_soon,
                 asyncio.get_running_loop().call_later,
@@ -211,8 +211,8 @@ class Lanes:
                 batch_bytes_max=self._settings.body_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
-                ticking=self._exchange.ticking,
-                blame=partial(self._exchange.blame.count_soon, pool),
+                ticking=self._producer.ticking,
+                circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
             )
         return self._shared[pool]
 
@@ -231,7 +231,7 @@ class Lanes:
         alone = bool(view.verdict.batching_off)
         lane.place(len(ready), profile, rows, shared=shared, failed=failed, batch_format=batch_format, alone=alone)
 
-    def find(self, model: str, version: str | None) -> Route:
+    def find(self, model: str, version: str | None) -> ModelRoute:
         """The route of a path; where it is not in `routes` as it is written, its version may have leading zeros.
 
         Raises Failure, in the reference's words, where there is none.
@@ -247,5 +247,5 @@ class Lanes:
         return route
 
 
-def _releases(routes: Mapping[Path, Route]) -> set[str]:
+def _releases(routes: Mapping[Path, ModelRoute]) -> set[str]:
     return {route.lane.release for route in routes.values()}

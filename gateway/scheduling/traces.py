@@ -27,7 +27,7 @@ from services.model.signature import TensorSpec
 from services.wire.batch import ReplyHeader
 
 if TYPE_CHECKING:
-    from gateway.scheduling.in_flight import Outstanding
+    from gateway.scheduling.in_flight import InFlightBatch
 
 ELEMENTS_MAX = 16_384  # of a tensor in a trace; of larger ones the shape alone is told
 ELEMENTS_BYTES_MAX = 256 << 10  # of a BYTES tensor in a trace, likewise
@@ -112,7 +112,7 @@ class Traces:
     def batch(
         self,
         manifest: Manifest,
-        outstanding: Outstanding,
+        outstanding: InFlightBatch,
         header: ReplyHeader,
         live: Sequence[Request],
         outputs: Outputs | None,

@@ -18,20 +18,20 @@ from services.model.datatypes import BYTES
 from services.model.signature import Signature
 
 
-class Target(Protocol):
+class OutputTarget(Protocol):
     """A part of a client's memory that a result is written to."""
 
     def write(self, data: bytes | memoryview, output: str) -> None:
         """Raises Failure(INVALID) when it is too small for the result."""
 
 
-class Memory(Protocol):
+class ClientRegions(Protocol):
     """The registered memory of clients (gateway.triton.shared_memory)."""
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of a region, copied. Raises Failure."""
 
-    def place(self, name: str, offset: int, size_bytes: int) -> Target:
+    def place(self, name: str, offset: int, size_bytes: int) -> OutputTarget:
         """Where a result may go. Raises Failure."""
 
 
@@ -43,18 +43,18 @@ class Span(NamedTuple):
     size_bytes: int
 
 
-class Ask(NamedTuple):
+class OutputOption(NamedTuple):
     """`classes`: so many of the best ones in place of the tensor; 0: the tensor. `target`: where it goes; None: the reply."""
 
     classes: int = 0
-    target: Target | None = None
+    target: OutputTarget | None = None
 
 
 class Extensions:
     """Of one release. `labels`: class names by output. `memory` None: not to be had here."""
 
     def __init__(
-        self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: Memory | None, bytes_max: int
+        self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: ClientRegions | None, bytes_max: int
     ) -> None:
         self._signature = signature
         #: class names of each output; () where there are none
@@ -62,17 +62,17 @@ class Extensions:
         self._memory = memory
         self._bytes_max = bytes_max
 
-    def ask(self, index: int, classes: int, span: Span | None) -> Ask | None:
+    def ask(self, index: int, classes: int, span: Span | None) -> OutputOption | None:
         """Check what is asked of output `index` (in the signature's order). None: nothing. Raises Failure(INVALID)."""
         spec = self._signature.outputs[index]
         if classes and span is not None:
             raise invalid(f"shared memory can't be used with classification for output '{spec.name}'")
         if classes:
             check_classifiable(spec)
-            return Ask(classes=classes)
+            return OutputOption(classes=classes)
         if span is None:
             return None
-        return Ask(target=self._registered().place(*span))
+        return OutputOption(target=self._registered().place(*span))
 
     def read(self, plan: InputPlan, extent: Extent, span: Span) -> InputTensor:
         """The input that lies in `span`, copied and checked. Raises Failure."""
@@ -88,7 +88,7 @@ class Extensions:
         """The best classes of output `index` as BYTES."""
         return classify(output, classes, self.labels[index], batching=self._signature.batching)
 
-    def _registered(self) -> Memory:
+    def _registered(self) -> ClientRegions:
         if self._memory is None:
             raise Failure(Code.UNSUPPORTED, "client shared memory is not enabled on this server")
         return self._memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.protocols.http.deps import Catalog
+from gateway.protocols.http.deps import ModelCatalog
 from services.errors import Code, Failure
 from services.model.manifest import Manifest
 from services.wire.records import InstanceRecord, State
@@ -23,7 +23,7 @@ class Trial:
 
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: ModelCatalog,
         ready_s_max: float = READY_S_MAX,
         worker_s_max: float = WORKER_S_MAX,
         unloaded_s_max: float = UNLOADED_S_MAX,

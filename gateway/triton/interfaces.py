@@ -72,7 +72,7 @@ class IndexEntry:
     reason: str = ""
 
 
-class Control(Protocol):
+class ModelLoader(Protocol):
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """What the repository holds; `ready`: only what answers requests."""
 
@@ -111,7 +111,7 @@ class Region:
     size_bytes: int
 
 
-class ClientMemory(Protocol):
+class MemoryRegistry(Protocol):
     """Raises Failure(UNSUPPORTED) unless the server allows clients' shared memory."""
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gateway.protocols.http.deps import Catalog
+from gateway.protocols.http.deps import ModelCatalog
 from gateway.triton import index
 from gateway.triton.await_ready import Trial
 from gateway.triton.candidates import Candidate, manifest_of
@@ -57,13 +57,13 @@ class _Source(NamedTuple):
     kept: Sequence[Manifest] = ()  # versions that need no check: they serve as they were uploaded
 
 
-class RepositoryControl:
+class RepositoryLoader:
     """ports.Control. `folders`: the model repositories that are served in place."""
 
     def __init__(
         self,
         repository: Repository,
-        catalog: Catalog,
+        catalog: ModelCatalog,
         settings: Settings,
         trial: Trial | None = None,
         answering: Callable[[str], bool] = lambda _release: True,

@@ -52,7 +52,7 @@ class _Registration(NamedTuple):
         return [region.key, region.offset, region.size_bytes, *self.file, self.token]
 
 
-class _Opened:
+class _OpenFile:
     """The file behind a region; closed when nobody uses it any more, also if it was unregistered before."""
 
     def __init__(self, region: Region, path: Path) -> None:
@@ -72,10 +72,10 @@ class _Opened:
         return (found.st_dev, found.st_ino) != self.file
 
 
-class Target:
+class RegionTarget:
     """A part of a region that a result is written to."""
 
-    def __init__(self, opened: _Opened, offset: int, size_bytes: int) -> None:
+    def __init__(self, opened: _OpenFile, offset: int, size_bytes: int) -> None:
         self._opened = opened
         self._at = opened.region.offset + offset
         self.size_bytes = size_bytes
@@ -111,7 +111,7 @@ class ClientMemory:
         self._allowed = allowed
         self._seen: dict[str, Any] | None = None
         self._regions: dict[str, _Registration] = {}
-        self._open: dict[str, tuple[_Registration, _Opened]] = {}
+        self._open: dict[str, tuple[_Registration, _OpenFile]] = {}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
         """Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
@@ -160,11 +160,11 @@ class ClientMemory:
             raise _outside(opened.region)
         return data
 
-    def place(self, name: str, offset: int, size_bytes: int) -> Target:
+    def place(self, name: str, offset: int, size_bytes: int) -> RegionTarget:
         """Where a result may go. Raises Failure(INVALID): no such region, or outside of its bounds."""
-        return Target(self._find(name, offset, size_bytes), offset, size_bytes)
+        return RegionTarget(self._find(name, offset, size_bytes), offset, size_bytes)
 
-    def _find(self, name: str, offset: int, size_bytes: int) -> _Opened:
+    def _find(self, name: str, offset: int, size_bytes: int) -> _OpenFile:
         self._check_allowed()
         registration = self._known().get(name)
         if registration is None:
@@ -186,14 +186,14 @@ class ClientMemory:
         if not self._allowed:
             raise Failure(Code.UNSUPPORTED, _DISABLED)
 
-    def _opened_of(self, region: Region) -> _Opened:
+    def _opened_of(self, region: Region) -> _OpenFile:
         name = region.key.removeprefix("/")
         if not name or "/" in name or "\0" in name or name in {".", ".."} or len(name) > NAME_CHARACTERS_MAX:
             raise invalid(f"'{region.key[:NAME_CHARACTERS_MAX]}' is no name of shared memory")
         if name.startswith((_RESERVED, self._own)):
             raise invalid(f"shared memory of the name '{region.key}' is reserved")
         try:
-            opened = _Opened(region, self._folder / name)
+            opened = _OpenFile(region, self._folder / name)
             status = os.fstat(opened.fd)
         except (OSError, ValueError) as error:
             reason = (isinstance(error, OSError) and error.strerror) or str(error)

@@ -14,20 +14,20 @@ from gateway.catalog.snapshot import Snapshot, VersionView, shown, version_numbe
 from gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from services.errors import Failure, invalid
 from services.metrics.inference import Field, Recorded, recorded
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 
 
 class MachineStatistics:
     """`snapshot`: what is served now."""
 
-    def __init__(self, tally: Tally, snapshot: Callable[[], Snapshot]) -> None:
-        self._tally = tally
+    def __init__(self, registry: MetricsRegistry, snapshot: Callable[[], Snapshot]) -> None:
+        self._registry = registry
         self._snapshot = snapshot
 
     async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
         """Of one version, of all loaded versions of a model, or of all models. Raises Failure(INVALID)."""
         views = loaded(self._snapshot(), model, version)
-        known = recorded(await asyncio.to_thread(self._tally.totals))
+        known = recorded(await asyncio.to_thread(self._registry.totals))
         return [_statistics(view, known.get(view.manifest.release, Recorded())) for view in views]
 
 

@@ -24,7 +24,7 @@ from services.cli.commands.push import push
 from services.cli.commands.restart import restart
 from services.cli.commands.serve import serve
 from services.cli.commands.up import up
-from services.cli.options import Endpoint, Key, Url
+from services.cli.options import Key, ServerAddress, Url
 from services.errors import Failure
 from services.process.printable import printable
 
@@ -41,7 +41,7 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def shared(context: typer.Context, url: Url = None, key: Key = None) -> None:
-    context.obj = Endpoint(url or "", key)
+    context.obj = ServerAddress(url or "", key)
     if context.invoked_subcommand is None:
         # The help goes to the terminal by itself; what is returned is empty.
         context.get_help()

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
-from services.cli.options import Endpoint
+from services.cli.options import ServerAddress
 from services.errors import Code, Failure, invalid
 
 CHUNK_BYTES = 256 << 10
@@ -28,7 +28,7 @@ class Api:
     Proxies of the environment are not used: what the endpoint's URL says is where requests go.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: ServerAddress) -> None:
         self.endpoint = endpoint
         headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
         self._client = httpx.AsyncClient(

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.tensors import Array, decode, encode, fit, from_data, made_up
+from services.cli.tensors import Array, decode, encode, fit, from_data, random_input
 from services.errors import Code, Failure, invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class EncodedRequest:
     """A request's body; `header_bytes`: length of the JSON before its tensors, None for a body of JSON alone."""
 
     body: bytes
@@ -33,7 +33,7 @@ class Answer:
     outputs: dict[str, Array]
 
 
-def call_of(metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_outputs: bool = True) -> Call:
+def call_of(metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_outputs: bool = True) -> EncodedRequest:
     """A request with binary tensors. Raises Failure(INVALID) if the arrays are not what the model takes.
 
     Which inputs may be left out only the endpoint knows; it says so if one is missing.
@@ -52,12 +52,12 @@ def call_of(metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_out
         tensor = {"name": name, "shape": list(array.shape), "datatype": spec["datatype"], "parameters": parameters}
         inputs.append(tensor)
     header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": binary_outputs}}).encode()
-    return Call(b"".join([header, *raws]), len(header))
+    return EncodedRequest(b"".join([header, *raws]), len(header))
 
 
-def made_up_call(metadata: dict[str, Any], rows: int, random: np.random.Generator) -> Call:
+def made_up_call(metadata: dict[str, Any], rows: int, random: np.random.Generator) -> EncodedRequest:
     """A request with `rows` rows of random values."""
-    arrays = {spec["name"]: made_up(spec["datatype"], spec["shape"], rows, random) for spec in metadata["inputs"]}
+    arrays = {spec["name"]: random_input(spec["datatype"], spec["shape"], rows, random) for spec in metadata["inputs"]}
     return call_of(metadata, arrays)
 
 

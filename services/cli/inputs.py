@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.infer_codec import Call, call_of
+from services.cli.infer_codec import EncodedRequest, call_of
 from services.cli.tensors import Array, from_data
 from services.errors import Failure, invalid
 
@@ -31,7 +31,7 @@ def read(source: str) -> bytes:
         raise invalid(f"--input {source}: {error.strerror or error}") from error
 
 
-def call_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bool) -> Call:
+def call_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bool) -> EncodedRequest:
     """A request from what was read; what it is is told by its first bytes. Raises Failure(INVALID)."""
     if content.startswith((_NPY, _ZIP)):
         return call_of(metadata, _arrays(content, metadata), binary_outputs=binary_outputs)
@@ -40,7 +40,7 @@ def call_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bool)
     except ValueError as error:
         raise invalid(f"the input is neither JSON nor .npy nor .npz: {error}") from error
     if isinstance(document, dict) and "inputs" in document:
-        return Call(content, None)
+        return EncodedRequest(content, None)
     if isinstance(document, dict):
         given = document
     else:

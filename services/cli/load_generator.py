@@ -22,7 +22,7 @@ ANSWER_S_MAX = 60.0
 
 
 @dataclass(slots=True)
-class Tally:
+class LoadTotals:
     """What happened so far: seconds of each answered request, in order of their answers, and answers by status."""
 
     seconds: array[float] = field(default_factory=lambda: array("d"))
@@ -30,7 +30,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where a load goes, and the bytes of one request (`of` with another body makes another)."""
 
     host: str
@@ -39,7 +39,7 @@ class Target:
     request: bytes
 
     @classmethod
-    def of(cls, url: str, path: str, body: bytes, header_bytes: int | None) -> Target:
+    def of(cls, url: str, path: str, body: bytes, header_bytes: int | None) -> LoadTarget:
         """A POST of `body` to `path` below `url`. `header_bytes`: as in `Call`."""
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -66,20 +66,20 @@ class Source(Protocol):
 class _Repeated:
     """One request again and again, for a while."""
 
-    def __init__(self, request: bytes, until: float, tally: Tally) -> None:
+    def __init__(self, request: bytes, until: float, totals: LoadTotals) -> None:
         self._request = request
         self._until = until
-        self._tally = tally
+        self._totals = totals
 
     def take(self) -> tuple[int, bytes] | None:
         return None if time.perf_counter() >= self._until else (0, self._request)
 
     def answered(self, number: int, status: int, body: bytes, seconds: float) -> None:
-        self._tally.seconds.append(seconds)
-        self._tally.statuses[status] += 1
+        self._totals.seconds.append(seconds)
+        self._totals.statuses[status] += 1
 
 
-class _Connection(asyncio.Protocol):
+class _LoadConnection(asyncio.Protocol):
     def __init__(self, source: Source) -> None:
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.drained = False  # nothing more to send
@@ -146,7 +146,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
 
 
-async def drive(target: Target, source: Source, connections: int, seconds_max: float) -> float:
+async def drive(target: LoadTarget, source: Source, connections: int, seconds_max: float) -> float:
     """Send what `source` has over `connections`; returns the seconds it took, last answers included.
 
     Raises Failure(UNAVAILABLE) if the endpoint cannot be reached or does not answer within `seconds_max`.
@@ -157,7 +157,7 @@ async def drive(target: Target, source: Source, connections: int, seconds_max: f
         drained = False
         while not drained:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: _Connection(source), target.host, target.port, ssl=target.tls
+                lambda: _LoadConnection(source), target.host, target.port, ssl=target.tls
             )
             await connection.closed
             drained = connection.drained
@@ -172,7 +172,7 @@ async def drive(target: Target, source: Source, connections: int, seconds_max: f
     return time.perf_counter() - started
 
 
-async def load(target: Target, connections: int, seconds: float, tally: Tally) -> float:
+async def load(target: LoadTarget, connections: int, seconds: float, totals: LoadTotals) -> float:
     """Keep `connections` requests on their way for `seconds`; as `drive`."""
-    source = _Repeated(target.request, time.perf_counter() + seconds, tally)
+    source = _Repeated(target.request, time.perf_counter() + seconds, totals)
     return await drive(target, source, connections, seconds + ANSWER_S_MAX)

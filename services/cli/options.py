@@ -46,7 +46,7 @@ _OPTIONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ServerAddress:
     """A running Millstream and, where it wants one, the key of its admin API."""
 
     url: str
@@ -69,15 +69,15 @@ def load_settings(**overrides: Any) -> Any:
         raise invalid(f"{where}: {problem}") from None
 
 
-def endpoint(context: typer.Context, url: str | None, key: str | None) -> Endpoint:
+def endpoint(context: typer.Context, url: str | None, key: str | None) -> ServerAddress:
     """Where a command goes: its own options, those before the command's name, the environment, the home."""
-    shared = context.obj if isinstance(context.obj, Endpoint) else Endpoint("")
+    shared = context.obj if isinstance(context.obj, ServerAddress) else ServerAddress("")
     settings = load_settings()
     secret = settings.admin_key.get_secret_value() if settings.admin_key else None
     found = url or shared.url or settings.url or _url_of_home(settings.home) or URL_DEFAULT
     if not found.startswith(("http://", "https://")):
         raise invalid(f"--url {found}: write http://HOST:PORT or https://HOST")
-    return Endpoint(found.rstrip("/"), key or shared.key or secret)
+    return ServerAddress(found.rstrip("/"), key or shared.key or secret)
 
 
 def _url_of_home(home: Any) -> str | None:
@@ -87,4 +87,4 @@ def _url_of_home(home: Any) -> str | None:
         return None
 
 
-__all__ = ["Endpoint", "Failure", "Json", "Key", "Name", "Url", "Version", "endpoint", "load_settings"]
+__all__ = ["Failure", "Json", "Key", "Name", "ServerAddress", "Url", "Version", "endpoint", "load_settings"]

@@ -49,7 +49,7 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ServedModel:
     """A model that serves. `pushed`: it was uploaded just now. `seconds`: one inference of one row, there and back."""
 
     name: str
@@ -94,7 +94,7 @@ async def ready(api: Api) -> bool:
     return True
 
 
-async def place_all(api: Api, models: Sequence[Preload], pool: str) -> AsyncIterator[Placed | Missing]:
+async def place_all(api: Api, models: Sequence[Preload], pool: str) -> AsyncIterator[ServedModel | Missing]:
     """Have models served, one after the other. One that cannot be, or takes long, stops neither the others nor the start."""
     deadline = time.monotonic() + MODELS_S_MAX
     for model in models:
@@ -107,7 +107,7 @@ async def place_all(api: Api, models: Sequence[Preload], pool: str) -> AsyncIter
                 yield placed
 
 
-async def place(api: Api, model: Preload, pool: str, deadline: float) -> Placed | None:
+async def place(api: Api, model: Preload, pool: str, deadline: float) -> ServedModel | None:
     """Have a model served, and try it once; None for an example whose name is taken.
 
     A file that is there already, by its digest, is not pushed again. `pool`: which one serves it if it is pushed.
@@ -125,7 +125,7 @@ async def place(api: Api, model: Preload, pool: str, deadline: float) -> Placed 
         document = await api.push(model.name, model.path, config=config)
     version = document["version"]
     await _ready(api, model.name, version, deadline)
-    return Placed(model.name, version, not same, await _canary(api, model.name, version, deadline))
+    return ServedModel(model.name, version, not same, await _canary(api, model.name, version, deadline))
 
 
 async def _known(api: Api, name: str) -> list[dict[str, Any]]:

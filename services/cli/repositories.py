@@ -23,7 +23,7 @@ PATIENCE_S = 60.0  # after which nobody waits for what is still loading
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PreloadPlan:
     """What `millstream up` has in place before it is ready."""
 
     models: Sequence[Preload]
@@ -31,7 +31,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class RepositoryModel:
     """A model of a repository. `failure`: why it is not served. `unloaded`: somebody unloaded it, and it stays so."""
 
     name: str
@@ -49,7 +49,7 @@ def repositories(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-async def place(api: Api, folders: Sequence[Path], show: Callable[[Loaded], None]) -> None:
+async def place(api: Api, folders: Sequence[Path], show: Callable[[RepositoryModel], None]) -> None:
     """Load every model of `folders` that nobody unloaded, and forget those that are gone from them."""
     known = {model["name"]: model for model in await api.models()}
     there = [(folder, name) for folder in folders for name in await asyncio.to_thread(_names, folder)]
@@ -67,20 +67,20 @@ async def place(api: Api, folders: Sequence[Path], show: Callable[[Loaded], None
             show(loading.result())
         else:  # the endpoint goes on with it
             await cancel_all([loading])
-            show(Loaded(name, folder, failure=f"it is still loading after {PATIENCE_S + SET_ASIDE_S:g} s"))
+            show(RepositoryModel(name, folder, failure=f"it is still loading after {PATIENCE_S + SET_ASIDE_S:g} s"))
 
     await asyncio.gather(*(one(folder, name) for folder, name in there))
 
 
-async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None) -> Loaded:
+async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None) -> RepositoryModel:
     if known is not None and known["unloaded"]:
-        return Loaded(name, folder, unloaded=True)
+        return RepositoryModel(name, folder, unloaded=True)
     try:
         await api.load(name, wait_s=LOAD_S_MAX, retry=False)
         model = await api.model(name)
     except Failure as failure:
-        return Loaded(name, folder, failure=failure.message)
-    return Loaded(name, folder, tuple(version["version"] for version in model["versions"]))
+        return RepositoryModel(name, folder, failure=failure.message)
+    return RepositoryModel(name, folder, tuple(version["version"] for version in model["versions"]))
 
 
 def _names(folder: Path) -> list[str]:

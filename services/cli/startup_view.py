@@ -16,9 +16,9 @@ from rich.console import Console
 from services.cli import preload, repositories
 from services.cli.client import Api
 from services.cli.commands.demo import number
-from services.cli.options import Endpoint
-from services.cli.preload import EXAMPLE, Missing, Placed
-from services.cli.repositories import Loaded, Wanted
+from services.cli.options import ServerAddress
+from services.cli.preload import EXAMPLE, Missing, ServedModel
+from services.cli.repositories import PreloadPlan, RepositoryModel
 from services.cli.terminal import duration, escape, results
 from services.supervisor.plan import Running
 
@@ -26,11 +26,11 @@ from services.supervisor.plan import Running
 class Terminal:
     """For people. What children complain about comes in between, one line each."""
 
-    def __init__(self, wanted: Wanted, key: str | None) -> None:
+    def __init__(self, wanted: PreloadPlan, key: str | None) -> None:
         self._wanted = wanted
         self._key = key
         self._console: Console = results()
-        self._placed: list[Placed] = []
+        self._placed: list[ServedModel] = []
 
     def say(self, line: str) -> None:
         # A terminal that was closed is no reason to stop serving.
@@ -40,11 +40,11 @@ class Terminal:
     async def prepare(self, running: Running) -> None:
         self._show(running)
         with self._working("starting"):
-            async with Api(Endpoint(running.local_url, self._key)) as api:
+            async with Api(ServerAddress(running.local_url, self._key)) as api:
                 await preload.live(api)
                 await repositories.place(api, self._wanted.repositories, self._show_loaded)
                 async for one in preload.place_all(api, self._wanted.models, _pool(running)):
-                    if isinstance(one, Placed):
+                    if isinstance(one, ServedModel):
                         self._placed.append(one)
                         self._show_model(one)
                     else:
@@ -81,7 +81,7 @@ class Terminal:
             count = "1 worker" if workers == 1 else f"{workers} workers"
             console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
 
-    def _show_model(self, placed: Placed) -> None:
+    def _show_model(self, placed: ServedModel) -> None:
         how = "" if placed.pushed else ", was there"
         self._console.print(
             f"[dim]model[/]      {escape(placed.name)} version {placed.version}{how}, answers in "
@@ -93,7 +93,7 @@ class Terminal:
             f"[dim]model[/]      {escape(missing.name)} [red]is not served[/]: {escape(missing.reason)}"
         )
 
-    def _show_loaded(self, loaded: Loaded) -> None:
+    def _show_loaded(self, loaded: RepositoryModel) -> None:
         name = escape(loaded.name)
         if loaded.failure is not None:
             self._console.print(f"[dim]model[/]      {name} [red]is not served[/]: {escape(loaded.failure)}")
@@ -117,7 +117,7 @@ class Terminal:
 class Lines:
     """For scripts: one JSON object a line."""
 
-    def __init__(self, wanted: Wanted, key: str | None) -> None:
+    def __init__(self, wanted: PreloadPlan, key: str | None) -> None:
         self._wanted = wanted
         self._key = key
 
@@ -137,18 +137,18 @@ class Lines:
                 "threads": running.threads,
             }
         )
-        async with Api(Endpoint(running.local_url, self._key)) as api:
+        async with Api(ServerAddress(running.local_url, self._key)) as api:
             await preload.live(api)
             await repositories.place(api, self._wanted.repositories, self._show_loaded)
             async for one in preload.place_all(api, self._wanted.models, _pool(running)):
-                if isinstance(one, Placed):
+                if isinstance(one, ServedModel):
                     self._print({"event": "model", "name": one.name, "version": one.version, "pushed": one.pushed})
                 else:
                     self._print({"event": "model", "name": one.name, "error": one.reason})
             if not await preload.ready(api):
                 self.say("no model answers yet")
 
-    def _show_loaded(self, loaded: Loaded) -> None:
+    def _show_loaded(self, loaded: RepositoryModel) -> None:
         versions = list(loaded.versions)
         said = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
         self._print(said | ({"error": loaded.failure} if loaded.failure is not None else {}))

@@ -76,7 +76,7 @@ def fit(array: Array, shape: list[int], name: str) -> Array:
     return array
 
 
-def made_up(datatype: str, shape: list[int], rows: int, random: np.random.Generator) -> Array:
+def random_input(datatype: str, shape: list[int], rows: int, random: np.random.Generator) -> Array:
     """An input for a load or a canary: `rows` rows of random values that are harmless as indices, too."""
     sizes = [DIMENSION_MADE_UP if size < 0 else size for size in shape]
     if shape and shape[0] < 0:

@@ -33,10 +33,10 @@ class Culprits:
     Blocking: call it in a thread.
     """
 
-    def __init__(self, run_dir: Path, models_dir: Path, runs_dir: Path) -> None:
+    def __init__(self, run_dir: Path, repository_dir: Path, runs_dir: Path) -> None:
         self._run_dir = run_dir
         self._runs_dir = runs_dir
-        self._models_dir = models_dir
+        self._models_dir = repository_dir
         self._repository: FolderRepository | None = None
         self._out_of_memory = out_of_memory_kills()
 

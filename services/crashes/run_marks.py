@@ -23,7 +23,7 @@ from services.settings import Settings
 PAGE_BYTES = 8192
 
 
-class Run(NamedTuple):
+class FatalRun(NamedTuple):
     """A run that its worker did not survive. `lane`: the release; "": it ran nothing. `batches`: empty if there were too
     many to note.
     """
@@ -76,7 +76,7 @@ def runs_dir(settings: Settings) -> Path:
     return memory / f"{shm_prefix(settings)}.runs"
 
 
-def take(folder: Path, worker: str) -> Run | None:
+def take(folder: Path, worker: str) -> FatalRun | None:
     """The run that a dead worker did not survive; None if that is not known. Its mark is removed."""
     path = folder / worker
     try:
@@ -87,9 +87,9 @@ def take(folder: Path, worker: str) -> Run | None:
     except OSError:
         return None
     if not page or page[0] != 1:
-        return Run("", ())
+        return FatalRun("", ())
     lane, *batches = page[1:].partition(b"\0")[0].decode(errors="replace").split("\n")
-    return Run(lane, tuple(filter(None, batches)))
+    return FatalRun(lane, tuple(filter(None, batches)))
 
 
 def left_behind(folder: Path, name: str) -> list[str]:

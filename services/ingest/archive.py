@@ -49,7 +49,7 @@ class Member(NamedTuple):
     data: IO[bytes] | None
 
 
-class _Opened(Protocol):
+class _OpenArchive(Protocol):
     def __call__(self, upload: Path) -> Iterator[Member]: ...
 
 
@@ -80,7 +80,7 @@ def unpack(upload: Path, source: Path, bytes_max: int) -> Path:
     return _model_of(source)
 
 
-def _kind(upload: Path) -> _Opened | None:
+def _kind(upload: Path) -> _OpenArchive | None:
     with upload.open("rb") as file:
         head = file.read(512)
     if head.startswith(_ZIP_MAGIC):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.ingest.model_io import Port
+from services.ingest.model_io import ModelTensor
 from services.ingest.trial_inputs import Probe, Style, draw, extreme_row, row_of
 from services.ingest.trial_memory import room_for
 from services.ingest.trial_session import Array, Session, TrialError
@@ -54,7 +54,9 @@ class Expected(NamedTuple):
         return self.rows - self.extreme
 
 
-def expect(session: Session, inputs: Sequence[Port], outputs: Sequence[Port], probe: Probe) -> list[Expected]:
+def expect(
+    session: Session, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], probe: Probe
+) -> list[Expected]:
     """Run rows of several styles alone; empty if none of the styles runs. Raises Contradiction."""
     expected: list[Expected] = []
     start = time.monotonic()
@@ -68,7 +70,7 @@ def expect(session: Session, inputs: Sequence[Port], outputs: Sequence[Port], pr
     return expected
 
 
-def check(session: Session, outputs: Sequence[Port], expected: Sequence[Expected], rows_max: int) -> None:
+def check(session: Session, outputs: Sequence[ModelTensor], expected: Sequence[Expected], rows_max: int) -> None:
     """Run the rows together, with at most `rows_max` in a batch. Raises Contradiction."""
     generator = np.random.default_rng(rows_max)
     start = time.monotonic()
@@ -95,7 +97,7 @@ def batch_sizes(rows_max: int) -> list[int]:
     return sorted({size for size in (*_SIZES, *doubled) if size < rows_max} | {rows_max})
 
 
-def constant_outputs(outputs: Sequence[Port], expected: Sequence[Expected]) -> list[str]:
+def constant_outputs(outputs: Sequence[ModelTensor], expected: Sequence[Expected]) -> list[str]:
     """Names of outputs that no trial changed: that they were the same in a batch says nothing."""
     return [
         port.name
@@ -108,7 +110,9 @@ def _varies(datatype: str, rows: Array) -> bool:
     return bool(rows.size) and bool(disagreeing_rows(datatype, rows, np.broadcast_to(rows[:1], rows.shape)))
 
 
-def _alone(session: Session, inputs: Sequence[Port], outputs: Sequence[Port], size: int, style: Style) -> Expected:
+def _alone(
+    session: Session, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor], size: int, style: Style
+) -> Expected:
     arrays = draw(inputs, _ROWS_MAX, size, style)
     start = time.monotonic()
     results = [session.run(row_of(arrays, 0))]
@@ -126,7 +130,7 @@ def _alone(session: Session, inputs: Sequence[Port], outputs: Sequence[Port], si
     return Expected(arrays, merged, bool(extreme), seconds)
 
 
-def _stacked(port: Port, rows: Sequence[Array]) -> Array:
+def _stacked(port: ModelTensor, rows: Sequence[Array]) -> Array:
     for array in rows:
         if array.shape[:1] != (1,):
             raise Contradiction(f"output {port.name!r} of one row has the shape {list(array.shape)}")
@@ -135,7 +139,7 @@ def _stacked(port: Port, rows: Sequence[Array]) -> Array:
     return np.concatenate(rows)
 
 
-def _compare(session: Session, outputs: Sequence[Port], trial: Expected, order: Array) -> bool:
+def _compare(session: Session, outputs: Sequence[ModelTensor], trial: Expected, order: Array) -> bool:
     """Run the rows of `trial` at the positions `order` together. False: there is no memory for so many."""
     rows = len(order)
     try:
@@ -155,7 +159,7 @@ def _compare(session: Session, outputs: Sequence[Port], trial: Expected, order: 
     return True
 
 
-def _difference(port: Port, rows: int) -> str:
+def _difference(port: ModelTensor, rows: int) -> str:
     if rows == 1:
         return f"output {port.name!r} differs between two runs on the same row"
     return f"output {port.name!r} of a row depends on the rows beside it, in a trial of {rows} rows"

@@ -20,7 +20,7 @@ from services.ingest.batch_rewrite import LEADING, with_variable_rows
 from services.ingest.batch_trials import Contradiction, Expected, check, constant_outputs, expect
 from services.ingest.external_data import link_files
 from services.ingest.independence import Proof, prove
-from services.ingest.model_io import Port
+from services.ingest.model_io import ModelTensor
 from services.ingest.trial_inputs import Probe, find_probe
 from services.ingest.trial_session import Array, Session, TrialError
 from services.model.manifest import Batching
@@ -39,8 +39,8 @@ class Subject(NamedTuple):
     path: Path
     files: list[str]
     compiled: Path | None
-    inputs: list[Port]
-    outputs: list[Port]
+    inputs: list[ModelTensor]
+    outputs: list[ModelTensor]
     rows_max: int
 
     @property
@@ -49,7 +49,7 @@ class Subject(NamedTuple):
         return [port.name for port in self.inputs]
 
 
-class Verdict(NamedTuple):
+class BatchingDecision(NamedTuple):
     """`served`: the file to serve. `observed`: outputs of a run on one row, None if none succeeded.
 
     `decision`: whether requests share runs, and why.
@@ -69,7 +69,7 @@ class _Unbatchable(Exception):
     """Why requests may not share a run, as the end of a sentence."""
 
 
-def decide(subject: Subject, wanted: bool | None) -> tuple[Verdict, Session]:
+def decide(subject: Subject, wanted: bool | None) -> tuple[BatchingDecision, Session]:
     """Load the model, analyse its graph, try it, and decide; returns the served file's session, too.
 
     Raises Failure(INVALID): it cannot be loaded, or `wanted` is impossible.
@@ -78,7 +78,9 @@ def decide(subject: Subject, wanted: bool | None) -> tuple[Verdict, Session]:
     probe, failure = _probe(session, subject.inputs)
     observed = probe.observed if probe else None
     if wanted is False:
-        return Verdict(subject.path, observed, Batching(decided="off", reason="the configuration says so")), session
+        return BatchingDecision(
+            subject.path, observed, Batching(decided="off", reason="the configuration says so")
+        ), session
     try:
         if _first_dimensions(subject, wanted):
             return _kept(subject, session, probe, failure, bool(wanted)), session
@@ -90,13 +92,13 @@ def decide(subject: Subject, wanted: bool | None) -> tuple[Verdict, Session]:
         if wanted:
             raise invalid(f"batching is not possible: {reason}") from reason
         why = str(reason)
-    alone = Verdict(
+    alone = BatchingDecision(
         subject.path, observed, Batching(decided="off", reason=why), (f"Requests run one at a time: {why}.",)
     )
     return alone, Session(subject.path, subject.inputs, subject.outputs)
 
 
-def usable(subject: Subject, verdict: Verdict, defaults: Sequence[Port]) -> list[Port]:
+def usable(subject: Subject, verdict: BatchingDecision, defaults: Sequence[ModelTensor]) -> list[ModelTensor]:
     """Those of `defaults`, inputs that the model has values for, that a request may bring.
 
     Of a version whose requests share runs each must have rows of its own: proven and tried as for the other inputs.
@@ -117,7 +119,7 @@ def usable(subject: Subject, verdict: Verdict, defaults: Sequence[Port]) -> list
     return offered
 
 
-def _probe(session: Session, inputs: Sequence[Port]) -> tuple[Probe | None, str]:
+def _probe(session: Session, inputs: Sequence[ModelTensor]) -> tuple[Probe | None, str]:
     try:
         return find_probe(session, inputs), ""
     except TrialError as error:
@@ -145,7 +147,7 @@ def _first_dimensions(subject: Subject, wanted: bool | None) -> bool:
     return not fixed
 
 
-def _check_symbols(inputs: Sequence[Port], wanted: bool | None) -> None:
+def _check_symbols(inputs: Sequence[ModelTensor], wanted: bool | None) -> None:
     symbols = {port.dims[0]: port.name for port in inputs if isinstance(port.dims[0], str)}
     for port in inputs:
         if inner := symbols.keys() & set(port.dims[1:]):
@@ -157,7 +159,7 @@ def _check_symbols(inputs: Sequence[Port], wanted: bool | None) -> None:
         )
 
 
-def _kept(subject: Subject, session: Session, probe: Probe | None, failure: str, wanted: bool) -> Verdict:
+def _kept(subject: Subject, session: Session, probe: Probe | None, failure: str, wanted: bool) -> BatchingDecision:
     """The verdict on the file as it is. Raises _Unbatchable, Contradiction."""
     proof = prove(subject.model, subject.names)
     if not proof.proven and not wanted:
@@ -166,11 +168,13 @@ def _kept(subject: Subject, session: Session, probe: Probe | None, failure: str,
         expected = _expected(session, subject, probe)
         check(session, subject.outputs, expected, subject.rows_max)
         notes = _constant(subject, expected)
-        return Verdict(subject.path, probe.observed, _decision(proof), (*_requested(proof), *notes))
+        return BatchingDecision(subject.path, probe.observed, _decision(proof), (*_requested(proof), *notes))
     if not wanted:
         raise _Unbatchable(f"{_NO_TRIAL} ({failure})")
     note = f"Requests share runs because the configuration says so; {_NO_TRIAL} ({failure})."
-    return Verdict(subject.path, None, Batching(decided="requested", reason=f"{_NO_TRIAL} ({failure})"), (note,))
+    return BatchingDecision(
+        subject.path, None, Batching(decided="requested", reason=f"{_NO_TRIAL} ({failure})"), (note,)
+    )
 
 
 def _leadings(subject: Subject, probe: Probe | None, failure: str, wanted: bool) -> list[int]:
@@ -186,7 +190,7 @@ def _leadings(subject: Subject, probe: Probe | None, failure: str, wanted: bool)
 
 def _rewritten(
     subject: Subject, leadings: Collection[int], expected: Sequence[Expected], observed: list[Array] | None
-) -> tuple[Verdict, Session]:
+) -> tuple[BatchingDecision, Session]:
     """The verdict on the first rewrite that agrees with the original. Raises _Unbatchable."""
     assert subject.compiled is not None
     reason = _Unbatchable("no rewrite was tried")
@@ -204,7 +208,7 @@ def _rewritten(
         proven = "as the graph proves" if proof.proven else "in all trials"
         note = f"The fixed batch of 1 was made variable; {proven}, each row's outputs equal the original's."
         notes = (note, *_requested(proof), *_constant(subject, expected))
-        return Verdict(served, observed, _decision(proof), notes), session
+        return BatchingDecision(served, observed, _decision(proof), notes), session
     raise reason
 
 

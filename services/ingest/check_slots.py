@@ -16,7 +16,7 @@ CHECKS_BESIDE_MAX = 8  # with those that take long
 SET_ASIDE_S = 5.0
 
 
-class Turns:
+class CheckSlots:
     """The places for checks. `set_aside_s`: how long a check keeps its own."""
 
     def __init__(self, set_aside_s: float = SET_ASIDE_S) -> None:
@@ -45,9 +45,9 @@ class Turns:
         self._places.release()
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, CheckSlots] = WeakKeyDictionary()
 
 
 def turn() -> AbstractAsyncContextManager[None]:
     """The right to run a check in this process: hold it with `async with` meanwhile."""
-    return _turns.setdefault(asyncio.get_running_loop(), Turns()).turn()
+    return _turns.setdefault(asyncio.get_running_loop(), CheckSlots()).turn()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from services.errors import Code, Failure, invalid
 from services.ingest.archive import unpack
-from services.ingest.report import MESSAGE_CHARACTERS_MAX, UPLOAD, Checked, CheckReport, CheckTask, Refused
+from services.ingest.report import MESSAGE_CHARACTERS_MAX, UPLOAD, Checked, CheckReport, CheckTask, Rejection
 from services.repository.disk import storage_failure
 from services.sandbox.confine import confine
 
@@ -65,7 +65,7 @@ def _report(task: CheckTask) -> CheckReport:
         _confine(task)
     except OSError as error:
         message = f"the sandbox of the model check cannot be set up: {error}; `millstream doctor` says what is missing"
-        return CheckReport(outcome=Refused(code=Code.INTERNAL, message=_one_line(message)))
+        return CheckReport(outcome=Rejection(code=Code.INTERNAL, message=_one_line(message)))
     try:
         return CheckReport(outcome=_check(task))
     except Failure as failure:
@@ -82,7 +82,7 @@ def _report(task: CheckTask) -> CheckReport:
         refusal = storage_failure(error, task.folder)
     except Exception as error:  # a library that trips over a model trips over what its author made
         refusal = invalid(f"the model cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
-    return CheckReport(outcome=Refused(code=refusal.code, message=_one_line(refusal.message)))
+    return CheckReport(outcome=Rejection(code=refusal.code, message=_one_line(refusal.message)))
 
 
 def _check(task: CheckTask) -> Checked:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import onnx
 
-from services.ingest.batching_decision import Subject, Verdict, decide, usable
+from services.ingest.batching_decision import BatchingDecision, Subject, decide, usable
 from services.ingest.external_data import external_files
 from services.ingest.graph import read_model
-from services.ingest.model_io import Dim, Port, in_order, read_defaults, read_ports, specs
+from services.ingest.model_io import Dim, ModelTensor, in_order, read_defaults, read_ports, specs
 from services.ingest.onnx_checks import check_operators, check_structure, check_versions
 from services.ingest.report import Checked, CheckTask
 from services.ingest.trial_session import Array, Session
@@ -67,12 +67,12 @@ def _rehearsed(task: CheckTask, session: Session, signature: Signature, *, tried
     return f"No made-up input runs, so only requests will show whether the model works: {untried}."
 
 
-def _observed(outputs: Sequence[Port], verdict: Verdict) -> list[tuple[Port, Array | None]]:
+def _observed(outputs: Sequence[ModelTensor], verdict: BatchingDecision) -> list[tuple[ModelTensor, Array | None]]:
     arrays: Sequence[Array | None] = verdict.observed or [None] * len(outputs)
     return list(zip(outputs, arrays, strict=True))
 
 
-def _as_seen(port: Port, array: Array | None) -> Port:
+def _as_seen(port: ModelTensor, array: Array | None) -> ModelTensor:
     """The port with its declared dimensions, as far as a run does not contradict them."""
     if array is None:
         return port

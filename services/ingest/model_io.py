@@ -43,7 +43,7 @@ _DATATYPES: dict[int, str] = {
 }
 
 
-class Port(NamedTuple):
+class ModelTensor(NamedTuple):
     """An input or output of the model file."""
 
     name: str
@@ -52,22 +52,22 @@ class Port(NamedTuple):
     optional: bool = False
 
 
-def read_defaults(model: onnx.ModelProto) -> list[Port]:
+def read_defaults(model: onnx.ModelProto) -> list[ModelTensor]:
     """Inputs that a caller may leave out, since the model has a value for them. What v2 cannot say is not offered."""
-    found: list[Port] = []
+    found: list[ModelTensor] = []
     for value in default_inputs(model):
         with suppress(Failure):
             found.append(_port(value, "input", set())._replace(optional=True))
     return found
 
 
-def in_order(model: onnx.ModelProto, ports: Iterable[Port]) -> list[Port]:
+def in_order(model: onnx.ModelProto, ports: Iterable[ModelTensor]) -> list[ModelTensor]:
     """Inputs in the order in which the graph lists them."""
     places = {value.name: place for place, value in enumerate(model.graph.input)}
     return sorted(ports, key=lambda port: places[port.name])
 
 
-def read_ports(model: onnx.ModelProto) -> tuple[list[Port], list[Port]]:
+def read_ports(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelTensor]]:
     """The model's inputs (those without a stored value) and outputs. Raises Failure(INVALID) for what v2 cannot say."""
     stored = fixed_inputs(model.graph)
     zipmaps = {name for node in nodes(model) if node.op_type == "ZipMap" for name in node.output}
@@ -81,7 +81,7 @@ def read_ports(model: onnx.ModelProto) -> tuple[list[Port], list[Port]]:
     return inputs, outputs
 
 
-def _check_bounds(ports: Sequence[Port]) -> None:
+def _check_bounds(ports: Sequence[ModelTensor]) -> None:
     """Refuse what every gateway and worker would have to carry along for each request, or could not make at all."""
     if len(ports) > TENSORS_MAX:
         raise invalid(f"the model has {len(ports)} inputs and outputs: at most {TENSORS_MAX} can be served")
@@ -102,19 +102,19 @@ def _shown(dims: Sequence[Dim]) -> list[int]:
     return [dim if isinstance(dim, int) else -1 for dim in dims]
 
 
-def specs(ports: Iterable[Port], *, batching: bool) -> tuple[TensorSpec, ...]:
+def specs(ports: Iterable[ModelTensor], *, batching: bool) -> tuple[TensorSpec, ...]:
     """What a signature shows of `ports`: -1 for variable dimensions, and for the rows when `batching`."""
     return tuple(
         TensorSpec(name=p.name, datatype=p.datatype, shape=_shape(p, batching), optional=p.optional) for p in ports
     )
 
 
-def _shape(port: Port, batching: bool) -> tuple[int, ...]:
+def _shape(port: ModelTensor, batching: bool) -> tuple[int, ...]:
     shape = tuple(dim if isinstance(dim, int) else -1 for dim in port.dims)
     return (-1, *shape[1:]) if batching else shape
 
 
-def _port(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> Port:
+def _port(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         if value.name in zipmaps:
@@ -135,7 +135,7 @@ def _port(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> Port:
             f"{what} {value.name!r} has no shape: run onnx.shape_inference.infer_shapes on the model, or set it; "
             "variable sizes are fine"
         )
-    return Port(value.name, datatype, tuple(_dim(dim) for dim in tensor.shape.dim))
+    return ModelTensor(value.name, datatype, tuple(_dim(dim) for dim in tensor.shape.dim))
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:

@@ -88,7 +88,7 @@ class Checked(BaseModel):
         return self
 
 
-class Refused(BaseModel):
+class Rejection(BaseModel):
     """Why a model is not served: the code and message of a Failure."""
 
     model_config = ConfigDict(frozen=True)
@@ -102,4 +102,4 @@ class CheckReport(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    outcome: Checked | Refused
+    outcome: Checked | Rejection

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.ingest.model_io import Dim, Port
+from services.ingest.model_io import Dim, ModelTensor
 from services.ingest.trial_session import Array, Session, TrialError
 from services.model.agreement import FLOATS, as_float
 from services.model.datatypes import BYTES, NUMPY
@@ -46,7 +46,7 @@ class Probe(NamedTuple):
     observed: list[Array]
 
 
-def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
+def find_probe(session: Session, inputs: Sequence[ModelTensor]) -> Probe:
     """The first size of variable dimensions, and style of values, that run.
 
     Raises TrialError with the first reason; with one of memory only if nothing failed for another reason.
@@ -67,7 +67,7 @@ def find_probe(session: Session, inputs: Sequence[Port]) -> Probe:
     raise min(reasons, key=lambda reason: reason.memory, default=TrialError("its inputs are too large to try"))
 
 
-def shape_of(port: Port, rows: int, size: int) -> tuple[int, ...]:
+def shape_of(port: ModelTensor, rows: int, size: int) -> tuple[int, ...]:
     """The port's shape with `rows` rows and variable dimensions of `size`; a fixed first dimension stays for one row."""
     fixed = tuple(_size_of(dim, size) for dim in port.dims)
     if not fixed or (rows == 1 and isinstance(port.dims[0], int)):
@@ -85,13 +85,13 @@ def _size_of(dim: Dim, size: int) -> int:
     return sum(min(int(term), size) if term.isdigit() else size for term in terms)
 
 
-def draw(inputs: Sequence[Port], rows: int, size: int, style: Style) -> list[Array]:
+def draw(inputs: Sequence[ModelTensor], rows: int, size: int, style: Style) -> list[Array]:
     """Random inputs; the same for the same arguments. Text is arrays of str, BF16 its bits in uint16."""
     generator = np.random.default_rng([rows, size, list(Style).index(style)])
     return [_draw(port.datatype, shape_of(port, rows, size), style, generator) for port in inputs]
 
 
-def extreme_row(inputs: Sequence[Port], arrays: Sequence[Array]) -> list[Array]:
+def extreme_row(inputs: Sequence[ModelTensor], arrays: Sequence[Array]) -> list[Array]:
     """A row like the first of `arrays`, but of huge floats and long text: it must not change the rows beside it."""
     return [_extreme(port.datatype, array[:1]) for port, array in zip(inputs, arrays, strict=True)]
 

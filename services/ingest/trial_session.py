@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from services.errors import invalid
-from services.ingest.model_io import Port
+from services.ingest.model_io import ModelTensor
 from services.ingest.onnx_checks import is_memory, reason
 from services.model.datatypes import BYTES
 from services.model.signature import Signature
@@ -31,7 +31,7 @@ class TrialError(Exception):
 class Session:
     """Runs the model at `path`. Text is arrays of str here; BF16 is its bits in uint16."""
 
-    def __init__(self, path: Path, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+    def __init__(self, path: Path, inputs: Sequence[ModelTensor], outputs: Sequence[ModelTensor]) -> None:
         self._inputs = inputs
         self._outputs = outputs
         variable = any(not isinstance(dim, int) for port in inputs for dim in port.dims[1:])
@@ -77,7 +77,7 @@ def _options(*, memory_pattern: bool) -> Any:
     return options
 
 
-def _fed(port: Port, array: Array) -> Any:
+def _fed(port: ModelTensor, array: Array) -> Any:
     if port.datatype == "BF16":
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
     return array
@@ -90,7 +90,7 @@ def _fed_by_worker(datatype: str, array: Array) -> Any:
         except UnicodeDecodeError as error:
             raise TrialError("text that is not UTF-8") from error
         return np.array(texts, dtype=object).reshape(array.shape)
-    return _fed(Port("", datatype, ()), np.ascontiguousarray(array).reshape(array.shape))
+    return _fed(ModelTensor("", datatype, ()), np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _value(fed: Any) -> Any:

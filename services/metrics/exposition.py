@@ -15,17 +15,17 @@ from prometheus_client.utils import floatToGoString
 
 from services.metrics.catalogue import CATALOGUE, Kind, Metric
 from services.metrics.merge import Totals
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Shape = tuple[str, str, int, int]
 
 
-class TallyCollector(Collector):
+class RegistryCollector(Collector):
     """The merged series of a tally, as families of the catalogue; series that it does not know are left out."""
 
-    def __init__(self, tally: Tally, catalogue: Sequence[Metric] = CATALOGUE) -> None:
-        self._tally = tally
+    def __init__(self, registry: MetricsRegistry, catalogue: Sequence[Metric] = CATALOGUE) -> None:
+        self._registry = registry
         self._catalogue = catalogue
 
     def describe(self) -> Iterable[Family]:
@@ -34,28 +34,28 @@ class TallyCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """Read the files and yield every family that has a series."""
-        rows = rows_of(self._tally.totals())
+        rows = rows_of(self._registry.totals())
         for metric in self._catalogue:
             mine = rows.get(shape_of(metric))
             if mine:
                 yield family(metric, sorted(mine))
 
 
-def registry(tally: Tally) -> CollectorRegistry:
-    """A registry over `tally`, with the figures of the operating system when it is of this process alone.
+def prometheus_registry(registry: MetricsRegistry) -> CollectorRegistry:
+    """A registry over `registry`, with the figures of the operating system when it is of this process alone.
 
     Of several processes prometheus_client could only show whichever answers, so they are left out then.
     """
     collectors = CollectorRegistry()
-    collectors.register(TallyCollector(tally))
-    if tally.directory is None:
+    collectors.register(RegistryCollector(registry))
+    if registry.directory is None:
         ProcessCollector(registry=collectors)
     return collectors
 
 
-def serve(port: int, tally: Tally, host: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:  # noqa: S104
+def serve(port: int, registry: MetricsRegistry, host: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:  # noqa: S104
     """Answer scrapes from a thread of this process. Stop it with `shutdown` and `server_close`. Raises OSError."""
-    return start_http_server(port, addr=host, registry=registry(tally))
+    return start_http_server(port, addr=host, registry=prometheus_registry(registry))
 
 
 def shape_of(metric: Metric) -> Shape:

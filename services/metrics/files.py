@@ -22,7 +22,7 @@ from pathlib import Path
 
 from services.metrics.catalogue import Kind
 from services.metrics.merge import Totals
-from services.metrics.read_cache import Readings
+from services.metrics.read_cache import ReadCache
 from services.metrics.record import Key, records
 
 VALUES_SUFFIX = ".values"
@@ -60,7 +60,7 @@ def claim(directory: Path, role: str) -> tuple[int, Path]:
             new.unlink(missing_ok=True)
 
 
-def read(directory: Path, readings: Readings) -> Totals:
+def read(directory: Path, readings: ReadCache) -> Totals:
     """Everything that the processes of this folder counted, dead ones included. Raises OSError.
 
     `readings`: of the caller; what did not change since its last call is not parsed again.
@@ -143,7 +143,7 @@ def _alive(path: Path) -> bool:
         os.close(descriptor)
 
 
-def _merge_file(totals: Totals, path: Path, readings: Readings) -> None:
+def _merge_file(totals: Totals, path: Path, readings: ReadCache) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -15,7 +15,7 @@ class CpuTimes(NamedTuple):
     all: int
 
 
-class Memory(NamedTuple):
+class MachineMemory(NamedTuple):
     """Bytes of the machine's memory. `used`: what no program could have at once."""
 
     total: int
@@ -32,11 +32,11 @@ def cpu_times() -> CpuTimes:
     return CpuTimes(sum(ticks) - idle, sum(ticks))
 
 
-def memory() -> Memory:
+def memory() -> MachineMemory:
     """Zeros where there is no /proc."""
     try:
         lines = (line.partition(":") for line in _MEMINFO.read_text().splitlines())
         kib = {name: int(value.split()[0]) for name, _, value in lines if value}
-        return Memory(kib["MemTotal"] * 1024, (kib["MemTotal"] - kib["MemAvailable"]) * 1024)
+        return MachineMemory(kib["MemTotal"] * 1024, (kib["MemTotal"] - kib["MemAvailable"]) * 1024)
     except (OSError, ValueError, KeyError):
-        return Memory(0, 0)
+        return MachineMemory(0, 0)

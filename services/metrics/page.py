@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from services.metrics.catalogue import CATALOGUE, Metric
 from services.metrics.exposition import Rows, family, rows_of, shape_of
 from services.metrics.merge import Totals
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 
 _EOF = b"# EOF\n"
 #: Forms of the page that are remembered: Prometheus' own, and one more. A client may ask for any version of OpenMetrics.
@@ -30,7 +30,7 @@ _REST_S = 0.0005
 Encode = Callable[[Collector], bytes]
 
 
-class Sample(NamedTuple):
+class GaugeSample(NamedTuple):
     """A gauge of the moment of a page, which no process keeps."""
 
     metric: Metric
@@ -39,10 +39,10 @@ class Sample(NamedTuple):
 
 
 class MetricsPage:
-    """Renders the page over `tally`. For one thread at a time."""
+    """Renders the page over `registry`. For one thread at a time."""
 
-    def __init__(self, tally: Tally, catalogue: Sequence[Metric] = CATALOGUE) -> None:
-        self._tally = tally
+    def __init__(self, registry: MetricsRegistry, catalogue: Sequence[Metric] = CATALOGUE) -> None:
+        self._registry = registry
         self._catalogue = catalogue
         self._forms: dict[str, _Form] = {}  # by content type
 
@@ -50,7 +50,7 @@ class MetricsPage:
         self,
         accept: str | None,
         beside: Callable[[Totals, bool], str] = lambda *_: "",
-        moment: Iterable[Sample] = (),
+        moment: Iterable[GaugeSample] = (),
     ) -> tuple[bytes, str]:
         """The body and content type of a scrape. Reads files: call it off the event loop.
 
@@ -60,14 +60,14 @@ class MetricsPage:
             moment: gauges of this page alone.
         """
         encode, content_type = choose_encoder(accept or "")
-        totals = self._tally.totals()
+        totals = self._registry.totals()
         rows = rows_of(totals)
         for sample in moment:
             rows.setdefault(shape_of(sample.metric), []).append((sample.labels, [sample.value]))
         form = self._form(content_type, encode)
         parts = [part for metric in self._catalogue for part in form.lines(metric, rows.get(shape_of(metric), []))]
         openmetrics = content_type.startswith("application/openmetrics-text")
-        if self._tally.directory is None:  # of this process alone: with the figures of the operating system
+        if self._registry.directory is None:  # of this process alone: with the figures of the operating system
             parts.append(encode(_process()).removesuffix(_EOF))
         parts.append(beside(totals, openmetrics).encode())
         if openmetrics:

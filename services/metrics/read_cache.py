@@ -12,7 +12,7 @@ from services.metrics.record import CHUNK_BYTES, Key, has_series, parsed_chunk
 Series = tuple[Key, list[float]]
 
 
-class Readings:
+class ReadCache:
     """Remembers the series of each piece of each file. For one thread at a time."""
 
     def __init__(self) -> None:

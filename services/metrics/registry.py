@@ -1,6 +1,6 @@
 """Counters, gauges and histograms of one process, in memory that outlives it.
 
-    add / set / observe -> a float64 in a mapped file -> `Tally.totals`, with the files of the other processes
+    add / set / observe -> a float64 in a mapped file -> `MetricsRegistry.totals`, with the files of the other processes
 
 An update is one store into mapped memory: no lock, no system call, and nothing to flush when the process is killed.
 A series is written by one thread; making and removing series is safe from any.
@@ -20,7 +20,7 @@ from pathlib import Path
 from services.metrics import files
 from services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
 from services.metrics.merge import OTHER, Totals
-from services.metrics.read_cache import Readings
+from services.metrics.read_cache import ReadCache
 from services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -91,7 +91,7 @@ class Histogram:
         values[self._sum] += v * n
 
 
-class Sums:
+class CounterVector:
     """Several counters of one subject; `values[slot + field]` is for those who add to some of them only."""
 
     __slots__ = ("slot", "values")
@@ -111,10 +111,10 @@ class Sums:
         self.values[self.slot + field] += v
 
 
-_Series = Counter | Gauge | Histogram | Sums
+_Series = Counter | Gauge | Histogram | CounterVector
 
 
-class Tally:
+class MetricsRegistry:
     """The metrics of one process: in a file of `directory`, or with None in its own memory."""
 
     def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:
@@ -137,7 +137,7 @@ class Tally:
         if not self._chunks:
             self._grow()
         self._chunks[0][: len(MAGIC)] = MAGIC
-        self._readings = Readings()
+        self._readings = ReadCache()
         self._reading = threading.Lock()
         self._refused = self.counter(SERIES_REFUSED)
 
@@ -164,10 +164,10 @@ class Tally:
         assert isinstance(series, Histogram)
         return series
 
-    def sums(self, metric: Metric, *labels: str) -> Sums:
+    def sums(self, metric: Metric, *labels: str) -> CounterVector:
         """The sums with these label values, made if they are not there."""
         series = self._get(metric, labels)
-        assert isinstance(series, Sums)
+        assert isinstance(series, CounterVector)
         return series
 
     def latest(self, metric: Metric, *labels: str) -> Gauge:
@@ -287,5 +287,5 @@ def _object(metric: Metric, values: memoryview[float], slot: int) -> _Series:
     if metric.kind is Kind.HISTOGRAM:
         return Histogram(values, slot, metric.buckets)
     if metric.kind is Kind.SUMS:
-        return Sums(values, slot)
+        return CounterVector(values, slot)
     return Gauge(values, slot)

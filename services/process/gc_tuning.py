@@ -8,7 +8,7 @@ import gc
 THRESHOLDS = (50_000, 20, 50)
 
 
-def settle_garbage() -> None:
+def freeze_gc() -> None:
     """Call once everything that stays has been built."""
     gc.collect()
     gc.freeze()

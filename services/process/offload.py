@@ -18,7 +18,7 @@ APART_AT_ONCE_MAX = 2
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-async def apart(size_bytes: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_in_thread_if_large(size_bytes: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """`work(…)`, in a thread if it is about many bytes."""
     if size_bytes < APART_BYTES_MIN:
         return work(*args, **kwargs)

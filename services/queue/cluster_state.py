@@ -27,7 +27,7 @@ UPLOAD_LIFE_S = 5.0
 GATEWAY_LIFE_S = 3.0
 
 
-class Board:
+class ClusterState:
     """Every method raises Failure(UNAVAILABLE) while Redis is away. Until when something counts is on Redis' clock.
 
     `quiet_s`: without news for so long, Redis is asked whether it is still there, and has so long to say it.

@@ -12,7 +12,7 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.handshake import greeting, heed
+from services.queue.handshake import check_reply, greeting
 from services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
@@ -31,7 +31,7 @@ _STATE = (
 )
 
 
-class Refused(Failure):
+class CommandRefused(Failure):
     """Redis answered that it does not take this command: it has no memory, a limit is exceeded, access is denied."""
 
     def __init__(self, answer: str) -> None:
@@ -39,7 +39,7 @@ class Refused(Failure):
         self.answer = answer
 
 
-class Link:
+class ConsumerLink:
     """Commands and replies strictly alternate in order; not shared between threads.
 
     Every method raises Failure(UNAVAILABLE) when the connection is gone: close and open another.
@@ -54,7 +54,7 @@ class Link:
             raise Failure(Code.UNAVAILABLE, f"Redis at {address} is not reachable: {error}") from error
         try:
             for words in greeting(address):
-                heed(words, self.call(*words))
+                check_reply(words, self.call(*words))
         except Failure:
             self.close()
             raise
@@ -98,7 +98,7 @@ class Link:
     def receive(self, spin_s: float = 0.0) -> Any:
         """The reply to the earliest command without one. `spin_s`: so long it is looked for before this thread sleeps.
 
-        An error from Redis is a Failure too: `Refused` if it is about this command; else (a script that is gone, a server
+        An error from Redis is a Failure too: `CommandRefused` if it is about this command; else (a script that is gone, a server
         still loading) a new connection mends it.
         """
         reader = self._reader
@@ -114,7 +114,7 @@ class Link:
             answer = str(reply)
             if answer.startswith(_STATE):
                 raise Failure(Code.UNAVAILABLE, f"Redis answered: {answer}") from reply
-            raise Refused(answer) from reply
+            raise CommandRefused(answer) from reply
         return reply
 
     def _spin(self, seconds: float) -> bytes:

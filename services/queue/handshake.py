@@ -24,7 +24,7 @@ def greeting(address: RedisAddress) -> list[tuple[str, ...]]:
     return commands
 
 
-def heed(words: tuple[str, ...], reply: Any) -> None:
+def check_reply(words: tuple[str, ...], reply: Any) -> None:
     """What came back for a command of `greeting`. Raises Failure(UNAVAILABLE) if it is not the master that it was named."""
     if words == _ROLE and not is_master(reply):
         raise Failure(

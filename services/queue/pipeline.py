@@ -15,7 +15,7 @@ from typing import Any, cast
 import hiredis
 
 from services.errors import Code, Failure
-from services.queue.handshake import greeting, heed
+from services.queue.handshake import check_reply, greeting
 from services.queue.url import RedisAddress, locate_async
 
 log = logging.getLogger("millstream.queue")
@@ -126,7 +126,7 @@ async def connect(address: RedisAddress, on_lost: Callable[[], None] | None = No
         protocol = await _open(place, on_lost)
         try:
             for words in greeting(address):
-                heed(words, await protocol.call(*words))
+                check_reply(words, await protocol.call(*words))
         except BaseException:
             protocol.close()
             raise

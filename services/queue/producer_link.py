@@ -39,7 +39,7 @@ EPOCH_LIFE_S = 86_400
 BUFFERED_BYTES_MAX = 64 << 20
 
 
-class PoolLink:
+class ProducerLink:
     """Batches of one gateway to one pool.
 
     `on_reply(data)`: a reply. `on_restored(lost)`: connected; `lost` when Redis has none of what was put before.

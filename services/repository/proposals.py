@@ -39,7 +39,7 @@ class FolderProposals:
         self._locks = root / ".loading"
         self._changing = changing
 
-    def claim(self, model: str) -> Claim | None:
+    def claim(self, model: str) -> FolderClaim | None:
         """The right to load `model`, against all processes; None while somebody else has it. What the last owner left
         behind is withdrawn.
         """
@@ -48,7 +48,7 @@ class FolderProposals:
             descriptor = try_lock(self._locks / f"{check_name(model)}.lock")
         if descriptor is None:
             return None
-        claim = Claim(descriptor)
+        claim = FolderClaim(descriptor)
         try:
             if self.of(model):
                 self.withdraw(model)
@@ -162,7 +162,7 @@ class FolderProposals:
                     yield int(entry.name)
 
 
-class Claim:
+class FolderClaim:
     """The right to load a model; the kernel takes it back when its process dies."""
 
     def __init__(self, descriptor: int) -> None:

@@ -23,7 +23,7 @@ Tell = Callable[[Event], None]
 Handle = Callable[[Event, Tell], Awaitable[None]]
 
 
-class Control:
+class ControlSocket:
     """The supervisor's end. A command that goes away stops nothing: what was begun goes on."""
 
     def __init__(self, handle: Handle) -> None:

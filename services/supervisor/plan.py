@@ -113,7 +113,7 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "metrics_dir": metrics_dir_of(settings),
             "threads": threads_of(settings, cpus),
             # On a single core whoever looks keeps the one from running that is looked for.
-            "spin_us_max": settings.spin_us_max if cpus > 1 else 0,
+            "busy_poll_us_max": settings.busy_poll_us_max if cpus > 1 else 0,
             # A child that reaches its limit still has time to end by itself, and to say so.
             "drain_s": settings.drain_s * DRAIN_SHARE,
             # One port is not enough for several workers, nor for one and its replacement; the gateways show them all.

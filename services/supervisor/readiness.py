@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from services.errors import Code, Failure
-from services.queue.cluster_state import Board
+from services.queue.cluster_state import ClusterState
 from services.queue.keys import InstanceKeys
 from services.queue.url import RedisAddress
 from services.supervisor.child import Child
@@ -27,18 +27,18 @@ async def until_ready(old: Child, new: Child, address: RedisAddress, keys: Insta
         except TimeoutError as error:
             raise Failure(Code.UNAVAILABLE, f"it is not ready after {GATEWAY_S_MAX:g} s") from error
         return
-    board = Board(address, keys)
+    cluster_state = ClusterState(address, keys)
     try:
-        await _until_loaded(old, new, board)
+        await _until_loaded(old, new, cluster_state)
     finally:
-        await board.close()
+        await cluster_state.close()
 
 
-async def _until_loaded(old: Child, new: Child, board: Board) -> None:
+async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> None:
     seen: frozenset[str] | None = None
     since = time.monotonic()
     while True:
-        missing = behind(await _records(board), _id(old), _id(new))
+        missing = behind(await _records(cluster_state), _id(old), _id(new))
         if missing is not None and not missing:
             return
         if missing != seen:
@@ -49,9 +49,9 @@ async def _until_loaded(old: Child, new: Child, board: Board) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-async def _records(board: Board) -> Sequence[WorkerRecord]:
+async def _records(cluster_state: ClusterState) -> Sequence[WorkerRecord]:
     try:
-        return await board.workers()
+        return await cluster_state.workers()
     except Failure:
         return ()  # Redis is away: it comes back, or the time is over
 

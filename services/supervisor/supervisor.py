@@ -34,7 +34,7 @@ from services.queue.url import RedisAddress
 from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from services.supervisor import listener, machine, plan
 from services.supervisor.child import Child
-from services.supervisor.control import Control, Event, Tell
+from services.supervisor.control import ControlSocket, Event, Tell
 from services.supervisor.cpu_affinity import Cores, keep_apart
 from services.supervisor.lock import HomeLock
 from services.supervisor.plan import Entry, Program, Running
@@ -86,7 +86,7 @@ class Supervisor:
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
         self._told: set[asyncio.Task[bool]] = set()
-        self._control = Control(self._on_command)
+        self._control = ControlSocket(self._on_command)
         self._control_path: Path | None = None
         self._rolling: asyncio.Task[None] | None = None
         self._hung_up: asyncio.Task[None] | None = None
@@ -107,7 +107,7 @@ class Supervisor:
         self._lock.take()
         try:
             self._settings = self._settings.model_copy(update={"instance": instance_of(self._settings)})
-            self._culprits = Culprits(self._run_dir, self._settings.models_dir, runs_dir(self._settings))
+            self._culprits = Culprits(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
             self._handle_signals()
             await self._serve()
         finally:

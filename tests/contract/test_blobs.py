@@ -12,11 +12,11 @@ from pathlib import Path
 
 from services.errors import Code, Failure
 from services.queue.blob import PART_BYTES_MAX
-from services.queue.producer_link import PoolLink
+from services.queue.producer_link import ProducerLink
 from services.queue.url import RedisAddress
 from services.wire.batch import decode_reply
 from tests.kit.pool import Pool
-from workers.consumer import Exchange, Finished
+from workers.consumer import Consumer, Finished
 from workers.lease import Lease
 from workers.reply_limits import LOSSES_MAX
 
@@ -66,7 +66,7 @@ def test_a_gateway_sends_and_takes_any_blob_too(pool):
 
     async def there_and_back() -> tuple[bytes, bytes, list[object]]:
         answers: list[object] = []
-        link = PoolLink(
+        link = ProducerLink(
             pool.address, pool.keys, "g9", lambda _: None, lambda _: None, lambda _, reply: answers.append(reply)
         )
         await link.start()
@@ -111,7 +111,7 @@ def test_a_put_that_redis_has_no_memory_for_is_told_so(pool):
             if isinstance(reply, Exception):
                 refused.append(f"{name} {reply}")
 
-        link = PoolLink(pool.address, pool.keys, "g9", lambda _: None, lambda _: None, on_put)
+        link = ProducerLink(pool.address, pool.keys, "g9", lambda _: None, lambda _: None, on_put)
         await link.start()
         link.put("m", "big", b"entry", bytes(64 * MIB), 1e12, 1, 1.0, 1.0)
         await link.call("PING")
@@ -180,7 +180,7 @@ def test_outputs_at_which_a_connection_breaks_each_time_become_an_error(pool, tm
     while not pool.redis.llen(pool.keys.replies("g0")):
         sent += 1
         assert sent <= LOSSES_MAX + 1, "it is not sent for ever"
-        worker = Exchange(RedisAddress.unix(str(tmp_path / "proxy")), pool.keys, "w", pool.clock)
+        worker = Consumer(RedisAddress.unix(str(tmp_path / "proxy")), pool.keys, "w", pool.clock)
         try:
             worker.send_next([Finished(lease, b"one", bytes(MIB))], 0, 0)
             worker.receive_next()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, Board
+from services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, ClusterState
 from services.queue.death_notices import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
@@ -55,29 +55,32 @@ def test_workers_are_those_whose_records_live(address):
     pools["cpu"].redis.sadd(KEYS.pools, "empty")
 
     async def look() -> None:
-        board = Board(address, KEYS)
-        assert [record.id for record in await board.workers()] == ["a", "b", "g"]
+        cluster_state = ClusterState(address, KEYS)
+        assert [record.id for record in await cluster_state.workers()] == ["a", "b", "g"]
         pools["gpu"].worker("g").leave(3)
-        assert [record.id for record in await board.workers()] == ["a", "b"]
+        assert [record.id for record in await cluster_state.workers()] == ["a", "b"]
         pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), b'{"id": 1}')
-        assert [record.id for record in await board.workers()] == ["b"]  # it hides nobody but itself
-        assert board.unreadable == {"a"}
+        assert [record.id for record in await cluster_state.workers()] == ["b"]  # it hides nobody but itself
+        assert cluster_state.unreadable == {"a"}
         newer = json.loads(worker(name="a").model_dump_json()) | {"batch_formats": [3, 9], "mood": {"good": True}}
         newer["instances"] = [
             {"state": "dreaming"},
             {"state": "ready", "release": "r", "model": "m", "version": 1, "x": 1},
         ]
         pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), json.dumps(newer))
-        first, _ = await board.workers()
+        first, _ = await cluster_state.workers()
         assert (first.id, first.batch_formats, [one.release for one in first.instances]) == ("a", (3, 9), ["r"])
-        assert board.unreadable == frozenset()
+        assert cluster_state.unreadable == frozenset()
         pools["cpu"].redis.hset(KEYS.gateways, "newer", "{}")
         pools["cpu"].redis.hset(KEYS.uploads, "m/1", "dreaming 9e9")
         pools["cpu"].redis.hset(KEYS.uploads, "m/x", f"{State.CHECKING.value} 9e9")
-        await board.set_gateway("g", "token")
-        await board.set_upload("m", 2, State.CHECKING)
-        assert (await board.gateways(), await board.uploads()) == ({"g": "token"}, {("m", 2): State.CHECKING})
-        await board.close()
+        await cluster_state.set_gateway("g", "token")
+        await cluster_state.set_upload("m", 2, State.CHECKING)
+        assert (await cluster_state.gateways(), await cluster_state.uploads()) == (
+            {"g": "token"},
+            {("m", 2): State.CHECKING},
+        )
+        await cluster_state.close()
 
     asyncio.run(look())
     for pool_ in pools.values():
@@ -92,10 +95,10 @@ def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(addres
     pool.next("w", wanted=1)
 
     async def count() -> list[int]:
-        board = Board(address, KEYS)
-        counts = await board.stream_entries("cpu", ["m", "nothing"])
-        assert await board.stream_entries("cpu", []) == []
-        await board.close()
+        cluster_state = ClusterState(address, KEYS)
+        counts = await cluster_state.stream_entries("cpu", ["m", "nothing"])
+        assert await cluster_state.stream_entries("cpu", []) == []
+        await cluster_state.close()
         return counts
 
     assert asyncio.run(count()) == [3, 0]
@@ -104,37 +107,37 @@ def test_entries_of_streams_are_those_that_wait_and_those_that_are_leased(addres
 
 def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
     async def upload() -> None:
-        board = Board(address, KEYS)
-        await board.set_upload("m", 3, State.CHECKING)
-        await board.set_upload("m", None, State.UPLOADED)
-        assert await board.uploads() == {("m", 3): State.CHECKING, ("m", None): State.UPLOADED}
+        cluster_state = ClusterState(address, KEYS)
+        await cluster_state.set_upload("m", 3, State.CHECKING)
+        await cluster_state.set_upload("m", None, State.UPLOADED)
+        assert await cluster_state.uploads() == {("m", 3): State.CHECKING, ("m", None): State.UPLOADED}
         age(address, KEYS.uploads, UPLOAD_LIFE_S)
-        await board.set_upload("m", 3, State.CHECKING)
-        assert await board.uploads() == {("m", 3): State.CHECKING}  # the other one's gateway died
+        await cluster_state.set_upload("m", 3, State.CHECKING)
+        assert await cluster_state.uploads() == {("m", 3): State.CHECKING}  # the other one's gateway died
         with client(address) as redis:
             assert redis.hlen(KEYS.uploads) == 1
-        await board.set_upload("m", None, None)
-        await board.set_upload("m", 3, None)
-        assert await board.uploads() == {}
-        await board.close()
+        await cluster_state.set_upload("m", None, None)
+        await cluster_state.set_upload("m", 3, None)
+        assert await cluster_state.uploads() == {}
+        await cluster_state.close()
 
     asyncio.run(upload())
 
 
 def test_gateways_are_those_that_said_so_of_late(address):
     async def look() -> None:
-        board = Board(address, KEYS)
-        await board.set_gateway("a", "token-a")
-        await board.set_gateway("b", "token-b")
-        assert await board.gateways() == {"a": "token-a", "b": "token-b"}
+        cluster_state = ClusterState(address, KEYS)
+        await cluster_state.set_gateway("a", "token-a")
+        await cluster_state.set_gateway("b", "token-b")
+        assert await cluster_state.gateways() == {"a": "token-a", "b": "token-b"}
         age(address, KEYS.gateways, GATEWAY_LIFE_S)
-        await board.set_gateway("b", "token-b")
-        assert await board.gateways() == {"b": "token-b"}
+        await cluster_state.set_gateway("b", "token-b")
+        assert await cluster_state.gateways() == {"b": "token-b"}
         with client(address) as redis:
             assert redis.hlen(KEYS.gateways) == 1
-        await board.set_gateway("b", None)
-        assert await board.gateways() == {}
-        await board.close()
+        await cluster_state.set_gateway("b", None)
+        assert await cluster_state.gateways() == {}
+        await cluster_state.close()
 
     asyncio.run(look())
 
@@ -143,20 +146,20 @@ def test_clocks_of_machines_do_not_matter(address, monkeypatch):
     """What one machine wrote until when counts as long in the eyes of every other, and in no other's eyes it is old."""
 
     async def look() -> None:
-        board = Board(address, KEYS)
+        cluster_state = ClusterState(address, KEYS)
         pool = Pool(address, "cpu")
         for ahead_s in (0.0, 86_400.0, -86_400.0):
             right = time.time
             with monkeypatch.context() as patch:
                 patch.setattr(time, "time", lambda ahead_s=ahead_s, right=right: right() + ahead_s)
-                await board.set_gateway(f"g{ahead_s:g}", "token")
-                await board.set_upload("m", round(abs(ahead_s)) + 1, State.CHECKING)
+                await cluster_state.set_gateway(f"g{ahead_s:g}", "token")
+                await cluster_state.set_upload("m", round(abs(ahead_s)) + 1, State.CHECKING)
                 pool.worker("w").beat(worker(name="w").model_dump_json().encode(), 60_000)
-                [record] = await board.workers()
+                [record] = await cluster_state.workers()
                 assert abs(time.time() - record.heartbeat) < GATEWAY_LIFE_S
-        assert sorted(await board.gateways()) == ["g-86400", "g0", "g86400"]
-        assert len(await board.uploads()) == 2
-        await board.close()
+        assert sorted(await cluster_state.gateways()) == ["g-86400", "g0", "g86400"]
+        assert len(await cluster_state.uploads()) == 2
+        await cluster_state.close()
         pool.close()
 
     asyncio.run(look())
@@ -164,18 +167,18 @@ def test_clocks_of_machines_do_not_matter(address, monkeypatch):
 
 def test_news_reach_everybody_who_listens(address):
     async def listen() -> None:
-        board, other = Board(address, KEYS), Board(address, KEYS)
+        cluster_state, other = ClusterState(address, KEYS), ClusterState(address, KEYS)
         news = other.messages()
         first = asyncio.ensure_future(anext(news))
         with client(address) as redis:
             while not redis.pubsub_numsub(KEYS.changes)[0][1]:
                 await asyncio.sleep(0)
-        await board.publish("model:digits")
+        await cluster_state.publish("model:digits")
         assert await first == "model:digits"
         assert await publish_death(address, KEYS, Death("cpu-0-17"))
         assert await anext(news) == "died:cpu-0-17"
         await news.aclose()  # type: ignore[attr-defined]
-        await board.close()
+        await cluster_state.close()
         await other.close()
 
     asyncio.run(listen())
@@ -185,8 +188,8 @@ def test_who_listens_to_nobody_is_told(address):
     """A server that vanished, or froze, ends no connection."""
 
     async def listen() -> None:
-        board = Board(address, KEYS, quiet_s=1)
-        first = asyncio.ensure_future(anext(board.messages()))
+        cluster_state = ClusterState(address, KEYS, quiet_s=1)
+        first = asyncio.ensure_future(anext(cluster_state.messages()))
         with client(address) as redis:
             server = redis.info("server")["process_id"]
             while redis.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"] < 2:
@@ -194,7 +197,7 @@ def test_who_listens_to_nobody_is_told(address):
             assert not first.done()  # nobody says anything, but Redis is there
         with asleep(server), pytest.raises(Failure, match="does not answer"):
             await asyncio.wait_for(first, 30)
-        await board.close()
+        await cluster_state.close()
 
     with client(address) as redis:
         redis.config_resetstat()
@@ -205,14 +208,14 @@ def test_without_redis_every_call_says_so(tmp_path):
     nowhere = RedisAddress.unix(str(tmp_path / "no.sock"))
 
     async def ask() -> None:
-        board = Board(nowhere, KEYS)
+        cluster_state = ClusterState(nowhere, KEYS)
         failures = await asyncio.gather(
-            board.workers(),
-            board.stream_entries("cpu", ["m"]),
-            board.uploads(),
-            board.set_upload("m", 1, State.CHECKING),
-            board.publish("model:m"),
-            anext(board.messages()),
+            cluster_state.workers(),
+            cluster_state.stream_entries("cpu", ["m"]),
+            cluster_state.uploads(),
+            cluster_state.set_upload("m", 1, State.CHECKING),
+            cluster_state.publish("model:m"),
+            anext(cluster_state.messages()),
             return_exceptions=True,
         )
         for failure in failures:
@@ -220,6 +223,6 @@ def test_without_redis_every_call_says_so(tmp_path):
             assert "not reachable" in failure.message
             assert (failure.code, failure.retry_after_s) == (Code.UNAVAILABLE, 1)
         assert not await publish_death(nowhere, KEYS, Death("cpu-0-17"))
-        await board.close()
+        await cluster_state.close()
 
     asyncio.run(ask())

@@ -13,7 +13,7 @@ import hiredis
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.consumer_link import Link
+from services.queue.consumer_link import ConsumerLink
 from services.queue.handshake import greeting
 from services.queue.pipeline import connect
 from services.queue.server import choose_binary
@@ -45,7 +45,7 @@ def test_the_greeting_says_who_we_are_and_which_database():
 
 
 def test_commands_may_be_sent_before_replies_are_read(server):
-    link = Link(server)
+    link = ConsumerLink(server)
     link.send(("SET", b"key", b"\0\xff"))
     link.send(("GET", "key"))
     assert (link.receive(), link.receive(), link.call("INCRBY", "n", 5)) == (b"OK", b"\0\xff", 5)
@@ -54,7 +54,7 @@ def test_commands_may_be_sent_before_replies_are_read(server):
 
 @pytest.mark.parametrize("spin_s", [1e-6, 60])
 def test_a_reply_that_is_looked_for_is_the_one_that_is_slept_for(server, spin_s):
-    link, other = Link(server), Link(server)
+    link, other = ConsumerLink(server), ConsumerLink(server)
     link.send(("BLPOP", "list", 0))
     other.call("RPUSH", "list", "x")
     assert link.receive(spin_s) == [b"list", b"x"]
@@ -66,14 +66,14 @@ def test_a_reply_that_is_looked_for_is_the_one_that_is_slept_for(server, spin_s)
 
 
 def test_a_reply_larger_than_one_read_arrives_whole(server):
-    link = Link(server)
+    link = ConsumerLink(server)
     link.call("SET", "large", bytes(range(256)) * 8192)
     assert link.call("GET", "large") == bytes(range(256)) * 8192
     link.close()
 
 
 def test_password_and_database_of_both(locked):
-    link = Link(locked)
+    link = ConsumerLink(locked)
     link.call("SET", "where", "three")
     link.close()
 
@@ -90,7 +90,7 @@ def test_a_refused_password_leaves_no_connection(locked):
     assert locked.path is not None
     wrong = RedisAddress.parse(f"unix://:wrong@{locked.path}")
     with pytest.raises(Failure, match="WRONGPASS") as failure:
-        Link(wrong)
+        ConsumerLink(wrong)
     assert failure.value.code is Code.UNAVAILABLE
     with pytest.raises(hiredis.ReplyError, match="WRONGPASS"):
         asyncio.run(connect(wrong))
@@ -98,7 +98,7 @@ def test_a_refused_password_leaves_no_connection(locked):
 
 def test_a_server_that_is_not_there_is_a_failure(tmp_path):
     with pytest.raises(Failure, match="not reachable") as failure:
-        Link(RedisAddress.unix(str(tmp_path / "no.sock")))
+        ConsumerLink(RedisAddress.unix(str(tmp_path / "no.sock")))
     assert failure.value.code is Code.UNAVAILABLE
 
 
@@ -124,7 +124,7 @@ def answering(path: Path, answer: bytes) -> threading.Thread:
 )
 def test_a_connection_that_ends_or_talks_nonsense_is_a_failure(tmp_path, answer, message):
     thread = answering(tmp_path / "s", answer)
-    link = Link(RedisAddress.unix(str(tmp_path / "s")))
+    link = ConsumerLink(RedisAddress.unix(str(tmp_path / "s")))
     with pytest.raises(Failure, match=message) as failure:
         link.call("PING")
     assert failure.value.code is Code.UNAVAILABLE
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_answer_is_a_failure(tmp_path):
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen(1)
-        link = Link(RedisAddress.unix(str(tmp_path / "s")), timeout_s=0.01)
+        link = ConsumerLink(RedisAddress.unix(str(tmp_path / "s")), timeout_s=0.01)
         with pytest.raises(Failure, match="lost"):
             link.call("PING")
         link.close()
@@ -152,7 +152,7 @@ def test_a_pipeline_does_not_wait_for_ever_to_be_connected(tmp_path, monkeypatch
 
 
 def test_an_error_of_redis_is_a_failure(server):
-    link = Link(server)
+    link = ConsumerLink(server)
     with pytest.raises(Failure, match="Redis answered: ERR unknown command"):
         link.call("NONSENSE")
     assert link.call("PING") == b"PONG"
@@ -238,7 +238,7 @@ def test_a_server_that_becomes_a_replica_is_as_good_as_lost(server, demoted, sta
     with client(server) as redis:
         redis.config_set("replica-serve-stale-data", stale)
     assert [failure.code for failure in asyncio.run(talk())] == [Code.UNAVAILABLE] * 2
-    link = Link(server)
+    link = ConsumerLink(server)
     with pytest.raises(Failure, match=r"READONLY|MASTERDOWN") as failure:
         link.call(*words)
     assert failure.value.code is Code.UNAVAILABLE

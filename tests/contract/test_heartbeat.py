@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool
 from tests.kit.wait import wait_until
-from workers.consumer import Exchange
-from workers.heartbeat import Heart
+from workers.consumer import Consumer
+from workers.heartbeat import Heartbeat
 
 NAME = "beating"
 
@@ -14,19 +14,19 @@ NAME = "beating"
 def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
     """It may lead to a replica that became the master before it was told of the lane: the record is there, though."""
     held = pool.keys.held(NAME)
-    heart = Heart(
-        lambda: Exchange(pool.address, pool.keys, NAME, pool.clock), lambda: worker(name=NAME), lambda: ["m"], 20_000
+    heartbeat = Heartbeat(
+        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: worker(name=NAME), lambda: ["m"], 20_000
     )
-    heart.start()
+    heartbeat.start()
     wait_until(lambda: pool.redis.smembers(held) == {b"m"}, what="held")
     pool.redis.sadd(held, "an earlier one")
     pool.redis.srem(held, "m")
     for connection in pool.redis.client_list():
         if connection["name"] == NAME:
             pool.redis.client_kill_filter(_id=connection["id"])
-    heart.pulse()
+    heartbeat.beat_now()
     wait_until(lambda: b"m" in pool.redis.smembers(held), what="held again")
     assert pool.redis.exists(pool.keys.record(NAME))
-    heart.stop()
+    heartbeat.stop()
     pool.worker(NAME).leave(ATTEMPTS_MAX)
     pool.lose_connection(NAME)

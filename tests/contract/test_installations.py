@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from services.queue.cluster_state import Board
+from services.queue.cluster_state import ClusterState
 from services.queue.death_notices import Death, publish_death
 from services.queue.keys import InstanceKeys
 from services.queue.server import choose_binary
@@ -50,7 +50,10 @@ def test_an_installation_sees_and_hears_nothing_of_another(pool, others):
     pool.worker("w").beat(worker(name="w").model_dump_json().encode(), 60_000)
 
     async def look() -> None:
-        ours, theirs = Board(pool.address, pool.keys.of_instance), Board(pool.address, others.keys.of_instance)
+        ours, theirs = (
+            ClusterState(pool.address, pool.keys.of_instance),
+            ClusterState(pool.address, others.keys.of_instance),
+        )
         await ours.set_gateway("g", "token")
         await ours.set_upload("m", 1, State.CHECKING)
         assert [record.id for record in await ours.workers()] == ["w"]
@@ -82,10 +85,10 @@ def test_every_key_has_the_protocol_and_the_installation_in_it(pool):
     pool.put("m", "b3")
 
     async def tell() -> None:
-        board = Board(pool.address, pool.keys.of_instance)
-        await board.set_gateway("g", "token")
-        await board.set_upload("m", 1, State.CHECKING)
-        await board.close()
+        cluster_state = ClusterState(pool.address, pool.keys.of_instance)
+        await cluster_state.set_gateway("g", "token")
+        await cluster_state.set_upload("m", 1, State.CHECKING)
+        await cluster_state.close()
 
     asyncio.run(tell())
     kinds = {key.partition(b"}:")[0] for key in pool.redis.scan_iter()}

@@ -8,11 +8,11 @@ import threading
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.producer_link import PoolLink
+from services.queue.producer_link import ProducerLink
 from services.wire.batch import BatchHeader, BatchInput, encode_batch
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.wait import wait_until
-from workers.consumer import Exchange, Finished
+from workers.consumer import Consumer, Finished
 
 
 def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):
@@ -87,7 +87,7 @@ def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
     old = pool.join("w", "m")
     old.send_wait([], 4, 30)
     wait_until(lambda: blocked(pool))
-    new = Exchange(pool.address, pool.keys, "w", pool.clock)
+    new = Consumer(pool.address, pool.keys, "w", pool.clock)
     new.end(pool.redis.client_id())  # of somebody else: left alone
     new.end(old.client_id)
     wait_until(lambda: not blocked(pool))
@@ -406,7 +406,7 @@ def test_a_batch_from_a_gateways_link_to_a_worker_and_back(pool):
             replies.append(data)
             came.set()
 
-        link = PoolLink(
+        link = ProducerLink(
             pool.address, pool.keys, "gw", on_reply, lambda _: None, lambda name, answer: puts.append((name, answer))
         )
         await link.start()
@@ -430,7 +430,7 @@ def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
     pool.redis.config_set("requirepass", "x")
     try:
         with pytest.raises(Failure, match="NOAUTH"):
-            Exchange(pool.address, pool.keys, "w", pool.clock)
+            Consumer(pool.address, pool.keys, "w", pool.clock)
     finally:
         pool.redis.config_set("requirepass", "")
 

@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from services.errors import Failure
-from services.queue.consumer_link import Link
+from services.queue.consumer_link import ConsumerLink
 from services.queue.pipeline import connect
 from services.queue.server import check_server
 from services.queue.url import RedisAddress, async_client, client
@@ -41,7 +41,7 @@ async def by_async_client(address: RedisAddress) -> Any:
 
 async def by_link(address: RedisAddress) -> Any:
     def get() -> Any:
-        link = Link(address)
+        link = ConsumerLink(address)
         try:
             return link.call("GET", "who")
         finally:

@@ -28,7 +28,7 @@ SLACK = 224 * MIB
 SLOW_S = 4
 SMALL = 40 * MIB  # growth that is not worth giving back
 WAIT_S = 60.0
-SETTINGS: dict[str, Any] = {"unread_bytes_max": BUDGET, "reply_bytes_max": 2 * REPLY, "slow_s_max": SLOW_S}
+SETTINGS: dict[str, Any] = {"unread_bytes_max": BUDGET, "reply_bytes_max": 2 * REPLY, "client_stall_s_max": SLOW_S}
 
 
 def push_spread(stack: Stack, folder: Path) -> None:
@@ -83,9 +83,9 @@ def ask_grpc(stack: Stack, open_until: ExitStack, path: str, each: int) -> None:
 
 INFER = "/v2/models/spread/infer"
 KINDS: dict[str, Callable[[Stack, ExitStack], None]] = {
-    "fast lane": lambda stack, until: ask_http(stack, until, INFER, raw(), 1),
-    "fast lane, JSON": lambda stack, until: ask_http(stack, until, INFER, raw(binary=False), 1),
-    "fast lane, pipelined": lambda stack, until: ask_http(stack, until, INFER, raw(), 15),
+    "fast path": lambda stack, until: ask_http(stack, until, INFER, raw(), 1),
+    "fast path, JSON": lambda stack, until: ask_http(stack, until, INFER, raw(binary=False), 1),
+    "fast path, pipelined": lambda stack, until: ask_http(stack, until, INFER, raw(), 15),
     "routes": lambda stack, until: ask_http(stack, until, "/v2/models/spread/generate", b'{"x": 1.5}', 1),
     "routes, streamed": lambda stack, until: ask_http(
         stack, until, "/v2/models/spread/generate_stream", b'{"x": 1.5}', 1

@@ -20,9 +20,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.app import build_app
-from gateway.connection.fast_path import fast_lane
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.fast_path import fast_path_protocol
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from gateway.connection.request_cycle import is_whole
 from services.metrics import catalogue
 from tests.kit.application import Application
@@ -72,8 +72,10 @@ class Connections:
         await self._loopback.open()
         application = Application(home / "application", admin_key="sesame", body_bytes_max=BODY_BYTES_MAX)
         app = build_app(dataclasses.replace(application.app.state.deps, infer=self._loopback.infer))
-        self._inbound = Inbound(1 << 24)
-        self._lane: type[Any] = fast_lane(self._loopback.infer, BODY_BYTES_MAX, 100, self._inbound, Outbound(1 << 30))
+        self._receive_budget = ReceiveBudget(1 << 24)
+        self._lane: type[Any] = fast_path_protocol(
+            self._loopback.infer, BODY_BYTES_MAX, 100, self._receive_budget, ReplyBudget(1 << 30)
+        )
         self._config = uvicorn.Config(
             app, http=self._lane, log_config=None, ws="none", lifespan="off", server_header=False
         )
@@ -135,7 +137,7 @@ class Connections:
         assert self._loud.records == []
         statuses = {int(status) for status in _STATUS.findall(said)}
         assert statuses <= STATUSES, said
-        assert self._inbound.bytes == 0
+        assert self._receive_budget.bytes == 0
         page = self._loopback.tally.gauge(catalogue.REQUESTS_IN_FLIGHT)
         assert page._values[page._slot] == 0
 

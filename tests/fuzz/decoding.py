@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.connection.error_reply import error_reply
 from gateway.protocols.http.compression import decompress
-from gateway.protocols.v2.decode import Decoder, parse_header_length
+from gateway.protocols.v2.decode import V2Decoder, parse_header_length
 from gateway.tensors.input_plans import InputPlans
 from services.errors import Code, Failure
 from services.model.datatypes import BYTES, ITEM_BYTES
@@ -52,8 +52,8 @@ class Read(NamedTuple):
     said: str
 
 
-def _decoders() -> list[Decoder]:
-    return [Decoder(InputPlans("m", signature, ROWS_MAX), JSON_BYTES_MAX) for signature in SIGNATURES]
+def _decoders() -> list[V2Decoder]:
+    return [V2Decoder(InputPlans("m", signature, ROWS_MAX), JSON_BYTES_MAX) for signature in SIGNATURES]
 
 
 _SEASONED = _decoders()  # they see all inputs of a run
@@ -91,7 +91,7 @@ def _decode(body: bytes, header: bytes | None) -> None:
             assert _read(decoder, signature, body, header) == once
 
 
-def _read(decoder: Decoder, signature: Signature, body: bytes, header: bytes | None) -> Read:
+def _read(decoder: V2Decoder, signature: Signature, body: bytes, header: bytes | None) -> Read:
     try:
         call = decoder.decode(body, None if header is None else parse_header_length(header))
     except Failure as failure:

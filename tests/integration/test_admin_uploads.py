@@ -36,7 +36,7 @@ async def application(tmp_path: Path) -> AsyncIterator[Application]:
     application = Application(tmp_path, upload_bytes_max=MIB)
     yield application
     assert application.catalog.uploads == {}
-    assert list((application.settings.models_dir / ".staging").glob("*")) == []
+    assert list((application.settings.repository_dir / ".staging").glob("*")) == []
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ DATATYPES = ("FP32", "UINT8", "BOOL", "BYTES")  # of x0, x1, x2, x3
 PATH = "/v2/models/m/infer"
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["fast lane", "asgi"])
+@pytest.fixture(scope="module", params=[True, False], ids=["fast path", "asgi"])
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("bad")
-    settings = {"body_bytes_max": BODY_BYTES_MAX, "fast_lane": request.param}
+    settings = {"body_bytes_max": BODY_BYTES_MAX, "fast_path": request.param}
     made = {
         "m": models.identities(folder / "m.onnx", datatypes=DATATYPES),
         "pair": models.add_sub(folder / "pair.onnx"),

@@ -17,7 +17,7 @@ import yaml
 from services.errors import Code
 from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.page import MetricsPage
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.settings import Settings
 from tests.kit.tools import program
 
@@ -235,7 +235,7 @@ class Target:
     """A real scrape target: every metric of the catalogue, counting one more at each scrape."""
 
     def __init__(self) -> None:
-        self.tally = Tally(None, "gateway")
+        self.tally = MetricsRegistry(None, "gateway")
         self.scraped = threading.Condition()
         target = self
 

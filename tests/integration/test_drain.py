@@ -30,7 +30,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
-@pytest.fixture(params=[True, False], ids=["fast lane", "plain"])
+@pytest.fixture(params=[True, False], ids=["fast path", "plain"])
 def fast(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import gateway.connection.fast_path
-from gateway.connection.fast_path import fast_lane
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.fast_path import fast_path_protocol
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
@@ -30,10 +30,10 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
     return "asyncio", {"use_uvloop": True}
 
 
-@pytest.fixture(scope="module", params=["fast lane", "plain"])
+@pytest.fixture(scope="module", params=["fast path", "plain"])
 async def either(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front]:
     """What uvicorn guarantees, and so both."""
-    async with fronting(tmp_path_factory.mktemp("home"), fast=request.param == "fast lane") as front:
+    async with fronting(tmp_path_factory.mktemp("home"), fast=request.param == "fast path") as front:
         yield front
 
 
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_half_way_through_a_body_asked_nothing(either
             await either.served.settled(1)
         await either.served.settled(0)
         assert either.held.empty
-        assert either.inbound.bytes == 0
+        assert either.receive_budget.bytes == 0
 
 
 async def test_a_client_that_leaves_cancels_once_whatever_waits_behind(front: Front) -> None:
@@ -93,12 +93,12 @@ async def test_a_client_that_leaves_cancels_once_whatever_waits_behind(front: Fr
         await wire.send(post(PATH) + b"".join(behind))
         held = await front.held.next()
         await until(lambda: len(front.protocol.pipeline) == 3)
-        assert front.inbound.bytes == 1002
+        assert front.receive_budget.bytes == 1002
         wire.close()
         await asyncio.wait_for(held.cancelled.wait(), 30)
     await front.served.settled(0)
     assert held.cancels == 1
-    assert front.inbound.bytes == 0
+    assert front.receive_budget.bytes == 0
 
 
 async def test_a_client_that_leaves_after_its_reply_cancels_nothing(front: Front) -> None:
@@ -127,7 +127,7 @@ async def test_an_application_hears_that_its_client_left_whatever_waits_behind()
             pass
         left.set()
 
-    lane = fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26), Outbound(1 << 30))
+    lane = fast_path_protocol(Held(), 1 << 20, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
     async with serving(app, lane) as served:
         async with await Wire.connect(served.port) as wire:
             await wire.send(LIVE + post(PATH) + LIVE)
@@ -156,19 +156,19 @@ async def trickle(wire: Wire) -> None:
 @pytest.mark.parametrize("part", [b"P", post(PATH, b"x" * 1000)[:-900]], ids=["head", "body"])
 async def test_a_client_that_trickles_is_let_go_in_the_end(tmp_path: Path, part: bytes) -> None:
     """Each byte would begin the time of an idle connection anew."""
-    async with fronting(tmp_path, slow_s_max=SOON_S * 4) as front:
+    async with fronting(tmp_path, client_stall_s_max=SOON_S * 4) as front:
         async with await Wire.connect(front.port) as wire:
             await wire.send(part)
             with pytest.raises(OSError):
                 await trickle(wire)
         await front.served.settled(0)
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         assert front.held.empty
 
 
 async def test_a_client_that_never_reads_its_reply_is_let_go(tmp_path: Path) -> None:
     async with (
-        fronting(tmp_path, slow_s_max=SOON_S) as front,
+        fronting(tmp_path, client_stall_s_max=SOON_S) as front,
         await Wire.connect(front.port, receive_bytes=65536) as wire,
     ):
         await wire.send(post(PATH))
@@ -178,7 +178,10 @@ async def test_a_client_that_never_reads_its_reply_is_let_go(tmp_path: Path) -> 
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_its_reply(tmp_path: Path) -> None:
-    async with fronting(tmp_path, slow_s_max=60) as front, await Wire.connect(front.port, receive_bytes=65536) as wire:
+    async with (
+        fronting(tmp_path, client_stall_s_max=60) as front,
+        await Wire.connect(front.port, receive_bytes=65536) as wire,
+    ):
         for _ in range(2):
             await wire.send(post(PATH))
             (await front.held.next()).answer(b"x" * (8 << 20))
@@ -214,7 +217,7 @@ async def test_a_stuck_client_is_let_go(front: Front, part: bytes) -> None:
         assert said.count(b"HTTP/1.1") == said.count(b"200 OK") + 1
         assert said.rpartition(b"HTTP/1.1")[2].startswith(b" 408 ")
         await front.served.settled(0)
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         assert front.held.empty
 
 

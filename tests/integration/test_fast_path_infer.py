@@ -1,4 +1,4 @@
-"""The gateway's own handler behind the fast lane and behind the ASGI route: the same bytes in, the same bytes out."""
+"""The gateway's own handler behind the fast path and behind the ASGI route: the same bytes in, the same bytes out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 import gateway.protocols.v2.service
 from gateway.app import build_app
-from gateway.connection.fast_path import fast_lane
+from gateway.connection.fast_path import fast_path_protocol
 from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.connection.receive_budget import SMALL_BYTES_MAX, Inbound
-from gateway.connection.reply_budget import Outbound
-from gateway.protocols.v2.service import Infer
+from gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
+from gateway.protocols.v2.service import InferService
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
 from tests.kit.wire import Served, Wire, WireReply, chunked, post, serving
@@ -43,10 +43,10 @@ async def loopback(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
 
 @pytest.fixture(scope="module")
 async def servers(loopback: Loopback) -> AsyncIterator[tuple[Served, Served]]:
-    """The fast lane, and plain uvicorn."""
+    """The fast path, and plain uvicorn."""
     application = Application(loopback.settings.home, body_bytes_max=BODY_BYTES_MAX)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=loopback.infer))
-    lane = fast_lane(loopback.infer, BODY_BYTES_MAX, 100, Inbound(1 << 26), Outbound(1 << 30))
+    lane = fast_path_protocol(loopback.infer, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
     async with serving(app, lane) as fast, serving(app, "httptools") as plain:
         yield fast, plain
 
@@ -197,24 +197,24 @@ async def test_a_client_that_leaves_while_its_body_is_unpacked_is_not_served(
         await until(lambda: not loopback.infer._tasks)
         assert loopback.admission.requests == 0
         assert not loopback.link.waiting
-        assert loopback.inbound.bytes == 0
+        assert loopback.receive_budget.bytes == 0
 
 
 async def test_compressed_bodies_that_wait_take_from_the_receive_budget(loopback: Loopback) -> None:
     body = gzip.compress(json_body() + b" " * SMALL_BYTES_MAX, compresslevel=0)
-    loopback.inbound.bytes_max = 2 * len(body)
+    loopback.receive_budget.bytes_max = 2 * len(body)
     replies: list[HttpReply] = []
     for _ in range(3):
         loopback.infer.submit("m", None, InferHeaders(b"gzip", None, None), body, replies.append)
     await until(lambda: len(replies) == 3)
     assert [reply.status for reply in replies] == [503, 200, 200]
     assert (b"retry-after", b"1") in replies[0].headers.pairs
-    loopback.inbound.bytes_max = 1
+    loopback.receive_budget.bytes_max = 1
     small = gzip.compress(json_body())
     loopback.infer.submit("m", None, InferHeaders(b"gzip", None, None), small, replies.append)
     await until(lambda: len(replies) == 4)
     assert replies[3].status == 200, "a small one is always read"
-    assert loopback.inbound.bytes == 0
+    assert loopback.receive_budget.bytes == 0
 
 
 async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
@@ -233,7 +233,7 @@ async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
         (route.decoder, "decode"),
         (encoder, "encode"),
         (gateway.protocols.v2.service, "decompress"),
-        (Infer, "submit"),
+        (InferService, "submit"),
     )
     for part, name in parts:
         with monkeypatch.context() as patch:

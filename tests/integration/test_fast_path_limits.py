@@ -1,4 +1,4 @@
-"""What the fast lane refuses, and that the refusal reaches a client that is still sending."""
+"""What the fast path refuses, and that the refusal reaches a client that is still sending."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import gateway.connection.fast_path
-from gateway.connection.fast_path import fast_lane
+from gateway.connection.fast_path import fast_path_protocol
 from gateway.connection.path_cache import PATHS_MAX, InferPath, learn
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from gateway.connection.request_head import HEAD_BYTES_MAX
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting, until
@@ -50,7 +50,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 async def front(started: Front) -> AsyncIterator[Front]:
     yield started
     await started.served.settled(0)
-    assert started.inbound.bytes == 0
+    assert started.receive_budget.bytes == 0
     assert started.held.empty
 
 
@@ -66,7 +66,7 @@ async def test_a_declared_length_over_the_limit_is_refused_before_the_body_comes
         assert (reply.status, reply.body) == (413, TOO_LARGE)
         async with wire.sending(bytes(MUCH)) as sent:
             await sent
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         await still_works(wire)
 
 
@@ -75,7 +75,7 @@ async def test_chunks_over_the_limit_are_refused_while_they_come(front: Front) -
         await wire.send(chunked(PATH, [bytes(1000)] * 101, end=b""))
         reply = await wire.reply()
         assert (reply.status, reply.body) == (413, TOO_LARGE)
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         await wire.send(b"%x\r\n" % MUCH, bytes(MUCH), b"\r\n0\r\n\r\n")
         await still_works(wire)
 
@@ -90,7 +90,7 @@ async def test_the_refusal_waits_for_its_turn(front: Front, declared_first: bool
         await until(lambda: len(front.protocol.pipeline) >= (2 if declared_first else 1))
         held.answer()
         assert [(await wire.reply()).status for _ in range(3)] == [200, 413, 413]
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         await still_works(wire)
 
 
@@ -189,7 +189,9 @@ async def test_garbage_in_a_body_ends_the_application_that_reads_it() -> None:
         await send({"type": "http.response.body", "body": b"never seen"})
         ended.set()
 
-    async with serving(app, fast_lane(Held(), 1 << 20, 100, Inbound(1 << 26), Outbound(1 << 30))) as served:
+    async with serving(
+        app, fast_path_protocol(Held(), 1 << 20, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
+    ) as served:
         async with await Wire.connect(served.port) as wire:
             await wire.send(chunked("/upload", [b"abc"], end=b"garbage"))
             assert (await wire.reply()).body == NOT_HTTP
@@ -252,21 +254,21 @@ async def test_bytes_that_are_received_at_once_are_bounded(tmp_path: Path) -> No
     async with fronting(tmp_path, inbound_bytes_max=100_000) as front, await Wire.connect(front.port) as third:
         first, second = await Wire.connect(front.port), await Wire.connect(front.port)
         await first.send(post(PATH, bytes(60_000))[:-1])
-        await until(lambda: front.inbound.bytes == 59_999)
+        await until(lambda: front.receive_budget.bytes == 59_999)
         await second.send(chunked(PATH, [bytes(39_000)], end=b""))
-        await until(lambda: front.inbound.bytes == 98_999)
+        await until(lambda: front.receive_budget.bytes == 98_999)
         await third.send(post(NOW, bytes(2000)))
         reply = await third.reply()
         assert (reply.status, reply.headers[b"retry-after"]) == (503, b"1")
         assert reply.body == b'{"error":"100000 bytes are being received; try again later"}'
-        assert front.inbound.bytes == 98_999
+        assert front.receive_budget.bytes == 98_999
         second.close()
-        await until(lambda: front.inbound.bytes == 59_999)
+        await until(lambda: front.receive_budget.bytes == 59_999)
         await still_works(third)
         await first.send(b"x")
         (await front.held.next()).answer()
         assert (await first.reply()).status == 200
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         first.close()
 
 

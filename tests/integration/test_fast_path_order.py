@@ -1,4 +1,4 @@
-"""Pipelined requests in the fast lane: replies in order, one at a time, and nothing that grows with a client's zeal."""
+"""Pipelined requests in the fast path: replies in order, one at a time, and nothing that grows with a client's zeal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from gateway.connection.error_reply import JSON_HEADERS
-from gateway.connection.fast_path import PIPELINE_MAX, fast_lane
+from gateway.connection.fast_path import PIPELINE_MAX, fast_path_protocol
 from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 
@@ -41,7 +41,7 @@ async def front(started: Front) -> AsyncIterator[Front]:
     started.held.taken = 0
     yield started
     await started.served.settled(0)
-    assert started.inbound.bytes == 0
+    assert started.receive_budget.bytes == 0
     assert started.held.empty
 
 
@@ -100,7 +100,9 @@ async def test_what_waits_is_bounded_while_replies_go_out(front: Front) -> None:
         def cancel(self) -> None:
             return
 
-    async with serving(None, fast_lane(Soon(), BODY_BYTES_MAX, 100, Inbound(1 << 26), Outbound(1 << 30))) as served:
+    async with serving(
+        None, fast_path_protocol(Soon(), BODY_BYTES_MAX, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
+    ) as served:
         async with await Wire.connect(served.port) as wire:
             await served.settled(1)
             protocols = list(served.connections)
@@ -116,7 +118,7 @@ async def test_who_sends_without_end_is_stopped(front: Front) -> None:
         held = await front.held.next()
         await until(lambda: front.protocol.flow.read_paused)
         assert len(front.protocol.pipeline) < PIPELINE_MAX + SEGMENT_BYTES // 500
-        assert front.inbound.bytes < SEGMENT_BYTES + PIPELINE_MAX * 500
+        assert front.receive_budget.bytes < SEGMENT_BYTES + PIPELINE_MAX * 500
     held.answer()
     while front.served.connections:  # what was in the pipeline is answered until the end of the input is read
         if not front.held.empty:
@@ -133,11 +135,11 @@ async def test_a_body_behind_a_request_in_flight_waits_outside(front: Front) -> 
         first = await front.held.next()
         async with wire.sending(post(PATH, body)):
             await until(lambda: front.protocol.flow.read_paused)
-            assert 65536 < front.inbound.bytes <= 65536 + SEGMENT_BYTES
+            assert 65536 < front.receive_budget.bytes <= 65536 + SEGMENT_BYTES
             first.answer()
             second = await front.held.next()
         assert second.body == body
-        assert front.inbound.bytes == 0
+        assert front.receive_budget.bytes == 0
         second.answer()
         assert [(await wire.reply()).status for _ in range(2)] == [200, 200]
 
@@ -209,7 +211,9 @@ async def test_a_handler_that_answers_at_once_and_fails_answers_once() -> None:
             raise ZeroDivisionError
 
     async with (
-        serving(None, fast_lane(Both(), BODY_BYTES_MAX, 100, Inbound(1 << 26), Outbound(1 << 30))) as served,
+        serving(
+            None, fast_path_protocol(Both(), BODY_BYTES_MAX, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
+        ) as served,
         await Wire.connect(served.port) as wire,
     ):
         await wire.send(post(PATH), post(PATH))

@@ -1,4 +1,4 @@
-"""The fast lane against the ASGI route: the same bytes in, the same bytes out.
+"""The fast path against the ASGI route: the same bytes in, the same bytes out.
 
 One application and one handler, which says what it was asked, behind both. After each case a second request is sent,
 so that what a case leaves of its connection is compared too.
@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gateway.app import build_app
-from gateway.connection.fast_path import fast_lane
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.fast_path import fast_path_protocol
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, chunked, post, request, serving
@@ -36,12 +36,12 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports]:
-    """The fast lane's, and that of plain uvicorn."""
+    """The fast path's, and that of plain uvicorn."""
     home: Path = tmp_path_factory.mktemp("home")
     application = Application(home, body_bytes_max=BODY_BYTES_MAX)
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_lane(echo, BODY_BYTES_MAX, 100, Inbound(1 << 24), Outbound(1 << 30))
+    lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
     async with serving(app, lane) as fast, serving(app, "httptools") as plain:
         yield fast.port, plain.port
 

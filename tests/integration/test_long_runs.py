@@ -28,7 +28,7 @@ PATH = "/v2/models/long/infer"
 
 def publish(stack: Stack) -> None:
     """A version of the echo backend, which sleeps."""
-    repository = FolderRepository(Settings(home=stack.home).models_dir)
+    repository = FolderRepository(Settings(home=stack.home).repository_dir)
     content = json.dumps({"sleep_s": RUN_S}).encode()
     digest = hashlib.sha256(content).hexdigest()
     spec = SIGNATURE.inputs[0]

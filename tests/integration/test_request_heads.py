@@ -1,6 +1,6 @@
 """Heads that RFC 9112 has a server refuse: 400 and a closed connection, before any route or model hears of them.
 
-Each is sent to the fast lane's own path, to a path of the application, and to a server without the fast lane.
+Each is sent to the fast path's own path, to a path of the application, and to a server without the fast path.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from gateway.app import build_app
-from gateway.connection.drain import Drain, plain_lane
-from gateway.connection.fast_path import fast_lane
+from gateway.connection.drain import Drain, asgi_protocol
+from gateway.connection.fast_path import fast_path_protocol
 from gateway.connection.head_cache import read_head
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, serving
@@ -39,9 +39,9 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports
     application = Application(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX)
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
-    lane = fast_lane(echo, BODY_BYTES_MAX, 100, Inbound(1 << 24), Outbound(1 << 30))
-    async with serving(app, lane) as fast, serving(app, plain_lane(Drain())) as plain:
-        yield {"fast lane": fast.port, "plain": plain.port}
+    lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
+    async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain())) as plain:
+        yield {"fast path": fast.port, "plain": plain.port}
 
 
 def head(start: str, *lines: bytes, version: str = "HTTP/1.1") -> bytes:
@@ -103,19 +103,19 @@ REFUSED: dict[str, tuple[tuple[bytes, ...], str]] = {
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("server", ["fast lane", "plain"])
+@pytest.mark.parametrize("server", ["fast path", "plain"])
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_head_that_must_be_refused(ports: Ports, case: str, server: str, path: str) -> None:
     lines, version = REFUSED[case]
-    for _ in range(3):  # the fast lane remembers heads that it saw twice
+    for _ in range(3):  # the fast path remembers heads that it saw twice
         answer = await said(ports[server], head(PATHS[path], *lines, version=version), BODY)
         assert statuses(answer) == [400], answer
         assert b"connection: close" in answer.lower()
-        if server == "fast lane":
+        if server == "fast path":
             assert b'{"error":' in answer
 
 
-@pytest.mark.parametrize("server", ["fast lane", "plain"])
+@pytest.mark.parametrize("server", ["fast path", "plain"])
 @pytest.mark.parametrize("start", PATHS.values())
 @pytest.mark.parametrize(
     ("host", "version"),
@@ -147,7 +147,7 @@ CHUNKS = {
 }
 
 
-@pytest.mark.parametrize("server", ["fast lane", "plain"])
+@pytest.mark.parametrize("server", ["fast path", "plain"])
 @pytest.mark.parametrize("case", CHUNKS)
 async def test_chunks_that_are_none(ports: Ports, server: str, case: str) -> None:
     start = head(PATHS["infer"], b"Host: a", b"Transfer-Encoding: chunked")
@@ -155,7 +155,7 @@ async def test_chunks_that_are_none(ports: Ports, server: str, case: str) -> Non
     assert statuses(answer) == [400], answer
 
 
-@pytest.mark.parametrize("server", ["fast lane", "plain"])
+@pytest.mark.parametrize("server", ["fast path", "plain"])
 async def test_a_body_without_end_smuggles_no_request(ports: Ports, server: str) -> None:
     inner = head("GET /v2", b"Host: a")
     smuggled = (

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.triton.await_ready import Trial
-from gateway.triton.loader import RepositoryControl
+from gateway.triton.loader import RepositoryLoader
 from services.repository.activation import endpoint_activate
 from services.wire.records import State
 from tests.kit import models
@@ -127,7 +127,7 @@ async def test_unloading(application: Application, client: httpx.AsyncClient) ->
 
 async def test_a_pool_without_workers(application: Application, client: httpx.AsyncClient) -> None:
     await application.catalog.set_workers()
-    control = RepositoryControl(
+    control = RepositoryLoader(
         application.repository, application.catalog, application.settings, Trial(application.catalog, 60, 0)
     )
     before = application.repository.endpoint("m")

@@ -16,20 +16,20 @@ from gateway.app import build_app
 from gateway.catalog.shared_settings import SharedDocument
 from gateway.catalog.snapshot import version_number
 from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from gateway.protocols.http.deps import Deps
 from gateway.scheduling.caller import Caller
-from gateway.scheduling.router import Route
+from gateway.scheduling.router import ModelRoute
 from gateway.scheduling.traces import Traces
-from gateway.triton.loader import RepositoryControl
+from gateway.triton.loader import RepositoryLoader
 from gateway.triton.log import SharedLogSettings
 from gateway.triton.model_config import VersionConfigurations
 from gateway.triton.shared_memory import ClientMemory
 from gateway.triton.statistics import MachineStatistics
 from gateway.triton.trace import SharedTraceSettings
 from services.errors import Code, Failure
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.repository.folder import FolderRepository
 from services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
@@ -113,12 +113,12 @@ class Application:
 
     def __init__(self, home: Path, **settings: object) -> None:
         self.settings = Settings.model_validate({"home": home, **settings})
-        self.repository = FolderRepository(self.settings.models_dir)
+        self.repository = FolderRepository(self.settings.repository_dir)
         self.catalog = RepositoryCatalog(self.repository)
-        self.control = RepositoryControl(self.repository, self.catalog, self.settings)
+        self.control = RepositoryLoader(self.repository, self.catalog, self.settings)
         self.inbox = Inbox()
-        self.outbound = Outbound(self.settings.unread_bytes_max)
-        self.inbound = Inbound(self.settings.inflight_bytes_max)
+        self.reply_budget = ReplyBudget(self.settings.unread_bytes_max)
+        self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.ready = True
         self.is_ready: Callable[[], bool] = lambda: self.ready
         self.accepts: list[str | None] = []
@@ -130,11 +130,11 @@ class Application:
                 catalog=self.catalog,
                 infer=self.inbox,
                 caller=Caller(self._find, 600),
-                statistics=MachineStatistics(Tally(None, "gateway"), lambda: self.catalog.snapshot),
+                statistics=MachineStatistics(MetricsRegistry(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
-                inbound=self.inbound,
-                outbound=self.outbound,
+                receive_budget=self.receive_budget,
+                reply_budget=self.reply_budget,
                 client_memory=ClientMemory(home, "test", allowed=self.settings.allow_client_shm),
                 traces=SharedTraceSettings(
                     SharedDocument(home / "trace.json"),
@@ -171,7 +171,7 @@ class Application:
             await running
             listener.close()
 
-    def _find(self, model: str, version: str | None) -> Route:
+    def _find(self, model: str, version: str | None) -> ModelRoute:
         number = None if version is None else version_number(model, version)
         manifest = self.catalog.snapshot.model(model).version(number).manifest
         raise Failure(Code.UNAVAILABLE, f"no worker serves version {manifest.version} of {model!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
+from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from gateway.protocols.http.deps import UploadKey
 from services.model.manifest import Manifest
 from services.repository.base import Repository
@@ -94,7 +94,7 @@ class RepositoryCatalog:
 
     def _version(self, manifest: Manifest, *, loaded: bool) -> VersionView:
         placed = tuple(
-            Placed(worker=worker, instance=instance)
+            Replica(worker=worker, instance=instance)
             for worker in self._workers
             for instance in worker.instances
             if instance.release == manifest.release

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from gateway.scheduling.admission import Admission
 from gateway.scheduling.lane import Lane
-from gateway.scheduling.lane_metrics import LaneTallies
+from gateway.scheduling.lane_metrics import LaneMetrics
 from gateway.scheduling.packer import Packer
-from gateway.scheduling.pool_context import Shared
-from gateway.scheduling.producer import Exchange
+from gateway.scheduling.pool_context import PoolContext
+from gateway.scheduling.producer import Producer
 from gateway.scheduling.quarantine import Quarantine
 from gateway.scheduling.request import InputTensor, Request, Responder
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.model.manifest import ModelConfig
 from services.model.profile import Profile
 from services.queue.keys import InstanceKeys
@@ -36,7 +36,7 @@ ROWS_WAITING_MAX = 1000
 class HeldLink(LoopbackLink):
     """Keeps what is put; `up`: whether Redis can be reached."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Producer) -> None:
         super().__init__(exchange)
         self.held = self.up = True
 
@@ -64,15 +64,15 @@ class LaneBench:
         config: ModelConfig | None = None,
     ) -> None:
         self.now = 0.0
-        tally = Tally(None, "gateway")
+        tally = MetricsRegistry(None, "gateway")
         refused = tally.counter(catalogue.REFUSED, "gateway_full")
-        exchange = Exchange(NOWHERE, InstanceKeys("test"), "bench", tally, 2000)
+        exchange = Producer(NOWHERE, InstanceKeys("test"), "bench", tally, 2000)
         self.link = HeldLink(exchange)
         self.pending = exchange.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)
         self._soon: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[int], None], int]] = []
-        self.shared = Shared(
+        self.shared = PoolContext(
             self.link,
             self.pending,
             self.admission,
@@ -95,7 +95,7 @@ class LaneBench:
         """One more lane of the pool, ready; its largest run is the largest that was measured."""
         manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
-        lane = Lane(manifest, self.shared, packer, LaneTallies(self._tally, manifest))
+        lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest))
         lane.place(instances, Profile(profile), max(profile), shared=self._segments is not None, failed=None)
         return lane
 

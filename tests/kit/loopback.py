@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
-from gateway.protocols.v2.service import Infer
+from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
+from gateway.protocols.v2.service import InferService
 from gateway.scheduling.admission import Admission
-from gateway.scheduling.producer import Exchange
-from gateway.scheduling.router import Lanes
+from gateway.scheduling.producer import Producer
+from gateway.scheduling.router import Router
 from gateway.triton.shared_memory import ClientMemory
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.model.manifest import ModelConfig
 from services.queue.keys import InstanceKeys
-from services.queue.producer_link import PoolLink
+from services.queue.producer_link import ProducerLink
 from services.queue.url import RedisAddress
 from services.repository.folder import FolderRepository
 from services.settings import Settings
@@ -35,10 +35,10 @@ from tests.kit.versions import publish
 NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # nobody connects to it
 
 
-class LoopbackLink(PoolLink):
+class LoopbackLink(ProducerLink):
     """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Producer) -> None:
         keys = InstanceKeys("test").pool("cpu")
         super().__init__(NOWHERE, keys, "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
         self.held = False
@@ -94,30 +94,32 @@ class Loopback:
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.settings = Settings.model_validate({"home": home, **settings})
-        self.repository = FolderRepository(self.settings.models_dir)
-        tally = self.tally = Tally(None, "gateway")
+        self.repository = FolderRepository(self.settings.repository_dir)
+        tally = self.tally = MetricsRegistry(None, "gateway")
         self.admission = Admission(
             self.settings.inflight_max,
             self.settings.inflight_bytes_max,
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             tally.counter(catalogue.REFUSED, "gateway_full"),
         )
-        self.exchange = Exchange(NOWHERE, InstanceKeys("test"), "loopback", tally, self.settings.lease_ms)
+        self.exchange = Producer(NOWHERE, InstanceKeys("test"), "loopback", tally, self.settings.lease_ms)
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
-        self.outbound = Outbound(self.settings.unread_bytes_max)
-        self.lanes = Lanes(
-            self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory, self.outbound
+        self.reply_budget = ReplyBudget(self.settings.unread_bytes_max)
+        self.lanes = Router(
+            self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory, self.reply_budget
         )
-        self.inbound = Inbound(self.settings.inflight_bytes_max)
-        self.infer = Infer(self.lanes, self.inbound, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000)
+        self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
+        self.infer = InferService(
+            self.lanes, self.receive_budget, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000
+        )
 
     async def open(self) -> None:
         views = {}
         for name, serving in (("m", 1), ("idle", None)):
             manifest = publish(self.repository, name, 1, ModelConfig(rows_max=65536))
             holder = worker(instance(manifest))
-            version = VersionView(manifest, State.READY, None, (Placed(holder, holder.instances[0]),))
+            version = VersionView(manifest, State.READY, None, (Replica(holder, holder.instances[0]),))
             views[name] = ModelView(name, serving, serving, {1: version})
         await self.lanes.apply(Snapshot(views, ()), views)

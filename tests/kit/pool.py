@@ -1,6 +1,6 @@
 """A pool's part of a real Redis: what gateways do to it, workers on it, and a picture of its state with what must hold.
 
-put, reclaim (a gateway's scripts) ── worker(name) -> workers.consumer.Exchange ── picture() -> Picture ── broken()
+put, reclaim (a gateway's scripts) ── worker(name) -> workers.consumer.Consumer ── picture() -> Picture ── broken()
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import msgpack
 
 from services.queue.blob import write_commands
 from services.queue.clock import RedisClock
-from services.queue.consumer_link import Link
+from services.queue.consumer_link import ConsumerLink
 from services.queue.keys import InstanceKeys
 from services.queue.scripts import script
 from services.queue.url import RedisAddress, client
 from services.wire.batch import BatchHeader, encode_batch
-from workers.consumer import Exchange, Finished
+from workers.consumer import Consumer, Finished
 from workers.lease import Lease
 
 LEASE_MS = 60_000  # no test lasts that long: workers are silenced, not waited for
@@ -109,8 +109,8 @@ class Pool:
         self.keys = InstanceKeys(instance).pool(name)
         self.clock = RedisClock()
         self.redis: Any = client(address)
-        self._link = Link(address)
-        self._exchanges: dict[str, Exchange] = {}
+        self._link = ConsumerLink(address)
+        self._exchanges: dict[str, Consumer] = {}
         self.load()
 
     def load(self) -> None:
@@ -196,16 +196,16 @@ class Pool:
 
     # What workers do.
 
-    def worker(self, name: str) -> Exchange:
+    def worker(self, name: str) -> Consumer:
         if name not in self._exchanges:
-            self._exchanges[name] = Exchange(self.address, self.keys, name, self.clock)
+            self._exchanges[name] = Consumer(self.address, self.keys, name, self.clock)
         return self._exchanges[name]
 
     def lose_connection(self, name: str) -> None:
         """The next `worker(name)` is over a new connection."""
         self._exchanges.pop(name).close()
 
-    def join(self, name: str, *lanes: str) -> Exchange:
+    def join(self, name: str, *lanes: str) -> Consumer:
         """A worker that has beaten and holds `lanes`."""
         exchange = self.worker(name)
         exchange.beat(b"{}", LEASE_MS)

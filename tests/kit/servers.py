@@ -1,4 +1,4 @@
-"""An HTTP front over a handler that the test answers: the fast lane, or the ASGI route on plain uvicorn."""
+"""An HTTP front over a handler that the test answers: the fast path, or the ASGI route on plain uvicorn."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.app import build_app
-from gateway.connection.drain import Drain, plain_lane
-from gateway.connection.fast_path import fast_lane
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.drain import Drain, asgi_protocol
+from gateway.connection.fast_path import fast_path_protocol
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.handlers import Held
 from tests.kit.wire import PATIENCE_S, Served, serving
@@ -24,8 +24,8 @@ class Front(NamedTuple):
 
     served: Served
     held: Held
-    inbound: Inbound
-    outbound: Outbound
+    receive_budget: ReceiveBudget
+    reply_budget: ReplyBudget
 
     @property
     def port(self) -> int:
@@ -45,7 +45,7 @@ async def fronting(
     fast: bool = True,
     body_bytes_max: int = 1 << 24,
     connections_max: int = 100,
-    slow_s_max: float = 60.0,
+    client_stall_s_max: float = 60.0,
     inbound_bytes_max: int = 1 << 26,
     unread_bytes_max: int = 1 << 30,
     drain: Drain | None = None,
@@ -53,19 +53,21 @@ async def fronting(
 ) -> AsyncIterator[Front]:
     """`config`: of `serving`. At the end nothing is left of any request."""
     drain = drain or Drain()
-    held, inbound, outbound = Held(), Inbound(inbound_bytes_max), Outbound(unread_bytes_max)
+    held, receive_budget, reply_budget = Held(), ReceiveBudget(inbound_bytes_max), ReplyBudget(unread_bytes_max)
     application = Application(home, body_bytes_max=body_bytes_max)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
     lane = (
-        fast_lane(held, body_bytes_max, connections_max, inbound, outbound, slow_s_max, drain)
+        fast_path_protocol(
+            held, body_bytes_max, connections_max, receive_budget, reply_budget, client_stall_s_max, drain
+        )
         if fast
-        else plain_lane(drain)
+        else asgi_protocol(drain)
     )
     async with serving(app, lane, **config) as served:
-        yield Front(served, held, inbound, outbound)
+        yield Front(served, held, receive_budget, reply_budget)
         await served.settled(0)
         assert not served.server.server_state.tasks
-        assert inbound.bytes == outbound.bytes == 0
+        assert receive_budget.bytes == reply_budget.bytes == 0
         assert held.empty
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.metrics import catalogue
-from services.metrics.page import MetricsPage, Sample
-from services.metrics.registry import Tally
+from services.metrics.page import GaugeSample, MetricsPage
+from services.metrics.registry import MetricsRegistry
 
 _MODELS = st.sampled_from(["a", "b", 'quo"te', "c\\d", "new\nline"])
 _STEPS = st.lists(
@@ -29,7 +29,7 @@ _STEPS = st.lists(
 @given(_STEPS)
 def test_a_kept_page_is_a_fresh_page(steps: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        tallies = [Tally(Path(folder), "gateway")]
+        tallies = [MetricsRegistry(Path(folder), "gateway")]
         page = MetricsPage(tallies[0])
         for what, name in [*steps, ("page", "text/plain")]:
             labels = (name, "1", "cpu")
@@ -43,9 +43,9 @@ def test_a_kept_page_is_a_fresh_page(steps: list[tuple[str, str]]) -> None:
             elif what == "remove":
                 mine.remove(catalogue.LANE_ROWS, *labels)
             elif what == "process":
-                tallies.append(Tally(Path(folder), "worker"))
+                tallies.append(MetricsRegistry(Path(folder), "worker"))
             else:
-                moment = [Sample(catalogue.STREAM_ENTRIES, ("m", "1", "cpu"), float(len(tallies)))]
+                moment = [GaugeSample(catalogue.STREAM_ENTRIES, ("m", "1", "cpu"), float(len(tallies)))]
                 fresh = MetricsPage(tallies[0]).render(name, moment=moment)
                 assert page.render(name, moment=moment) == fresh
         for tally in tallies:
@@ -53,7 +53,7 @@ def test_a_kept_page_is_a_fresh_page(steps: list[tuple[str, str]]) -> None:
 
 
 def test_any_number_of_forms_takes_bounded_memory() -> None:
-    page = MetricsPage(Tally(None, "gateway"))
+    page = MetricsPage(MetricsRegistry(None, "gateway"))
     for version in range(20):
         page.render(f"application/openmetrics-text; version=1.{version}.0")
     assert len(page._forms) <= 2

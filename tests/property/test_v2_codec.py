@@ -19,8 +19,8 @@ from tritonclient.http import InferInput, InferRequestedOutput, InferResult
 from tritonclient.http._utils import _get_inference_request
 
 from gateway.protocols.v2.call import InferCall, Options
-from gateway.protocols.v2.decode import Decoder
-from gateway.protocols.v2.encode import Encoder
+from gateway.protocols.v2.decode import V2Decoder
+from gateway.protocols.v2.encode import V2Encoder
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.outputs import Column, Outputs, OutputTensor
@@ -90,7 +90,7 @@ def forms(draw: st.DrawFn, tensors: tuple[TensorSpec, ...]) -> list[bool]:
 @given(st.data())
 def test_what_the_reference_client_asks_is_what_is_decoded(data: st.DataObject) -> None:
     signature = data.draw(signatures())
-    decoder = Decoder(InputPlans("m", signature, ROWS_MAX), JSON_BYTES_MAX)
+    decoder = V2Decoder(InputPlans("m", signature, ROWS_MAX), JSON_BYTES_MAX)
     rows = data.draw(st.integers(0, ROWS_MAX)) if signature.batching else None
     binary = data.draw(forms(signature.inputs))
     order = data.draw(st.permutations(range(len(signature.inputs))))
@@ -124,7 +124,7 @@ def test_what_the_reference_client_asks_is_what_is_decoded(data: st.DataObject) 
 @given(st.data())
 def test_what_is_encoded_is_what_the_reference_client_reads(data: st.DataObject) -> None:
     signature = data.draw(signatures())
-    writer = Encoder("m", 1, signature)
+    writer = V2Encoder("m", 1, signature)
     binary = data.draw(forms(signature.outputs))
     listed = data.draw(st.booleans()) or len(set(binary)) > 1
     wanted = list(enumerate(binary)) if listed else None
@@ -150,7 +150,7 @@ def test_replies_written_at_once_are_those_written_one_by_one(data: st.DataObjec
     spec = data.draw(specs(batching, []))
     signature = Signature(inputs=(), outputs=(spec,), batching=batching)
     binary = spec.datatype in BINARY_ONLY or data.draw(st.booleans())
-    writer, options = Encoder("m", 1, signature), Options(data.draw(st.integers(0, 3)), binary_default=binary)
+    writer, options = V2Encoder("m", 1, signature), Options(data.draw(st.integers(0, 3)), binary_default=binary)
     count = data.draw(st.integers(1, 4)) if batching else 1
     value = data.draw(arrays(spec, count * options.rows if batching else None, not binary))
     whole = reply(spec, value)
@@ -213,7 +213,7 @@ def write_json(value: Any) -> bytes:
     return repr(value).encode("utf-8", "surrogatepass")
 
 
-def expect_sound(decoder: Decoder, body: bytes, header_bytes: int | None) -> None:
+def expect_sound(decoder: V2Decoder, body: bytes, header_bytes: int | None) -> None:
     """Whatever `body` is: a Failure, or a call whose tensors have the bytes that their shapes say."""
     try:
         call = decoder.decode(body, header_bytes)
@@ -229,13 +229,13 @@ def expect_sound(decoder: Decoder, body: bytes, header_bytes: int | None) -> Non
 @settings(deadline=None)
 @given(st.binary(max_size=64), st.none() | st.integers(-4, 70))
 def test_any_bytes(body: bytes, header_bytes: int | None) -> None:
-    expect_sound(Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX), body, header_bytes)
+    expect_sound(V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX), body, header_bytes)
 
 
 @settings(deadline=None)
 @given(json_values)
 def test_any_json(value: Any) -> None:
-    expect_sound(Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX), write_json(value), None)
+    expect_sound(V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX), write_json(value), None)
 
 
 @settings(deadline=None)
@@ -247,7 +247,7 @@ def test_any_json_in_the_place_of_a_member(value: Any, place: str, key: str) -> 
     parameters: dict[str, Any] = {}
     document: dict[str, Any] = {"inputs": [tensor], "outputs": [output], "parameters": parameters}
     {"document": document, "input": tensor, "output": output, "parameters": parameters}[place][key] = value
-    expect_sound(Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX), write_json(document), None)
+    expect_sound(V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX), write_json(document), None)
 
 
 # Known envelopes are a second way to read a request. It must never lead elsewhere than the first.
@@ -290,10 +290,10 @@ def outcome(decode: Callable[[], InferCall]) -> object:
 @example(good="1,2", middles=[b"true,2"], tail=TAILS[0])
 @example(good="1,2", middles=[b"1,2,3"], tail=TAILS[0])
 def test_a_known_json_envelope_changes_nothing(good: str, middles: list[bytes], tail: bytes) -> None:
-    decoder = Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
+    decoder = V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
     for middle in (good.encode(), *middles, good.encode()):
         body = HEAD + middle + tail
-        fresh = Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
+        fresh = V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
         assert outcome(lambda: decoder.decode(body, None)) == outcome(lambda: fresh.decode(body, None))  # noqa: B023
 
 
@@ -301,9 +301,9 @@ def test_a_known_json_envelope_changes_nothing(good: str, middles: list[bytes], 
 @given(st.integers(-3, 3), st.binary(max_size=12), st.integers(0, 200), st.binary(max_size=3))
 def test_a_known_binary_envelope_changes_nothing(shift: int, blob: bytes, at: int, splice: bytes) -> None:
     head = b'{"inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","parameters":{"binary_data_size":8}}]}'
-    decoder = Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
+    decoder = V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
     decoder.decode(head + bytes(8), len(head))
     spliced = head[:at] + splice + head[at + len(splice) :]
     for body, header_bytes in ((head + blob, len(head) + shift), (spliced + bytes(8), len(spliced)), (head, shift)):
-        fresh = Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
+        fresh = V2Decoder(InputPlans("m", SMALL, ROWS_MAX), JSON_BYTES_MAX)
         assert outcome(lambda: decoder.decode(body, header_bytes)) == outcome(lambda: fresh.decode(body, header_bytes))  # noqa: B023

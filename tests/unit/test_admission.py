@@ -8,7 +8,7 @@ from gateway.scheduling.admission import Admission
 from gateway.scheduling.request import Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from tests.kit.responders import NOBODY
 
 
@@ -17,12 +17,12 @@ def request() -> Request:
 
 
 @pytest.fixture
-def tally() -> Tally:
-    return Tally(None, "gateway-0")
+def tally() -> MetricsRegistry:
+    return MetricsRegistry(None, "gateway-0")
 
 
 @pytest.fixture
-def admission(tally: Tally) -> Admission:
+def admission(tally: MetricsRegistry) -> Admission:
     """Room for three requests and 100 bytes."""
     in_flight = tally.gauge(catalogue.REQUESTS_IN_FLIGHT)
     return Admission(3, 100, in_flight, tally.counter(catalogue.REFUSED, "gateway_full"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from services.ingest.check_slots import CHECKS_BESIDE_MAX, CHECKS_MAX, Turns
+from services.ingest.check_slots import CHECKS_BESIDE_MAX, CHECKS_MAX, CheckSlots
 
 
 class Checks:
     """Checks that run until they are told to end."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: CheckSlots) -> None:
         self._turns = turns
         self.running: list[int] = []
         self._ends: dict[int, asyncio.Event] = {}
@@ -43,7 +43,7 @@ class Checks:
 
 
 async def a_few_at_once() -> None:
-    checks = Checks(Turns(set_aside_s=3600))
+    checks = Checks(CheckSlots(set_aside_s=3600))
     for number in range(CHECKS_MAX + 2):
         checks.begin(number)
     await checks.runs(0, 1)
@@ -56,7 +56,7 @@ async def a_few_at_once() -> None:
 
 
 async def checks_that_never_end() -> None:
-    checks = Checks(Turns(set_aside_s=0))
+    checks = Checks(CheckSlots(set_aside_s=0))
     for number in range(CHECKS_BESIDE_MAX + 2):
         checks.begin(number)
     await checks.runs(*range(CHECKS_BESIDE_MAX))
@@ -68,7 +68,7 @@ async def checks_that_never_end() -> None:
 
 
 async def one_after_the_other() -> None:
-    turns = Turns(set_aside_s=3600)
+    turns = CheckSlots(set_aside_s=3600)
     checks = Checks(turns)
     for number in range(20):
         checks.begin(number)

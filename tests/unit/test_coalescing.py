@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Gathering, Pressure
+from gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Coalescer, CpuPressure
 from tests.kit.lane_harness import LaneBench
 
 
-class Busy(Pressure):
+class Busy(CpuPressure):
     """A process that never pauses."""
 
     def full(self, now: float) -> bool:
@@ -23,7 +23,7 @@ class Room:
         self.in_flight = 0
         self.released: list[int] = []
         self.timers: list[tuple[object, int]] = []
-        self.gathering = Gathering(
+        self.gathering = Coalescer(
             lambda _, call, number: self.timers.append((call, number)),
             lambda: self.in_flight,
             lambda: self.released.append(self.in_flight),
@@ -119,7 +119,7 @@ def test_a_lane_holds_back_only_what_comes_alone_to_a_busy_process(tmp_path: Pat
 
 def test_pressure_is_the_share_of_a_core() -> None:
     spent = 0.0
-    pressure = Pressure(lambda: spent)
+    pressure = CpuPressure(lambda: spent)
     pressure.full(0.0)
     assert STEP_S < LOOK_S
     for share, full in ((FULL / 2, False), (FULL * 1.1, True), (FULL * 1.9, True), (0.0, False)):

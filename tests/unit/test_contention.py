@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gateway.scheduling.contention import SEVERAL_S, Neighbours
+from gateway.scheduling.contention import SEVERAL_S, Contention
 
 
 def test_a_lane_is_not_beside_itself():
-    neighbours = Neighbours()
+    neighbours = Contention()
     for now in range(3):
         neighbours.put("a", now)
     assert not neighbours.beside("a", 2)
@@ -14,7 +14,7 @@ def test_a_lane_is_not_beside_itself():
 
 
 def test_others_are_in_use_for_a_while_after_their_last_batch():
-    neighbours = Neighbours()
+    neighbours = Contention()
     neighbours.put("a", 0.0)
     neighbours.put("b", 0.1)
     neighbours.put("b", 0.2)
@@ -26,4 +26,4 @@ def test_others_are_in_use_for_a_while_after_their_last_batch():
 
 
 def test_at_first_nobody_is_there():
-    assert not Neighbours().beside("a", 0.0)
+    assert not Contention().beside("a", 0.0)

@@ -16,7 +16,7 @@ from services.errors import Failure
 from services.model.signature import Signature, TensorSpec
 
 
-def read(**members: Any) -> request.Wanted:
+def read(**members: Any) -> request.EmbeddingRequest:
     return request.read(json.dumps({"model": "m", "input": "a", **members}).encode())
 
 
@@ -29,8 +29,8 @@ def test_four_kinds_of_input(given: Any, entries: Any) -> None:
 
 
 def test_options() -> None:
-    assert read() == request.Wanted("m", None, ["a"], False, 0)
-    assert read(model="m:3", encoding_format="base64", dimensions=2, user="u") == request.Wanted(
+    assert read() == request.EmbeddingRequest("m", None, ["a"], False, 0)
+    assert read(model="m:3", encoding_format="base64", dimensions=2, user="u") == request.EmbeddingRequest(
         "m", "3", ["a"], True, 2
     )
 

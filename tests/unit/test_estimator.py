@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.scheduling.estimator import OUTLIER, PACE_MAX, Forecast
+from gateway.scheduling.estimator import OUTLIER, PACE_MAX, LatencyEstimator
 from gateway.scheduling.request import Request
 from services.model.profile import Profile
 from tests.kit.responders import NOBODY
 
 
-def forecast(seconds: dict[int, float], instances: int = 1) -> Forecast:
-    made = Forecast()
+def forecast(seconds: dict[int, float], instances: int = 1) -> LatencyEstimator:
+    made = LatencyEstimator()
     made.place(instances, Profile(seconds), max(seconds))
     return made
 
@@ -82,7 +82,7 @@ def test_the_pace_follows_the_replies_of_a_busy_lane():
 
 def test_fewer_rows_in_a_run_are_no_other_pace():
     profile = Profile({1: 1.0, 16: 3.0})
-    one = Forecast()
+    one = LatencyEstimator()
     for rows in (16, 1, 16):
         one.place(1, profile, rows)
         assert one.pace == 1
@@ -133,7 +133,7 @@ def test_what_is_forgotten_keeps_nobody_waiting():
 
 
 def test_without_a_profile_nothing_takes_time():
-    nothing = Forecast()
+    nothing = LatencyEstimator()
     nothing.put(0.0, 5.0)
     nothing.replied(0.0, 6.0)
     assert (nothing.pace, nothing.full_s, nothing.answer_at(100, request(1, now=6.0))) == (1, 0, 6)

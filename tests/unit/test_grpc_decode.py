@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.decode import Call, Decoder
-from gateway.scheduling.caller import TERMS, Terms
+from gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
+from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.output_options import Ask, Extensions
+from gateway.tensors.output_options import Extensions, OutputOption
 from services.errors import Code, Failure
 from services.model.datatypes import NUMPY
 from services.model.signature import Signature, TensorSpec
@@ -38,16 +38,16 @@ class Memory:
         return name, offset, size_bytes
 
 
-def decoder(*inputs: tuple[str, str], memory: Memory | None = None) -> Decoder:
+def decoder(*inputs: tuple[str, str], memory: Memory | None = None) -> GrpcDecoder:
     described = signature(*inputs)
-    return Decoder(InputPlans("m", described, 8), Extensions(described, {}, memory, 1 << 20))
+    return GrpcDecoder(InputPlans("m", described, 8), Extensions(described, {}, memory, 1 << 20))
 
 
 PAIR = decoder(("a", "FP32"), ("b", "FP32"))
 ONE = decoder(("a", "FP32"))
 
 
-def one(datatype: str) -> Decoder:
+def one(datatype: str) -> GrpcDecoder:
     return decoder(("a", datatype))
 
 
@@ -58,21 +58,21 @@ def request(*raws: bytes, names: tuple[str, ...] = ("a",), datatype: str = "FP32
     return built
 
 
-def refused(decoder: Decoder, built: Any, code: Code = Code.INVALID) -> str:
+def refused(decoder: GrpcDecoder, built: Any, code: Code = Code.INVALID) -> str:
     with pytest.raises(Failure) as caught:
         decoder.decode(built)
     assert caught.value.code is code
     return caught.value.message
 
 
-def raw(call: Call) -> list[bytes]:
+def raw(call: GrpcCall) -> list[bytes]:
     return [bytes(tensor.data) for tensor in call.inputs]
 
 
 def test_raw_contents_are_taken_in_the_order_of_the_inputs():
     call = PAIR.decode(request(b"B" * 8, b"A" * 8, names=("b", "a")))
     assert raw(call) == [b"A" * 8, b"B" * 8]
-    assert (call.rows, call.terms, call.outputs, call.id) == (1, TERMS, None, "")
+    assert (call.rows, call.terms, call.outputs, call.id) == (1, DEFAULT_OPTIONS, None, "")
 
 
 def test_raw_and_typed_contents_do_not_mix():
@@ -183,7 +183,7 @@ def test_terms():
     built.parameters["mine"].double_param = 0.5
     built.parameters["sequence_id"].int64_param = 0
     built.parameters["triton_enable_empty_final_response"].bool_param = True
-    assert ONE.decode(built).terms == Terms(1.5, 2)
+    assert ONE.decode(built).terms == RequestOptions(1.5, 2)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_what_is_asked_of_outputs():
     call = known.decode(built)
     assert call.outputs == (1, 0)
     assert call.asks is not None
-    assert call.asks[0] == Ask(classes=3)
+    assert call.asks[0] == OutputOption(classes=3)
     assert cast("Any", call.asks[1].target) == ("r", 6, 5)
     assert "not enabled" in refused(ONE, built, Code.UNSUPPORTED)
     asked.parameters["shared_memory_region"].string_param = "r"

@@ -13,8 +13,8 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.protocols.grpc import messages, status
-from gateway.protocols.grpc.encode import FINAL, Encoder, stream_response, varint
-from gateway.tensors.output_options import Ask, Extensions
+from gateway.protocols.grpc.encode import FINAL, GrpcEncoder, stream_response, varint
+from gateway.tensors.output_options import Extensions, OutputOption
 from gateway.tensors.outputs import OutputTensor
 from services.errors import GRPC_STATUS, Code, Failure
 from services.model.signature import Signature, TensorSpec
@@ -53,7 +53,7 @@ def expected(columns: int, wanted: tuple[int, ...], **fields: Any) -> Any:
 @pytest.mark.parametrize("columns", [0, 1, 16, 40_000])
 @pytest.mark.parametrize("asked", [None, (2, 0), (1,)])
 def test_written_by_hand_is_what_protobuf_reads(columns, asked):
-    encoder = Encoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
+    encoder = GrpcEncoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
     wanted = (0, 1, 2) if asked is None else asked
     for _ in range(2):  # the head is made, then remembered
         assert pb.ModelInferResponse.FromString(encoder.encode(asked, "", reply(columns))) == expected(columns, wanted)
@@ -72,10 +72,10 @@ class Region:
 
 
 def test_classes_and_shared_memory_in_place_of_tensors():
-    encoder = Encoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
+    encoder = GrpcEncoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
     plain = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3)))
     region = Region()
-    asks = {0: Ask(target=region), 2: Ask(classes=1)}
+    asks = {0: OutputOption(target=region), 2: OutputOption(classes=1)}
     for _ in range(2):
         written = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3), asks=asks))
         assert region.data == SIGNATURE.outputs[0].name.encode() + plain.raw_output_contents[0]
@@ -88,7 +88,7 @@ def test_classes_and_shared_memory_in_place_of_tensors():
 
 def test_a_response_in_a_stream():
     written = stream_response(
-        Encoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0)).encode((0,), "i", reply(100), FINAL)
+        GrpcEncoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0)).encode((0,), "i", reply(100), FINAL)
     )
     wanted = expected(100, (0,), id="i")
     wanted.parameters["triton_final_response"].bool_param = True

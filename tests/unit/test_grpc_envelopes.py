@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.decode import Call, Decoder
+from gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
 from gateway.protocols.grpc.envelopes import Envelopes, inputs_of
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.output_options import Extensions
 from tests.unit.test_grpc_decode import raw, request, signature
 
 PLANS = InputPlans("m", signature(("a", "FP32"), ("b", "FP32")), 8000)
-DECODER = Decoder(PLANS, Extensions(PLANS.signature, {}, None, 0))
+DECODER = GrpcDecoder(PLANS, Extensions(PLANS.signature, {}, None, 0))
 
 
 def learnt(built: Any, plans: InputPlans = PLANS, body: bytes | None = None) -> Envelopes:
@@ -23,7 +23,7 @@ def learnt(built: Any, plans: InputPlans = PLANS, body: bytes | None = None) -> 
         body or built.SerializeToString(),
         built,
         plans,
-        Decoder(plans, Extensions(plans.signature, {}, None, 0)).decode(built),
+        GrpcDecoder(plans, Extensions(plans.signature, {}, None, 0)).decode(built),
     )
     return envelopes
 
@@ -42,7 +42,7 @@ def test_what_is_known_is_read_as_what_is_parsed(rows: int) -> None:
     assert envelope is not None
     inputs = inputs_of(again.SerializeToString(), envelope)
     parsed = DECODER.decode(again)
-    assert raw(Call(inputs, rows, parsed.terms, None, "")) == raw(parsed)
+    assert raw(GrpcCall(inputs, rows, parsed.terms, None, "")) == raw(parsed)
     assert [(one.shape, one.size_bytes) for one in inputs] == [(one.shape, one.size_bytes) for one in parsed.inputs]
     assert (envelope.model, envelope.version) == ("m", "7")
     assert (envelope.rows, envelope.outputs) == (parsed.rows, parsed.outputs) == (rows, (1,))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.connection.head_cache import HEADS_MAX, KnownHead, learn_head, read_head
+from gateway.connection.head_cache import HEADS_MAX, CachedHead, learn_head, read_head
 from gateway.connection.infer_handler import InferHeaders
 
 MIB = 1 << 20
@@ -14,7 +14,7 @@ def head(*lines: str, line: str = "POST /v2/models/m/infer HTTP/1.1") -> bytes:
 
 def test_a_plain_post_is_known():
     data = head("Content-Length: 7", "Inference-Header-Content-Length: 3")
-    assert read_head(data, MIB) == KnownHead(data, len(data) + 7, ("m", None), InferHeaders(None, None, b"3"))
+    assert read_head(data, MIB) == CachedHead(data, len(data) + 7, ("m", None), InferHeaders(None, None, b"3"))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_anything_else_is_left_to_the_parser(data: bytes):
 
 
 def test_what_is_remembered_is_bounded():
-    heads: dict[bytes, KnownHead | None] = {}
+    heads: dict[bytes, CachedHead | None] = {}
     for number in range(HEADS_MAX + 10):
         known = learn_head(heads, head(f"Content-Length: {number + 1}"), MIB)
         assert known is not None

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
-from gateway.connection.idle_timer import MovableTimer
+from gateway.connection.idle_timer import LazyTimer
 
 
 class Clock:
@@ -44,9 +44,9 @@ class Clock:
                 handle._run()
 
 
-def made() -> tuple[Clock, list[float], MovableTimer]:
+def made() -> tuple[Clock, list[float], LazyTimer]:
     clock, fired = Clock(), []
-    return clock, fired, MovableTimer(cast("Any", clock), lambda: fired.append(clock.now))
+    return clock, fired, LazyTimer(cast("Any", clock), lambda: fired.append(clock.now))
 
 
 def test_it_fires_once_when_it_is_due():
@@ -95,7 +95,7 @@ def test_unset_it_never_fires():
 def test_closed_it_holds_on_to_nothing():
     class Owner:
         def __init__(self) -> None:
-            self.timer = MovableTimer(cast("Any", clock), self.due)
+            self.timer = LazyTimer(cast("Any", clock), self.due)
 
         def due(self) -> None:
             raise AssertionError

@@ -39,14 +39,14 @@ def test_processes_that_start_together_agree_on_a_new_name(tmp_path: Path) -> No
         with ThreadPoolExecutor(8) as threads:
             names = set(threads.map(lambda _, settings=settings: instance_of(settings), range(8)))
         assert len(names) == 1
-        assert [path.name for path in settings.models_dir.iterdir()] == [FILE]
+        assert [path.name for path in settings.repository_dir.iterdir()] == [FILE]
 
 
 @pytest.mark.parametrize("content", [b"", b"a b\n", b"{x}\n", b"\xff\n", b"a" * 65, b"../x"])
 def test_a_file_that_holds_no_name_is_said_to(tmp_path: Path, content: bytes) -> None:
     settings = Settings(home=tmp_path)
-    settings.models_dir.mkdir()
-    (settings.models_dir / FILE).write_bytes(content)
+    settings.repository_dir.mkdir()
+    (settings.repository_dir / FILE).write_bytes(content)
     with pytest.raises(Failure, match="MILLSTREAM_INSTANCE") as failure:
         instance_of(settings)
     assert failure.value.code is Code.INTERNAL

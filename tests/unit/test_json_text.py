@@ -17,7 +17,7 @@ import gateway.tensors.strict_json
 from gateway.protocols.sagemaker import forms
 from gateway.protocols.tfserving.predict import read_document, read_predict
 from gateway.protocols.torchserve.predictions import read as read_prediction
-from gateway.protocols.v2.decode import Decoder
+from gateway.protocols.v2.decode import V2Decoder
 from gateway.protocols.v2.generate import read as read_prompt
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_text import JsonLimits, parse
@@ -243,7 +243,7 @@ def test_odd_numbers_are_read_or_refused(number: str, count: int) -> None:
     data = ",".join([number] * count)
     text = f'{{"inputs":[{{"name":"x","shape":[1,{count}],"datatype":"FP64","data":[{data}]}}]}}'.encode()
     try:
-        call = Decoder(plans("FP64", (-1, -1), JsonLimits()), 64 * MIB).decode(text, None)
+        call = V2Decoder(plans("FP64", (-1, -1), JsonLimits()), 64 * MIB).decode(text, None)
     except Failure as failure:
         assert failure.code in {Code.INVALID, Code.TOO_LARGE}
     else:
@@ -269,7 +269,7 @@ def test_a_tensor_of_millions_of_numbers_is_what_it_was(datatype: str, *, nested
     head = {"name": "x", "shape": list(array.shape), "datatype": datatype}
     v2 = orjson.dumps({"inputs": [{**head, "data": data}]})
     assert len(v2) > 4 * MIB
-    call = Decoder(plans(datatype, (-1, columns), limits), 64 * MIB).decode(v2, None)
+    call = V2Decoder(plans(datatype, (-1, columns), limits), 64 * MIB).decode(v2, None)
     assert bytes(call.inputs[0].data) == array.tobytes()
     if nested:
         rows = array.reshape(300, -1)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gateway.connection.infer_handler import HttpReply
-from gateway.connection.reply_budget import Outbound, ReplyPermit
+from gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import Encoder
+from gateway.protocols.v2.encode import V2Encoder
 from gateway.protocols.v2.responder import RestRequest, RestResponder
 from gateway.tensors.outputs import Column, Outputs
 from services.errors import Code, Failure
@@ -29,7 +29,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Watched(Encoder):
+class Watched(V2Encoder):
     """Notes in which threads it wrote."""
 
     def __init__(self) -> None:
@@ -45,9 +45,9 @@ class Bench:
     """Requests of one row each, and what they were answered."""
 
     def __init__(self, bytes_max: int = 1 << 30) -> None:
-        self.outbound = Outbound(bytes_max)
+        self.reply_budget = ReplyBudget(bytes_max)
         self.encoder = Watched()
-        self.responder = RestResponder(self.encoder, self.outbound)
+        self.responder = RestResponder(self.encoder, self.reply_budget)
         self.answers: dict[int, list[HttpReply]] = {}
 
     def request(self, number: int, *, binary: bool = False, accept_encoding: bytes | None = None) -> RestRequest:
@@ -69,14 +69,14 @@ class Bench:
         async with asyncio.timeout(30):
             while self.responder._tasks:
                 await asyncio.sleep(0)
-        assert self.outbound.bytes == 0
+        assert self.reply_budget.bytes == 0
         assert all(len(answers) == 1 for answers in self.answers.values())
 
 
 async def test_text_is_written_in_a_thread_from_a_copy() -> None:
     bench = Bench()
     sent = bench.answer(bench.request(0), bench.request(1))
-    assert bench.outbound.bytes == sent.nbytes
+    assert bench.reply_budget.bytes == sent.nbytes
     assert bench.answers == {0: [], 1: []}
     await bench.answered()
     assert threading.get_ident() not in bench.encoder.threads
@@ -103,7 +103,7 @@ async def test_what_is_compressed_counts_too() -> None:
 @pytest.mark.parametrize("binary", [True, False])
 async def test_replies_without_room_are_refused(binary: bool) -> None:
     bench = Bench(bytes_max=COLUMNS * 4 + 1000)
-    held = ReplyPermit(bench.outbound)
+    held = ReplyPermit(bench.reply_budget)
     held.take(2000)
     bench.responder.answer_one(bench.request(0, binary=binary), large_reply())
     assert [reply.status for reply in bench.answers[0]] == [503]
@@ -118,8 +118,8 @@ def large_reply() -> Sequence[Any]:
 
 
 def test_one_reply_alone_may_take_more_than_the_budget_and_small_ones_always_go() -> None:
-    outbound = Outbound(1 << 20)
-    first, second, small = ReplyPermit(outbound), ReplyPermit(outbound), ReplyPermit(outbound)
+    reply_budget = ReplyBudget(1 << 20)
+    first, second, small = ReplyPermit(reply_budget), ReplyPermit(reply_budget), ReplyPermit(reply_budget)
     first.take(1 << 30)
     with pytest.raises(Failure) as caught:
         second.take(1 << 17)
@@ -128,6 +128,6 @@ def test_one_reply_alone_may_take_more_than_the_budget_and_small_ones_always_go(
     small.take(1000)
     first.give_back()
     first.give_back()
-    assert outbound.bytes == 1000
+    assert reply_budget.bytes == 1000
     small.resize(10)
-    assert outbound.bytes == 10
+    assert reply_budget.bytes == 10

@@ -24,7 +24,7 @@ from workers.live_check import (
     compare,
     sampled,
 )
-from workers.loaded_models import Held, Holding
+from workers.loaded_models import LoadedModel, LoadedModels
 
 Array = np.ndarray[Any, Any]
 Model = Callable[[Array], Array]
@@ -147,18 +147,18 @@ class Bench:
         self.model = model
         self.runs: list[int] = []
         self.ended: list[Outcome] = []
-        self.held = Held()
-        self.held.set(Holding(MANIFEST, State.READY, instance=object()))  # type: ignore[arg-type]
+        self.held = LoadedModels()
+        self.held.set(LoadedModel(MANIFEST, State.READY, instance=object()))  # type: ignore[arg-type]
         self.check = LiveCheck(
             one_in, self.held, self.run, lambda _, outcome, __: self.ended.append(outcome), lambda: self.now
         )
 
-    def run(self, holding: Holding, inputs: Mapping[str, Array]) -> Sequence[Array]:
+    def run(self, holding: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
         self.runs.append(len(inputs["x"]))
         return [self.model(inputs["x"])]
 
     @property
-    def holding(self) -> Holding:
+    def holding(self) -> LoadedModel:
         holding = self.held.get(RELEASE)
         assert holding is not None
         return holding

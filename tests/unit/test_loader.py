@@ -9,7 +9,7 @@ import pytest
 
 from tests.contract.repositories import manifest
 from tests.kit.wait import wait_until
-from workers.loader import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loads, Wanted
+from workers.loader import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loader, LoadRequest
 
 
 class Bench:
@@ -23,7 +23,9 @@ class Bench:
         self.deaf: set[str] = set()
         self.under_way: dict[str, Load] = {}
         self._end: dict[str, threading.Event] = {}
-        self.loads = Loads(self._run, lambda load: self.stuck.append(name_of(load)), Limits(100, 200), lambda: self.now)
+        self.loads = Loader(
+            self._run, lambda load: self.stuck.append(name_of(load)), Limits(100, 200), lambda: self.now
+        )
         self.loads.start()
 
     def _run(self, load: Load) -> None:
@@ -37,7 +39,7 @@ class Bench:
         self.reasons[name] = load.stop.reason
 
     def want(self, *names: str, suspects: tuple[str, ...] = ()) -> None:
-        self.loads.want([Wanted(manifest(name), suspect=name in suspects) for name in names])
+        self.loads.want([LoadRequest(manifest(name), suspect=name in suspects) for name in names])
 
     def end(self, name: str) -> None:
         self._end[name].set()

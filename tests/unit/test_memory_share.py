@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from services.model.manifest import Manifest, ModelConfig
 from services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
 from services.wire.records import State
 from tests.kit.versions import SIGNATURE
-from workers.loaded_models import Held, Holding
-from workers.metrics import WorkerTallies
+from workers.loaded_models import LoadedModel, LoadedModels
+from workers.metrics import WorkerMetrics
 from workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy
 
 GIB = 1 << 30
@@ -108,10 +108,10 @@ class Rebuilt:
 
 def test_a_size_is_learnt_from_halves_that_ran_and_rebuilding_is_bounded() -> None:
     now = 0.0
-    held, instance = Held(), Rebuilt()
+    held, instance = LoadedModels(), Rebuilt()
     release = MANIFEST.release
-    held.set(Holding(MANIFEST, State.READY, instance=instance, rows_efficient=64))  # type: ignore[arg-type]
-    policy = OutOfMemoryPolicy(held, WorkerTallies(Tally(None, "worker"), "cpu", "cpu-0", "cpu"), lambda: now)
+    held.set(LoadedModel(MANIFEST, State.READY, instance=instance, rows_efficient=64))  # type: ignore[arg-type]
+    policy = OutOfMemoryPolicy(held, WorkerMetrics(MetricsRegistry(None, "worker"), "cpu", "cpu-0", "cpu"), lambda: now)
 
     def rows() -> int:
         holding = held.get(release)

@@ -17,9 +17,9 @@ from services.metrics import catalogue, files
 from services.metrics.catalogue import CATALOGUE, Kind
 from services.metrics.exposition import serve
 from services.metrics.page import MetricsPage
-from services.metrics.read_cache import Readings
+from services.metrics.read_cache import ReadCache
 from services.metrics.record import CHUNK_BYTES, HEADER_BYTES, MAGIC, Key, records, values_offset, write_record
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from tests.kit import tools
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +29,8 @@ COUNTER = """
 import sys
 from pathlib import Path
 from services.metrics import catalogue as c
-from services.metrics.registry import Tally
-tally = Tally(Path(sys.argv[1]), "gateway")
+from services.metrics.registry import MetricsRegistry
+tally = MetricsRegistry(Path(sys.argv[1]), "gateway")
 requests = tally.counter(c.REQUESTS, "digits", "1", "ok")
 seconds = tally.histogram(c.REQUEST_SECONDS, "digits", "1", "cpu")
 tally.gauge(c.REQUESTS_IN_FLIGHT).set(3)
@@ -46,8 +46,8 @@ BUSY = """
 import sys
 from pathlib import Path
 from services.metrics import catalogue as c
-from services.metrics.registry import Tally
-tally = Tally(Path(sys.argv[1]), "worker")
+from services.metrics.registry import MetricsRegistry
+tally = MetricsRegistry(Path(sys.argv[1]), "worker")
 mark = tally.counter(c.REDIS_RECONNECTS)
 for i in range(10**9):
     tally.counter(c.REQUESTS, f"m{i % 3000}", "1", "ok").add()
@@ -63,9 +63,9 @@ SHORT = """
 import sys
 from pathlib import Path
 from services.metrics import catalogue as c
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 for _ in range(int(sys.argv[2])):
-    tally = Tally(Path(sys.argv[1]), "worker")
+    tally = MetricsRegistry(Path(sys.argv[1]), "worker")
     tally.counter(c.REDIS_RECONNECTS).add()
     tally.close()
 """
@@ -114,7 +114,7 @@ def value_files(directory):
 
 
 def test_series_are_counted_in_own_memory():
-    tally = Tally(None, "gateway")
+    tally = MetricsRegistry(None, "gateway")
     requests = tally.counter(catalogue.REQUESTS, "digits", "1", "ok")
     requests.add()
     requests.add(2.5)
@@ -129,7 +129,7 @@ def test_series_are_counted_in_own_memory():
 
 
 def test_histogram_bounds_are_inclusive_and_cumulative():
-    tally = Tally(None, "worker")
+    tally = MetricsRegistry(None, "worker")
     rows = tally.histogram(catalogue.BATCH_ROWS, "digits", "1", "cpu")
     rows.observe(1)
     rows.observe(2, 3)
@@ -144,7 +144,7 @@ def test_histogram_bounds_are_inclusive_and_cumulative():
 
 
 def test_many_series_grow_past_one_chunk(tmp_path):
-    tally = Tally(tmp_path, "gateway")
+    tally = MetricsRegistry(tmp_path, "gateway")
     first = tally.counter(catalogue.REQUESTS, "m0", "1", "ok")
     for number in range(3000):
         tally.counter(catalogue.REQUESTS, f"m{number}", "1", "ok").add(number)
@@ -158,7 +158,7 @@ def test_many_series_grow_past_one_chunk(tmp_path):
 
 
 def test_series_beyond_the_bound_are_counted_as_other():
-    tally = Tally(None, "gateway", series_max=4)
+    tally = MetricsRegistry(None, "gateway", series_max=4)
     for number in range(10):
         tally.counter(catalogue.REQUESTS, f"m{number}", "1", "ok").add()
     shown = values(tally)
@@ -170,7 +170,7 @@ def test_series_beyond_the_bound_are_counted_as_other():
 
 
 def test_removed_gauge_is_gone_and_its_place_is_used_again(tmp_path):
-    tally = Tally(tmp_path, "gateway")
+    tally = MetricsRegistry(tmp_path, "gateway")
     size = tally.path.stat().st_size
     for number in range(5000):
         old = tally.gauge(catalogue.LANE_ROWS, f"m{number}", "1", "cpu")
@@ -185,14 +185,14 @@ def test_removed_gauge_is_gone_and_its_place_is_used_again(tmp_path):
 
 
 def test_an_unlabelled_gauge_is_removed_too():
-    tally = Tally(None, "gateway")
+    tally = MetricsRegistry(None, "gateway")
     tally.gauge(catalogue.REQUESTS_IN_FLIGHT).set(2)
     tally.remove(catalogue.REQUESTS_IN_FLIGHT)
     assert "millstream_requests_in_flight" not in values(tally)
 
 
 def test_counters_are_not_removed():
-    tally = Tally(None, "gateway")
+    tally = MetricsRegistry(None, "gateway")
     tally.counter(catalogue.REFUSED, "lane_full").add()
     tally.remove(catalogue.REFUSED, "lane_full")
     assert values(tally)["millstream_refused_total,reason=lane_full"] == 1
@@ -200,11 +200,11 @@ def test_counters_are_not_removed():
 
 def test_wrong_number_of_labels_is_refused():
     with pytest.raises(ValueError, match="millstream_requests_total has the labels"):
-        Tally(None, "gateway").counter(catalogue.REQUESTS, "digits")
+        MetricsRegistry(None, "gateway").counter(catalogue.REQUESTS, "digits")
 
 
 def test_processes_add_up_and_outlive_kill(tmp_path):
-    mine = Tally(tmp_path, "gateway")
+    mine = MetricsRegistry(tmp_path, "gateway")
     with process(COUNTER, tmp_path) as first, process(COUNTER, tmp_path) as second:
         count(first, 5)
         count(second, 7)
@@ -232,7 +232,7 @@ def test_processes_add_up_and_outlive_kill(tmp_path):
 
 
 def test_frozen_process_is_alive_and_holds_up_nobody(tmp_path):
-    mine = Tally(tmp_path, "gateway")
+    mine = MetricsRegistry(tmp_path, "gateway")
     with process(COUNTER, tmp_path) as child:
         count(child, 1)
         child.send_signal(signal.SIGSTOP)
@@ -242,7 +242,7 @@ def test_frozen_process_is_alive_and_holds_up_nobody(tmp_path):
 
 
 def test_close_retires_counts_and_drops_gauges(tmp_path):
-    ended, mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
+    ended, mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.gauge(catalogue.WORKER_INFO, "w1", "cpu", "cpu").set(1)
     assert "millstream_worker_info,device=cpu,pool=cpu,worker=w1" in values(mine)
@@ -255,7 +255,7 @@ def test_close_retires_counts_and_drops_gauges(tmp_path):
 
 @pytest.mark.parametrize("attempt", range(5))
 def test_killed_while_it_makes_and_removes_series(tmp_path, attempt):
-    mine = Tally(tmp_path, "gateway")
+    mine = MetricsRegistry(tmp_path, "gateway")
     with process(BUSY, tmp_path) as child:
         assert child.stdout.readline() == "busy\n"
         for _ in range(attempt):
@@ -269,7 +269,7 @@ def test_killed_while_it_makes_and_removes_series(tmp_path, attempt):
 
 
 def test_a_live_file_that_changes_is_read_whole(tmp_path):
-    mine = Tally(tmp_path, "gateway")
+    mine = MetricsRegistry(tmp_path, "gateway")
     with process(BUSY, tmp_path) as child:
         assert child.stdout.readline() == "busy\n"
         for _ in range(50):
@@ -285,7 +285,7 @@ def test_a_live_file_that_changes_is_read_whole(tmp_path):
 
 @pytest.mark.parametrize("cut", [0, 5, 20, 64, 70, 100, 130])
 def test_torn_file_counts_what_is_whole(tmp_path, cut):
-    mine, torn = Tally(tmp_path, "gateway"), Tally(tmp_path, "worker")
+    mine, torn = MetricsRegistry(tmp_path, "gateway"), MetricsRegistry(tmp_path, "worker")
     torn.counter(catalogue.REFUSED, "lane_full").add(3)
     torn.close()
     torn.path.write_bytes(torn.path.read_bytes()[:cut])
@@ -294,7 +294,7 @@ def test_torn_file_counts_what_is_whole(tmp_path, cut):
 
 
 def test_torn_record_is_stepped_over(tmp_path):
-    mine, torn = Tally(tmp_path, "gateway"), Tally(tmp_path, "worker")
+    mine, torn = MetricsRegistry(tmp_path, "gateway"), MetricsRegistry(tmp_path, "worker")
     for reason in ("first", "second", "third"):
         torn.counter(catalogue.REFUSED, reason).add(3)
     torn.close()
@@ -304,14 +304,14 @@ def test_torn_record_is_stepped_over(tmp_path):
 
 
 def test_torn_retired_file_starts_again(tmp_path):
-    ended, mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
+    ended, mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.close()
     assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
     retired = tmp_path / "retired"
     retired.write_bytes(retired.read_bytes()[:-3])
     assert "millstream_reclaimed_total,pool=cpu" not in values(mine)
-    later = Tally(tmp_path, "worker")
+    later = MetricsRegistry(tmp_path, "worker")
     later.counter(catalogue.RECLAIMED, "cpu").add(2)
     later.close()
     assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 2
@@ -319,14 +319,14 @@ def test_torn_retired_file_starts_again(tmp_path):
 
 def test_killed_between_taking_in_and_removing(tmp_path):
     """The retired file is in place and the dead one's still there: it counts once."""
-    ended, mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
+    ended, mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.close()
     kept = ended.path.read_bytes()
     files.retire(tmp_path)
     assert not ended.path.exists()
     ended.path.write_bytes(kept)
-    assert files.read(tmp_path, Readings()) == mine.totals()
+    assert files.read(tmp_path, ReadCache()) == mine.totals()
     assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
     assert value_files(tmp_path) == [mine.path.name]
     ended.close()
@@ -334,7 +334,7 @@ def test_killed_between_taking_in_and_removing(tmp_path):
 
 def test_retired_while_it_is_read(tmp_path, monkeypatch):
     """A file goes between the look at what is retired and the look at the files: it counts all the same, once."""
-    ended, _mine = Tally(tmp_path, "worker"), Tally(tmp_path, "gateway")
+    ended, _mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
     ended.counter(catalogue.RECLAIMED, "cpu").add(4)
     ended.close()
     load = files._load
@@ -349,7 +349,7 @@ def test_retired_while_it_is_read(tmp_path, monkeypatch):
         return loaded
 
     monkeypatch.setattr(files, "_load", load_then_retire)
-    totals = files.read(tmp_path, Readings())
+    totals = files.read(tmp_path, ReadCache())
     assert [values for key, values in totals.items() if key.name == "millstream_reclaimed_total"] == [[4]]
     assert len(looks) == 2
 
@@ -372,7 +372,7 @@ def test_place_goes_to_another_series_while_it_is_read(split):
 
 
 def test_names_of_files_that_were_never_claimed_are_cleaned_away(tmp_path):
-    mine = Tally(tmp_path, "gateway")
+    mine = MetricsRegistry(tmp_path, "gateway")
     (tmp_path / f"worker-1-abc{files.NEW_SUFFIX}").write_bytes(b"")
     values(mine)
     assert [path for path in tmp_path.iterdir() if path.suffix == files.NEW_SUFFIX] == []
@@ -381,7 +381,7 @@ def test_names_of_files_that_were_never_claimed_are_cleaned_away(tmp_path):
 def test_retiring_races_lose_and_double_nothing(tmp_path):
     """Short lives in several processes while several threads read and retire: every read is between what had ended
     when it began and what has begun, and never goes back."""
-    mine = Tally(tmp_path, "gateway")
+    mine = MetricsRegistry(tmp_path, "gateway")
     lives, children = 60, 4
     over = threading.Event()
     seen: list[list[float]] = [[], []]
@@ -413,7 +413,7 @@ def test_retiring_races_lose_and_double_nothing(tmp_path):
 
 def exercised(directory=None):
     """A tally with every metric of the catalogue."""
-    tally = Tally(directory, "gateway")
+    tally = MetricsRegistry(directory, "gateway")
     for metric in CATALOGUE:
         labels = [f'quote " backslash \\ {label}' for label in metric.labels]
         if metric.kind is Kind.COUNTER:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.multipart import CONFIG_BYTES_MAX, UploadForm, is_form
+from gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
 from services.errors import Code, Failure
 
 TYPE = 'multipart/form-data; boundary="xYz"'
@@ -25,7 +25,7 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 
 def parse(chunks: list[bytes]) -> tuple[bytes, bytes | None]:
-    parser = UploadForm(TYPE)
+    parser = MultipartUpload(TYPE)
     model = b"".join(piece for chunk in chunks for piece in parser.feed(chunk))
     parser.close()
     return model, parser.config
@@ -75,7 +75,7 @@ def test_config_is_none_until_its_part_comes() -> None:
 )
 def test_a_bad_form_is_refused_with_the_reason(content_type: str, body: bytes, says: str) -> None:
     with pytest.raises(Failure, match=says) as refused:
-        parser = UploadForm(content_type)
+        parser = MultipartUpload(content_type)
         parser.feed(body)
         parser.close()
     assert refused.value.code is Code.INVALID

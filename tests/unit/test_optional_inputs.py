@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gateway.protocols.v2.decode import Decoder
+from gateway.protocols.v2.decode import V2Decoder
 from gateway.scheduling.packer import Packer
 from gateway.scheduling.readiness import zero_inputs
 from gateway.scheduling.request import ABSENT, InputTensor, Request
@@ -28,8 +28,8 @@ SIGNATURE = Signature(inputs=(BIAS, X), outputs=(Y,), batching=True)
 ROW = np.ones((1, 2), np.float32)
 
 
-def decoder(signature: Signature = SIGNATURE) -> Decoder:
-    return Decoder(InputPlans("m", signature, 8), 1 << 20)
+def decoder(signature: Signature = SIGNATURE) -> V2Decoder:
+    return V2Decoder(InputPlans("m", signature, 8), 1 << 20)
 
 
 @pytest.mark.parametrize("binary", [True, False])

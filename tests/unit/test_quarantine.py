@@ -9,7 +9,7 @@ from gateway.scheduling.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
 from gateway.scheduling.request import InputTensor, Request
 from services.errors import Code, Failure
 from services.metrics import catalogue
-from services.metrics.registry import Tally
+from services.metrics.registry import MetricsRegistry
 from tests.kit.responders import NOBODY
 
 
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def quarantine(clock: Clock) -> Quarantine:
-    tally = Tally(None, "gateway")
+    tally = MetricsRegistry(None, "gateway")
     return Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"), clock)
 
 
@@ -69,7 +69,7 @@ def test_it_ends_after_a_while(quarantine, clock):
 
 
 def test_gateways_learn_from_each_other(quarantine):
-    tally = Tally(None, "another gateway")
+    tally = MetricsRegistry(None, "another gateway")
     other = Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"))
     quarantine.tell = other.learn
     other.tell = quarantine.learn

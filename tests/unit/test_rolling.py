@@ -13,7 +13,7 @@ import pytest
 
 from services.errors import Code, Failure, invalid
 from services.supervisor.child import TRIAL_DEATHS_MAX, Child
-from services.supervisor.control import Control, Event, Tell, ask
+from services.supervisor.control import ControlSocket, Event, Tell, ask
 from services.supervisor.plan import Program
 from services.supervisor.readiness import behind
 from services.supervisor.rolling import Rolling
@@ -257,7 +257,7 @@ def test_a_worker_is_ready_when_it_can_run_what_the_old_one_runs():
 
 def talk(path: Path, work: Any, handle: Any) -> None:
     async def whole() -> None:
-        control = Control(handle)
+        control = ControlSocket(handle)
         await control.open(path)
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -331,7 +331,7 @@ def test_a_supervisor_that_ends_in_between_is_noticed(tmp_path):
             began.set()
             await asyncio.sleep(PATIENCE_S)
 
-        control = Control(handle)
+        control = ControlSocket(handle)
         await control.open(path)
         asking = asyncio.create_task(heard(path, {}))
         await began.wait()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.crashes.culprits import Culprits
-from services.crashes.run_marks import PAGE_BYTES, Run, RunMark, left_behind, take
+from services.crashes.run_marks import PAGE_BYTES, FatalRun, RunMark, left_behind, take
 from services.queue.death_notices import Death
 
 
@@ -30,18 +30,18 @@ def die_running(folder: Path, worker: str, lane: str, *batches: str, over: bool 
 def test_what_a_dead_worker_was_running(tmp_path: Path) -> None:
     die_running(tmp_path, "w", "m:1:abc", "g-1", "g-2")
     assert left_behind(tmp_path, "w") == ["w"]
-    assert take(tmp_path, "w") == Run("m:1:abc", ("g-1", "g-2"))
+    assert take(tmp_path, "w") == FatalRun("m:1:abc", ("g-1", "g-2"))
     assert take(tmp_path, "w") is None
 
 
 def test_between_two_runs_it_ran_nothing(tmp_path: Path) -> None:
     die_running(tmp_path, "w", "m:1:abc", "g-1", over=True)
-    assert take(tmp_path, "w") == Run("", ())
+    assert take(tmp_path, "w") == FatalRun("", ())
 
 
 def test_too_many_batches_are_not_noted_but_their_lane_is(tmp_path: Path) -> None:
     die_running(tmp_path, "w", "m:1:abc", *(f"gateway-{number}" for number in range(PAGE_BYTES // 8)))
-    assert take(tmp_path, "w") == Run("m:1:abc", ())
+    assert take(tmp_path, "w") == FatalRun("m:1:abc", ())
 
 
 def test_nobody_takes_the_mark_of_one_that_lives(tmp_path: Path) -> None:

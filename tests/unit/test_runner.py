@@ -26,8 +26,8 @@ from tests.kit import models
 from workers.backends import get_backend
 from workers.backends.base import Array, Instance, OutOfMemory
 from workers.lease import Lease
-from workers.loaded_models import Holding
-from workers.runner import Run, merge, run
+from workers.loaded_models import LoadedModel
+from workers.runner import RunResult, merge, run
 
 SEGMENTS = Segments(Path("/dev/shm"))
 CLOCK = RedisClock()
@@ -64,7 +64,7 @@ def signature(batching: bool = True, datatype: str = "FP32", outputs: int = 1) -
     return Signature(inputs=given_, outputs=given_, batching=batching)
 
 
-def holding(instance: Instance | None, of: Signature, rows_max: int = 64) -> Holding:
+def holding(instance: Instance | None, of: Signature, rows_max: int = 64) -> LoadedModel:
     manifest = Manifest(
         model="m",
         version=3,
@@ -77,16 +77,16 @@ def holding(instance: Instance | None, of: Signature, rows_max: int = 64) -> Hol
         opset=17,
         ir_version=8,
     )
-    return Holding(manifest, State.READY, instance=instance)
+    return LoadedModel(manifest, State.READY, instance=instance)
 
 
 @pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Holding]:
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
     """An echo that fails on BAD."""
     path = tmp_path_factory.mktemp("echo") / "echo.json"
     path.write_text(json.dumps({"fail_if": BAD}))
 
-    def load(of: Signature | None = None) -> Holding:
+    def load(of: Signature | None = None) -> LoadedModel:
         of = of or signature()
         return holding(Counted(get_backend("echo").load(path, of, "cpu", 1)), of)
 
@@ -102,11 +102,11 @@ def lease(*requests: Sequence[float], deadlines: Sequence[float] = (), lane: str
     return Lease(lane, b"1-0", encode_batch(header, [data.tobytes()]), 1)
 
 
-def values(result: Run) -> list[float] | None:
+def values(result: RunResult) -> list[float] | None:
     return None if result.outputs is None else result.outputs[0][:, 0].tolist()
 
 
-def runs(held: Holding) -> list[int]:
+def runs(held: LoadedModel) -> list[int]:
     assert isinstance(held.instance, Counted)
     return held.instance.runs
 

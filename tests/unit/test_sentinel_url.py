@@ -3,7 +3,7 @@
 import pytest
 
 from services.errors import Code, Failure
-from services.queue.handshake import greeting, heed
+from services.queue.handshake import check_reply, greeting
 from services.queue.sentinel import Sentinels
 from services.queue.url import REPLY_S_MAX, WATCHED_REPLY_S_MAX, RedisAddress, Tls, async_client, client
 
@@ -114,8 +114,8 @@ def test_who_may_be_another_by_now_is_not_waited_for_so_long():
 def test_a_server_that_sentinels_name_is_asked_for_its_role():
     words = greeting(RedisAddress.parse("redis+sentinel://:p@one/steady/2"))
     assert words == [("AUTH", "p"), ("SELECT", "2"), ("ROLE",)]
-    heed(("ROLE",), [b"master", 0, []])
-    heed(("SELECT", "2"), b"OK")
+    check_reply(("ROLE",), [b"master", 0, []])
+    check_reply(("SELECT", "2"), b"OK")
     with pytest.raises(Failure, match="not a master") as failure:
-        heed(("ROLE",), [b"slave", b"127.0.0.1", 6379, b"connected", 0])
+        check_reply(("ROLE",), [b"slave", b"127.0.0.1", 6379, b"connected", 0])
     assert failure.value.code is Code.UNAVAILABLE

@@ -38,7 +38,7 @@ def test_workers_share_the_machine_unless_told_otherwise():
 def test_children_get_every_setting_back(tmp_path, monkeypatch):
     settings = Settings(
         home=tmp_path,
-        fast_lane=False,
+        fast_path=False,
         admin_key="secret",
         pools="cpu=1,gpu=2",
         models="a=b",

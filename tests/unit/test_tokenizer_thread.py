@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gateway.protocols.openai.tokenizer_thread import VERSIONS_MAX, Tokenizing
+from gateway.protocols.openai.tokenizer_thread import VERSIONS_MAX, TokenizerThread
 from services.errors import Code, Failure
 
 
@@ -15,7 +15,7 @@ def test_one_that_does_not_end_is_refused_and_others_go_on() -> None:
     release = threading.Event()
 
     async def use() -> None:
-        tokenizing = Tokenizing(seconds_max=0.2)
+        tokenizing = TokenizerThread(seconds_max=0.2)
         for _ in range(3):
             with pytest.raises(Failure) as refused:
                 await tokenizing.run("endless", release.wait)
@@ -23,7 +23,7 @@ def test_one_that_does_not_end_is_refused_and_others_go_on() -> None:
         assert await tokenizing.run("good", lambda: [[1, 2]]) == [[1, 2]]
         assert await asyncio.to_thread(lambda: "the event loop's threads are free") != ""
         release.set()
-        patient = Tokenizing(seconds_max=60)
+        patient = TokenizerThread(seconds_max=60)
         patient._running = tokenizing._running
         assert await patient.run("endless", lambda: "its turn comes when it has ended") is not None
 
@@ -32,7 +32,7 @@ def test_one_that_does_not_end_is_refused_and_others_go_on() -> None:
 
 def test_runs_of_a_version_take_turns_and_errors_are_its_callers() -> None:
     async def use() -> None:
-        tokenizing = Tokenizing()
+        tokenizing = TokenizerThread()
         running = 0
         most = 0
         lock = threading.Lock()
@@ -65,7 +65,7 @@ def test_versions_at_once_are_bounded() -> None:
     release = threading.Event()
 
     async def use() -> None:
-        tokenizing = Tokenizing(seconds_max=30)
+        tokenizing = TokenizerThread(seconds_max=30)
         waiting = [asyncio.ensure_future(tokenizing.run(str(n), release.wait)) for n in range(VERSIONS_MAX)]
         await asyncio.sleep(0)
         with pytest.raises(Failure) as refused:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from services.ingest.model_io import Port
+from services.ingest.model_io import ModelTensor
 from services.ingest.trial_inputs import Style, draw, extreme_row, find_probe, shape_of
 from services.ingest.trial_memory import available_bytes, room_for
 from services.ingest.trial_session import Session, TrialError
@@ -31,7 +31,7 @@ class Fussy:
         raise TrialError(self._reasons[min(len(self.sizes), len(self._reasons)) - 1])
 
 
-INPUTS = [Port("x", "FP32", ("N", "L"))]
+INPUTS = [ModelTensor("x", "FP32", ("N", "L"))]
 
 
 def test_the_first_reason_that_is_not_memory_is_given() -> None:
@@ -51,14 +51,14 @@ def test_unusual_sizes_are_tried_last() -> None:
 
 
 def test_a_dimension_that_is_the_sum_of_others_has_their_size() -> None:
-    port = Port("mask", "INT64", ("N", "past + sequence", "sequence", "past_length + 1", None, "a+b+c"))
+    port = ModelTensor("mask", "INT64", ("N", "past + sequence", "sequence", "past_length + 1", None, "a+b+c"))
     assert shape_of(port, 3, 8) == (3, 16, 8, 9, 8, 24)
-    assert shape_of(Port("x", "FP32", ("N", "+".join("a" * 200), "1 + ", "")), 2, 8) == (2, 8, 8, 8)
+    assert shape_of(ModelTensor("x", "FP32", ("N", "+".join("a" * 200), "1 + ", "")), 2, 8) == (2, 8, 8, 8)
 
 
 @pytest.mark.parametrize("datatype", sorted(models.ELEMENT_TYPE))
 def test_extreme_rows_are_finite_and_of_the_same_kind(datatype: str) -> None:
-    ports = [Port("x", datatype, ("N", 5))]
+    ports = [ModelTensor("x", datatype, ("N", 5))]
     arrays = draw(ports, 4, 8, Style.NORMAL)
     (row,) = extreme_row(ports, arrays)
     assert (row.shape, row.dtype) == ((1, 5), arrays[0].dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.protocols.v2.decode import Decoder, parse_header_length
+from gateway.protocols.v2.decode import V2Decoder, parse_header_length
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plans import InputPlans
 from services.errors import Code, Failure
@@ -25,7 +25,7 @@ def compact(document: Any) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def refusal(decoder: Decoder, text: bytes, header_bytes: int | None = None, code: Code = Code.INVALID) -> str:
+def refusal(decoder: V2Decoder, text: bytes, header_bytes: int | None = None, code: Code = Code.INVALID) -> str:
     """The message that `text` is refused with; the same by a decoder that has seen good requests."""
     messages = []
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_rows_beyond_the_limit() -> None:
 
 def test_inputs_must_agree_on_rows_and_come_once() -> None:
     specs = tuple(TensorSpec(name=name, datatype="INT8", shape=(-1,)) for name in "ab")
-    decoder = Decoder(InputPlans("two", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
+    decoder = V2Decoder(InputPlans("two", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
     items = [
         {"name": "a", "datatype": "INT8", "shape": [1], "data": [1]},
         {"name": "b", "datatype": "INT8", "shape": [2], "data": [1, 2]},
@@ -315,7 +315,7 @@ def test_a_negative_header_length_does_not_find_a_known_envelope() -> None:
 
 def test_raw_requests_that_cannot_be_deduced() -> None:
     specs = tuple(TensorSpec(name=name, datatype="INT8", shape=(-1,)) for name in "abc")
-    three = Decoder(InputPlans("three", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
+    three = V2Decoder(InputPlans("three", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
     assert "Raw request must only have 1 input (found 1) to be deduced but got 3 inputs in" in refusal(three, b"", None)
     message = refusal(one("BYTES", (-1, 2), batching=True), b"a", 0)
     assert message.startswith("For BYTE datatype raw input 'x', the model must have input shape [1]")
@@ -327,7 +327,7 @@ def test_raw_requests_that_cannot_be_deduced() -> None:
 
 
 def test_the_json_part_has_a_limit() -> None:
-    decoder = Decoder(InputPlans("small", MLP, 8), 100)
+    decoder = V2Decoder(InputPlans("small", MLP, 8), 100)
     text, header_bytes = binary(floats(*GOOD), [1, 4], note="n" * 100)
     assert "100 bytes" in refusal(decoder, text, header_bytes, Code.TOO_LARGE)
     assert "100 bytes" in refusal(decoder, body(GOOD, [1, 4], note="n" * 100), code=Code.TOO_LARGE)

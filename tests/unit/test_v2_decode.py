@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.protocols.v2.decode import VIEW_BYTES_MIN, Decoder, InferCall, parse_header_length
+from gateway.protocols.v2.decode import VIEW_BYTES_MIN, InferCall, V2Decoder, parse_header_length
 from gateway.tensors.input_plans import InputPlans
 from services.model.signature import Signature, TensorSpec
 
@@ -23,14 +23,14 @@ MLP = Signature(
 )
 
 
-def one(datatype: str, shape: tuple[int, ...], *, batching: bool = False) -> Decoder:
+def one(datatype: str, shape: tuple[int, ...], *, batching: bool = False) -> V2Decoder:
     """A decoder of a version with one input, x."""
     spec = TensorSpec(name="x", datatype=datatype, shape=shape)
-    return Decoder(InputPlans("m", Signature(inputs=(spec,), outputs=MLP.outputs, batching=batching), 8), 1 << 20)
+    return V2Decoder(InputPlans("m", Signature(inputs=(spec,), outputs=MLP.outputs, batching=batching), 8), 1 << 20)
 
 
-def mlp() -> Decoder:
-    return Decoder(InputPlans("m", MLP, 8), 1 << 20)
+def mlp() -> V2Decoder:
+    return V2Decoder(InputPlans("m", MLP, 8), 1 << 20)
 
 
 def body(data: Any, shape: list[int], datatype: str = "FP32", **extra: Any) -> bytes:
@@ -112,7 +112,7 @@ def test_any_bytes_like_body(kind: type) -> None:
 def test_inputs_come_in_the_signatures_order_json_and_binary_mixed() -> None:
     names = ("a", "b", "c")
     specs = tuple(TensorSpec(name=name, datatype="INT32", shape=(-1,)) for name in names)
-    decoder = Decoder(InputPlans("m", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
+    decoder = V2Decoder(InputPlans("m", Signature(inputs=specs, outputs=(), batching=True), 8), 1 << 20)
 
     def item(name: str, **how: Any) -> dict[str, Any]:
         return {"name": name, "shape": [2], "datatype": "INT32", **how}

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import Encoder, numbers
+from gateway.protocols.v2.encode import V2Encoder, numbers
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure
 from services.model.datatypes import NUMPY
@@ -19,10 +19,10 @@ from services.model.signature import Signature, TensorSpec
 START = b'{"model_name":"m","model_version":"7","outputs":['
 
 
-def encoder(*datatypes: str) -> Encoder:
+def encoder(*datatypes: str) -> V2Encoder:
     """Outputs y0, y1, … of the datatypes."""
     specs = tuple(TensorSpec(name=f"y{index}", datatype=kind, shape=(-1,)) for index, kind in enumerate(datatypes))
-    return Encoder("m", 7, Signature(inputs=(), outputs=specs, batching=False))
+    return V2Encoder("m", 7, Signature(inputs=(), outputs=specs, batching=False))
 
 
 def tensor(datatype: str, values: Any, shape: tuple[int, ...] | None = None) -> OutputTensor:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from gateway.protocols.grpc.parameters import read_tensor, read_terms
 from gateway.protocols.grpc.typed_contents import no_data, tensor_of
 from gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
-from gateway.scheduling.caller import TERMS, Terms
+from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
 from gateway.tensors.json_document import shown
-from gateway.tensors.output_options import Ask, Extensions
+from gateway.tensors.output_options import Extensions, OutputOption
 from services.errors import invalid
 
 
-class Call(NamedTuple):
+class GrpcCall(NamedTuple):
     """A decoded request. `outputs`: indices in the signature as asked; None: all of them.
 
     `asks`: by index of the output, what is not its plain tensor. `held_bytes`: of inputs that were not in the message.
@@ -28,14 +28,14 @@ class Call(NamedTuple):
 
     inputs: list[InputTensor]
     rows: int
-    terms: Terms
+    terms: RequestOptions
     outputs: tuple[int, ...] | None
     id: str = ""
-    asks: dict[int, Ask] | None = None
+    asks: dict[int, OutputOption] | None = None
     held_bytes: int = 0
 
 
-class Decoder:
+class GrpcDecoder:
     """Reads the requests of one release."""
 
     def __init__(self, plans: InputPlans, extensions: Extensions) -> None:
@@ -44,15 +44,15 @@ class Decoder:
         self._plans = plans
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
 
-    def decode(self, request: Any) -> Call:
+    def decode(self, request: Any) -> GrpcCall:
         """Raises Failure: INVALID, UNSUPPORTED for sequences, and for shared memory where it is not allowed, TOO_LARGE."""
         inputs, rows, held_bytes = self._inputs(request)
-        terms = read_terms(request.parameters) if request.parameters else TERMS
-        asks: dict[int, Ask] = {}
+        terms = read_terms(request.parameters) if request.parameters else DEFAULT_OPTIONS
+        asks: dict[int, OutputOption] = {}
         outputs = self._asked(request.outputs, asks) if request.outputs else None
         if len(request.id) > ID_CHARACTERS_MAX:
             raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-        return Call(inputs, rows, terms, outputs, request.id, asks or None, held_bytes)
+        return GrpcCall(inputs, rows, terms, outputs, request.id, asks or None, held_bytes)
 
     def _inputs(self, request: Any) -> tuple[list[InputTensor], int, int]:
         """The inputs, their rows, and how many bytes of them lay in shared memory."""
@@ -95,7 +95,7 @@ class Decoder:
             raise no_data(plan)
         return raw_tensor(plan, extent, memoryview(raws[at]))
 
-    def _asked(self, outputs: Any, asks: dict[int, Ask]) -> tuple[int, ...]:
+    def _asked(self, outputs: Any, asks: dict[int, OutputOption]) -> tuple[int, ...]:
         asked: dict[int, None] = {}
         for item in outputs:
             index = self._outputs.get(item.name)

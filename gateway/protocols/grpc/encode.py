@@ -14,7 +14,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.protocols.v2.encode import raw_bytes
-from gateway.tensors.output_options import Ask, Extensions
+from gateway.tensors.output_options import Extensions, OutputOption
 from gateway.tensors.outputs import OutputTensor, Reply
 from services.model.signature import Signature
 
@@ -46,7 +46,7 @@ def stream_response(response: bytes) -> bytes:
     return b"".join((_INFER_RESPONSE, varint(len(response)), response))
 
 
-class Encoder:
+class GrpcEncoder:
     """Writes the responses of one release."""
 
     def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions) -> None:
@@ -63,7 +63,7 @@ class Encoder:
         request_id: str,
         reply: Reply,
         extra: bytes = b"",
-        asks: dict[int, Ask] | None = None,
+        asks: dict[int, OutputOption] | None = None,
     ) -> bytes:
         """`asked`: indices of outputs; None: all. `extra`: fields in wire form that the response has besides.
 
@@ -86,7 +86,7 @@ class Encoder:
             pieces += (_RAW, varint(len(raw)), raw)
         return b"".join(pieces)
 
-    def _settled(self, index: int, output: OutputTensor, ask: Ask | None) -> OutputTensor:
+    def _settled(self, index: int, output: OutputTensor, ask: OutputOption | None) -> OutputTensor:
         """`output` as classes, or written to shared memory, of which nothing but its shape is left."""
         if ask is None:
             return output

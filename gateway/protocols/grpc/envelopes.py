@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.decode import Call
+from gateway.protocols.grpc.decode import GrpcCall
 from gateway.protocols.grpc.encode import varint
-from gateway.scheduling.caller import TERMS
+from gateway.scheduling.caller import DEFAULT_OPTIONS
 from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plans import InputPlans
 
@@ -54,10 +54,15 @@ class Envelopes:
                 return None
         return envelope
 
-    def learn(self, body: bytes, request: Any, plans: InputPlans, call: Call) -> None:
+    def learn(self, body: bytes, request: Any, plans: InputPlans, call: GrpcCall) -> None:
         """Remember the envelope of a message that was read in full, if all that differs can be the bytes of its tensors."""
         raws = request.raw_input_contents
-        if call.id or call.terms is not TERMS or call.asks is not None or not all(plan.opaque for plan in plans):
+        if (
+            call.id
+            or call.terms is not DEFAULT_OPTIONS
+            or call.asks is not None
+            or not all(plan.opaque for plan in plans)
+        ):
             return
         if not raws or len(raws) != len(plans):  # inputs in shared memory, or left out
             return

@@ -13,14 +13,14 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.connection.drain import Drain
 from gateway.connection.error_reply import unexpected
 from gateway.protocols.grpc.health import Health
-from gateway.protocols.grpc.infer import Infer
+from gateway.protocols.grpc.infer import InferCalls
 from gateway.protocols.grpc.messages import Messages, answer_alike, parse
-from gateway.protocols.grpc.metadata import Describe
-from gateway.protocols.grpc.repository import Repository
-from gateway.protocols.grpc.shared_memory import Memory
-from gateway.protocols.grpc.statistics import About
+from gateway.protocols.grpc.metadata import MetadataCalls
+from gateway.protocols.grpc.repository import RepositoryCalls
+from gateway.protocols.grpc.shared_memory import SharedMemoryCalls
+from gateway.protocols.grpc.statistics import StatisticsCalls
 from gateway.protocols.grpc.stream import Stream
-from gateway.protocols.grpc.trace_and_log import Instruments
+from gateway.protocols.grpc.trace_and_log import TraceAndLogCalls
 from gateway.protocols.http.deps import Deps
 from services.errors import Failure
 
@@ -28,7 +28,7 @@ _Call = Callable[[Any, Any], Awaitable[Any]]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]
 
 
-class Table(grpc.GenericRpcHandler):  # type: ignore[misc]
+class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
     """For grpc.aio.Server.add_generic_rpc_handlers. Messages come and go as bytes: each handler reads its own.
 
     The library is told that all calls take streams: then it leaves to the handler when to read, and on the wire a unary call
@@ -37,7 +37,7 @@ class Table(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
-        infer = Infer(deps.caller, messages)
+        infer = InferCalls(deps.caller, messages)
         stream = Stream(infer, messages, lambda: drain.begun)
         handlers = {name: _unary(name, call, messages) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
@@ -53,11 +53,11 @@ class Table(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
-    describe = Describe(deps, drain)
-    about = About(deps.statistics, deps.configurations)
-    repository = Repository(deps.settings, deps.control)
-    memory = Memory(deps.settings, deps.client_memory)
-    instruments = Instruments(deps.settings, deps.traces, deps.logs)
+    describe = MetadataCalls(deps, drain)
+    about = StatisticsCalls(deps.statistics, deps.configurations)
+    repository = RepositoryCalls(deps.settings, deps.control)
+    memory = SharedMemoryCalls(deps.settings, deps.client_memory)
+    instruments = TraceAndLogCalls(deps.settings, deps.traces, deps.logs)
     return {
         "ServerLive": describe.server_live,
         "ServerReady": describe.server_ready,

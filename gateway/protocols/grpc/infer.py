@@ -12,24 +12,24 @@ from weakref import WeakKeyDictionary
 
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import ReplyPermit
-from gateway.protocols.grpc.decode import Call, Decoder
-from gateway.protocols.grpc.encode import Encoder
+from gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
+from gateway.protocols.grpc.encode import GrpcEncoder
 from gateway.protocols.grpc.envelopes import Envelopes, inputs_of
 from gateway.protocols.grpc.messages import PACKED, Messages, answer_alike, parse_infer
-from gateway.scheduling.caller import TERMS, Caller, Terms
-from gateway.scheduling.router import Route
+from gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
+from gateway.scheduling.router import ModelRoute
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_document import shown
 from services.errors import Failure, invalid
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 
 class _Codec(NamedTuple):
-    decoder: Decoder
-    encoder: Encoder
+    decoder: GrpcDecoder
+    encoder: GrpcEncoder
 
 
-class Infer:
+class InferCalls:
     """All inference calls: unary ones here, streams in `gateway.protocols.grpc.stream`."""
 
     def __init__(self, caller: Caller, messages: Messages) -> None:
@@ -62,7 +62,7 @@ class Infer:
         if envelope is not None:
             route = self._caller.find(envelope.model, envelope.version or None)
             if route.plans is envelope.plans:
-                call = Call(inputs_of(body, envelope), envelope.rows, TERMS, envelope.outputs)
+                call = GrpcCall(inputs_of(body, envelope), envelope.rows, DEFAULT_OPTIONS, envelope.outputs)
                 return await self._run(route, call, len(body), remaining_s, permit, extra)
         size_bytes = len(body)
         if body and body[0] in PACKED:
@@ -75,17 +75,17 @@ class Infer:
             if request.raw_input_contents:
                 call = codec.decoder.decode(request)
             else:
-                call = await apart(len(body), codec.decoder.decode, request)
+                call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
         except Failure as failure:
-            route.lane.turned_away(failure.code)
+            route.lane.record_rejection(failure.code)
             raise
         self._envelopes.learn(body, request, route.plans, call)
         return await self._run(route, call, size_bytes, remaining_s, permit, extra)
 
     def _run(
         self,
-        route: Route,
-        call: Call,
+        route: ModelRoute,
+        call: GrpcCall,
         size_bytes: int,
         remaining_s: float | None,
         permit: ReplyPermit,
@@ -94,18 +94,18 @@ class Infer:
         inputs, rows, terms, outputs, request_id, asks, held_bytes = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if terms.timeout_s is None else terms.timeout_s
-            terms = Terms(min(timeout_s, remaining_s), terms.priority)
+            terms = RequestOptions(min(timeout_s, remaining_s), terms.priority)
         read = partial(self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, asks=asks)
         return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms, permit)
 
-    def _new_codec(self, route: Route) -> _Codec:
+    def _new_codec(self, route: ModelRoute) -> _Codec:
         manifest = route.lane.manifest
-        encoder = Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
-        codec = self._codecs[route.plans] = _Codec(Decoder(route.plans, route.extensions), encoder)
+        encoder = GrpcEncoder(manifest.model, manifest.version, manifest.signature, route.extensions)
+        codec = self._codecs[route.plans] = _Codec(GrpcDecoder(route.plans, route.extensions), encoder)
         return codec
 
 
-def find(caller: Caller, model: str, version: str) -> Route:
+def find(caller: Caller, model: str, version: str) -> ModelRoute:
     """The version that a request names ("": none). Raises Failure: NOT_FOUND, and INVALID where it is no number."""
     check_version(version)
     return caller.find(model, version or None)

@@ -14,15 +14,15 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from gateway.connection.error_reply import too_large
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound, ReplyPermit
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from gateway.protocols.grpc import parse_cost
 from gateway.protocols.grpc.receiver import Receiver
-from gateway.protocols.grpc.stalled_replies import ReplyWatch
+from gateway.protocols.grpc.stalled_replies import StalledReplies
 from gateway.protocols.grpc.status import refuse
 from gateway.protocols.http.compression import choose_encoding, decompress
 from services.errors import Code, Failure, invalid
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 #: the first byte of a gzip stream and of a zlib stream: as the first byte of a message they would be a wire type that
 #: does not exist, and a field 15, which no message of these services has
@@ -55,12 +55,17 @@ class Messages:
     """
 
     def __init__(
-        self, inbound: Inbound, outbound: Outbound, receiver: Receiver, watch: ReplyWatch, bytes_max: int
+        self,
+        receive_budget: ReceiveBudget,
+        reply_budget: ReplyBudget,
+        receiver: Receiver,
+        watch: StalledReplies,
+        bytes_max: int,
     ) -> None:
-        self._outbound = outbound
+        self._reply_budget = reply_budget
         self.read = receiver.message  # of a unary call
         self.next = receiver.next  # of a stream
-        self._inbound = inbound
+        self._receive_budget = receive_budget
         self._watch = watch
         self._bytes_max = bytes_max
 
@@ -77,13 +82,13 @@ class Messages:
 
     def permit(self) -> ReplyPermit:
         """For one reply of a stream. Whoever asks for it gives it back."""
-        return ReplyPermit(self._outbound)
+        return ReplyPermit(self._reply_budget)
 
     async def plain(self, body: bytes) -> bytes:
         """A message as it was before it was compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""
         if not body or body[0] not in PACKED:
             return body
-        with self._inbound.holding() as held:
+        with self._receive_budget.holding() as held:
             held.grow(len(body))  # what it becomes is bounded by the number of threads
             return await unpack(body, self._bytes_max)
 
@@ -109,7 +114,7 @@ async def parse_infer(body: bytes) -> Any:
     if (
         len(body) > parse_cost.UNCOUNTED_BYTES_MAX
         and not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
-        and not await apart(len(body), parse_cost.within, body, parse_cost.UNITS_MAX)
+        and not await run_in_thread_if_large(len(body), parse_cost.within, body, parse_cost.UNITS_MAX)
     ):
         raise _too_many_fields()
     return _parsed(pb.ModelInferRequest, body)

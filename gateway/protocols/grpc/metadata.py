@@ -14,7 +14,7 @@ from gateway.protocols.v2.metadata import model_metadata, server_metadata
 from services.errors import Code, Failure
 
 
-class Describe:
+class MetadataCalls:
     """Unary calls: message in, message out. Raises Failure."""
 
     def __init__(self, deps: Deps, drain: Drain) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.scheduling.caller import TERMS, Terms
+from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from gateway.tensors.json_document import shown
 from services.errors import Code, Failure, invalid
 
@@ -33,7 +33,7 @@ _TENSOR = {
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
-def read_terms(parameters: Mapping[str, Any]) -> Terms:
+def read_terms(parameters: Mapping[str, Any]) -> RequestOptions:
     """What the parameters of a request ask for. Raises Failure(INVALID), and Failure(UNSUPPORTED) for sequences."""
     timeout_us = priority = 0
     for name, parameter in parameters.items():
@@ -55,8 +55,8 @@ def read_terms(parameters: Mapping[str, Any]) -> Terms:
         elif name == "priority":
             priority = _whole(name, value)
     if not timeout_us and not priority:
-        return TERMS
-    return Terms(timeout_us / 1e6 if timeout_us else None, priority)
+        return DEFAULT_OPTIONS
+    return RequestOptions(timeout_us / 1e6 if timeout_us else None, priority)
 
 
 def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 
 from grpc.aio import EOF
 
-from gateway.connection.receive_budget import SMALL_BYTES_MAX, Inbound
-from gateway.protocols.grpc.tcp_info import Address, Connections, address_of
+from gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
+from gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
 from services.errors import Code, Failure, invalid
 
 #: how often unfinished reads are looked at: what a client can send in between is not bounded
@@ -43,7 +43,7 @@ class _Read:
         self.began = began
         self.timed = timed
         self.failure: Failure | None = None
-        self.connection: _Connection | None = None
+        self.connection: _ReceivingConnection | None = None
         self.mark = 0
 
     def fail(self, failure: Failure) -> None:
@@ -59,7 +59,7 @@ def _tell(read: _Read) -> None:
         raise read.failure from None
 
 
-class _Connection:
+class _ReceivingConnection:
     """A connection with unfinished reads. `received`: bytes that came, less those that were delivered in messages.
 
     `moved`: when SENT_BYTES_MIN bytes more had come than the time before, `moved_bytes`.
@@ -95,21 +95,21 @@ class Receiver:
         reads_max: unfinished reads; beyond it the oldest are ended.
     """
 
-    def __init__(self, inbound: Inbound, slow_s_max: float, reads_max: int) -> None:
-        self._inbound = inbound
-        self._slow_s_max = slow_s_max
+    def __init__(self, receive_budget: ReceiveBudget, client_stall_s_max: float, reads_max: int) -> None:
+        self._receive_budget = receive_budget
+        self._slow_s_max = client_stall_s_max
         self._reads_max = reads_max
-        self._connections: Connections | None = None
+        self._connections: TcpConnections | None = None
         self._new: dict[_Read, None] = {}  # the oldest first
         self._tracked: dict[_Read, None] = {}
-        self._by_peer: dict[Address, _Connection] = {}
+        self._by_peer: dict[Address, _ReceivingConnection] = {}
         self._delivered: dict[Address, int] = {}
         self._held_bytes = 0  # of all, as they count in the budget
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, port: int) -> None:
         """The server's port, once it is known."""
-        self._connections = Connections(port)
+        self._connections = TcpConnections(port)
 
     def close(self) -> None:
         """Look no more."""
@@ -205,7 +205,7 @@ class Receiver:
             peer = address_of(read.context.peer())
             connection = self._by_peer.get(peer)
             if connection is None:
-                connection = self._by_peer[peer] = _Connection(peer)
+                connection = self._by_peer[peer] = _ReceivingConnection(peer)
                 self._measure(connection, now)
             del self._new[read]
             read.connection, read.mark = connection, connection.received_at(read.began)
@@ -213,7 +213,7 @@ class Receiver:
             if read.timed:
                 connection.timed[read] = None
 
-    def _measure(self, connection: _Connection, now: float) -> None:
+    def _measure(self, connection: _ReceivingConnection, now: float) -> None:
         if self._connections is None:
             return
         traffic = self._connections.bytes_of(connection.peer)
@@ -246,7 +246,7 @@ class Receiver:
             read.fail(Failure(Code.UNAVAILABLE, busy, retry_after_s=1))
 
     def _charge(self, held_bytes: int) -> None:
-        self._inbound.bytes += held_bytes - self._held_bytes
+        self._receive_budget.bytes += held_bytes - self._held_bytes
         self._held_bytes = held_bytes
 
     def _make_room(self) -> None:
@@ -254,7 +254,7 @@ class Receiver:
 
         The one that holds most would be the wrong choice: a client with many connections would outlast one large message.
         """
-        over_bytes = self._inbound.bytes - self._inbound.bytes_max
+        over_bytes = self._receive_budget.bytes - self._receive_budget.bytes_max
         if over_bytes <= 0:
             return
         for connection in sorted(self._by_peer.values(), key=lambda one: next(iter(one.reads)).began):
@@ -263,6 +263,6 @@ class Receiver:
             if connection.held_bytes < SMALL_BYTES_MAX:
                 continue
             over_bytes -= connection.held_bytes
-            failure = self._inbound.full()
+            failure = self._receive_budget.full()
             for read in connection.reads:
                 read.fail(failure)

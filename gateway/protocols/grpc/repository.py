@@ -8,19 +8,19 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.protocols.grpc import auth
 from gateway.tensors.json_document import shown
-from gateway.triton.interfaces import Control
+from gateway.triton.interfaces import ModelLoader
 from services.errors import Code, Failure, invalid
 from services.settings import Settings
 
 
-class Repository:
+class RepositoryCalls:
     """Unary calls: message in, message out. Raises Failure."""
 
-    def __init__(self, settings: Settings, control: Control) -> None:
+    def __init__(self, settings: Settings, control: ModelLoader) -> None:
         self._settings = settings
         self._control = control
 
-    def _asked(self, request: Any) -> Control:
+    def _asked(self, request: Any) -> ModelLoader:
         if request.repository_name:
             raise Failure(Code.UNSUPPORTED, "'repository_name' specification is not supported")
         return self._control

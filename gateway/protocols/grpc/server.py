@@ -20,10 +20,10 @@ import grpc
 
 from gateway.connection.drain import Drain
 from gateway.protocols.grpc import proc_net
-from gateway.protocols.grpc.handlers import Table
+from gateway.protocols.grpc.handlers import MethodTable
 from gateway.protocols.grpc.messages import Messages
 from gateway.protocols.grpc.receiver import Receiver
-from gateway.protocols.grpc.stalled_replies import ReplyWatch
+from gateway.protocols.grpc.stalled_replies import StalledReplies
 from gateway.protocols.http.deps import Deps
 from services.errors import Code, Failure
 from services.settings import Settings
@@ -101,10 +101,12 @@ class GrpcServer:
         self._settings = deps.settings
         self._shared = shared
         settings = deps.settings
-        self._receiver = Receiver(deps.inbound, settings.slow_s_max, _calls_max(settings) // 2)
-        self._watch = ReplyWatch(settings.slow_s_max)
-        messages = Messages(deps.inbound, deps.outbound, self._receiver, self._watch, settings.body_bytes_max)
-        self._table = Table(deps, drain, messages)
+        self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, _calls_max(settings) // 2)
+        self._watch = StalledReplies(settings.client_stall_s_max)
+        messages = Messages(
+            deps.receive_budget, deps.reply_budget, self._receiver, self._watch, settings.body_bytes_max
+        )
+        self._table = MethodTable(deps, drain, messages)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
         self._spreading: asyncio.Task[None] | None = None

@@ -8,19 +8,19 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.protocols.grpc import auth
 from gateway.tensors.json_document import shown
-from gateway.triton.interfaces import ClientMemory
+from gateway.triton.interfaces import MemoryRegistry
 from services.errors import invalid, not_found
 from services.settings import Settings
 
 
-class Memory:
+class SharedMemoryCalls:
     """Unary calls: message in, message out. Raises Failure."""
 
-    def __init__(self, settings: Settings, memory: ClientMemory) -> None:
+    def __init__(self, settings: Settings, memory: MemoryRegistry) -> None:
         self._settings = settings
         self._memory = memory
 
-    async def _asked(self, context: Any) -> ClientMemory:
+    async def _asked(self, context: Any) -> MemoryRegistry:
         await auth.check(self._settings, context)
         return self._memory
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from gateway.protocols.grpc.tcp_info import Address, Connections, address_of
+from gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
 
 log = logging.getLogger("millstream.grpc")
 
@@ -18,7 +18,7 @@ LOOK_S = 0.5
 READ_BYTES_MIN = 64 * 1024  # a client that reads so many a second is not slow
 
 
-class ReplyWatch:
+class StalledReplies:
     """All calls in the event loop.
 
     Args:
@@ -26,9 +26,9 @@ class ReplyWatch:
             take less than READ_BYTES_MIN of all replies that wait.
     """
 
-    def __init__(self, slow_s_max: float) -> None:
-        self._slow_s_max = slow_s_max
-        self._connections: Connections | None = None
+    def __init__(self, client_stall_s_max: float) -> None:
+        self._slow_s_max = client_stall_s_max
+        self._connections: TcpConnections | None = None
         self._waiting: dict[
             Any, tuple[float, float]
         ] = {}  # by context of the call: since when, and when it must be over
@@ -37,7 +37,7 @@ class ReplyWatch:
 
     def listen(self, port: int) -> None:
         """The server's port, once it is known."""
-        self._connections = Connections(port)
+        self._connections = TcpConnections(port)
 
     def close(self) -> None:
         """Look no more."""
@@ -73,7 +73,7 @@ class ReplyWatch:
         if self._waiting:
             self._timer = loop.call_later(LOOK_S, self._look, loop)
 
-    def _stuck(self, connections: Connections, peer: Address, now: float) -> bool:
+    def _stuck(self, connections: TcpConnections, peer: Address, now: float) -> bool:
         """Whether a connection with replies that have waited for long takes nothing of them."""
         traffic = connections.bytes_of(peer)
         taken = 0 if traffic is None else traffic.acknowledged

@@ -14,7 +14,7 @@ _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "com
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 
 
-class About:
+class StatisticsCalls:
     """Unary calls: message in, message out. Raises Failure."""
 
     def __init__(self, statistics: Statistics, configurations: Configurations) -> None:

@@ -17,7 +17,7 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import ReplyPermit
 from gateway.protocols.grpc.encode import FINAL, stream_response
-from gateway.protocols.grpc.infer import Infer
+from gateway.protocols.grpc.infer import InferCalls
 from gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
 from gateway.protocols.grpc.status import details
 from services.errors import Code, Failure
@@ -36,7 +36,7 @@ _Answer = tuple[bytes, Failure | None, ReplyPermit]
 class Stream:
     """`leaving`: whether this gateway is on its way out."""
 
-    def __init__(self, infer: Infer, messages: Messages, leaving: Callable[[], bool]) -> None:
+    def __init__(self, infer: InferCalls, messages: Messages, leaving: Callable[[], bool]) -> None:
         self._infer = infer
         self._messages = messages
         self._leaving = leaving

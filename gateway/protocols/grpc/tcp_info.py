@@ -36,7 +36,7 @@ def address_of(peer: str) -> Address:
     return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
 
 
-class Connections:
+class TcpConnections:
     """Finds connections by their peer.
 
     Args:

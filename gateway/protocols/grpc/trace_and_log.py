@@ -13,7 +13,7 @@ from services.errors import invalid
 from services.settings import Settings
 
 
-class Instruments:
+class TraceAndLogCalls:
     """Unary calls: message in, message out. Raises Failure."""
 
     def __init__(self, settings: Settings, trace: TraceSettings, log: LogSettings) -> None:

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from gateway.connection.error_reply import too_large
-from gateway.connection.receive_budget import HeldBody, Inbound
+from gateway.connection.receive_budget import HeldBody, ReceiveBudget
 from gateway.protocols.http.compression import decompress, inflated_bytes_max
 from gateway.protocols.http.deps import Deps
 from gateway.tensors.json_document import parse_json
@@ -70,9 +70,9 @@ async def _read(request: Request, bytes_max: int, held: HeldBody) -> bytes:
     return b"".join(chunks)
 
 
-def _receive_budget(request: Request) -> Inbound:
+def _receive_budget(request: Request) -> ReceiveBudget:
     deps: Deps = request.app.state.deps
-    return deps.inbound
+    return deps.receive_budget
 
 
 def declared_bytes(request: Request) -> int:
@@ -94,7 +94,7 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
     Raises Failure: TOO_LARGE, UNAVAILABLE (all bodies together), ENCODING, INVALID.
     """
     bytes_max = deps.settings.body_bytes_max
-    with deps.inbound.holding() as held:
+    with deps.receive_budget.holding() as held:
         body = await _read(request, bytes_max, held)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:

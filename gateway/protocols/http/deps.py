@@ -8,8 +8,8 @@ from typing import Protocol
 
 from gateway.catalog.snapshot import Snapshot
 from gateway.connection.infer_handler import InferHandler
-from gateway.connection.receive_budget import Inbound
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.receive_budget import ReceiveBudget
+from gateway.connection.reply_budget import ReplyBudget
 from gateway.scheduling.caller import Caller
 from gateway.triton import interfaces
 from services.repository.base import Repository
@@ -20,7 +20,7 @@ from services.wire.records import State
 UploadKey = tuple[str, int | None]
 
 
-class Catalog(Protocol):
+class ModelCatalog(Protocol):
     """What is known about models now, in all processes, as far as this gateway has heard."""
 
     @property
@@ -48,24 +48,24 @@ class Catalog(Protocol):
 class Deps:
     """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this release did.
 
-    `inbound`: the receive budget of the gateway; `outbound`: its reply budget. `metrics`: Accept header -> page, content type.
+    `receive_budget`: the receive budget of the gateway; `reply_budget`: its reply budget. `metrics`: Accept header -> page, content type.
 
     `start` and `stop` are awaited when the application starts and stops.
     """
 
     settings: Settings
     repository: Repository
-    catalog: Catalog
+    catalog: ModelCatalog
     infer: InferHandler
     caller: Caller
     statistics: interfaces.Statistics
     traces: interfaces.TraceSettings
     logs: interfaces.LogSettings
     configurations: interfaces.Configurations
-    control: interfaces.Control
-    client_memory: interfaces.ClientMemory
-    inbound: Inbound
-    outbound: Outbound
+    control: interfaces.ModelLoader
+    client_memory: interfaces.MemoryRegistry
+    receive_budget: ReceiveBudget
+    reply_budget: ReplyBudget
     ready: Callable[[], bool]
     answering: Callable[[str], bool]
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]

@@ -15,7 +15,7 @@ from gateway.protocols.v2.metadata import error_body
 from services.errors import SAGEMAKER_ERROR, Code
 
 
-class Problem(NamedTuple):
+class ErrorContext(NamedTuple):
     """`status`: what the one table has for `code`, or the router's own."""
 
     status: int
@@ -23,13 +23,13 @@ class Problem(NamedTuple):
     message: str
 
 
-class Shaped(NamedTuple):
+class FormattedError(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
 
 
-Shape = Callable[[Problem], Shaped]
+Shape = Callable[[ErrorContext], FormattedError]
 
 #: Code of a status that the router or the framework decided
 CODE_OF_STATUS: dict[int, Code] = {
@@ -44,9 +44,9 @@ CODE_OF_STATUS: dict[int, Code] = {
 }
 
 
-def plain(problem: Problem) -> Shaped:
+def plain(problem: ErrorContext) -> FormattedError:
     """`{"error": …}`: the Open Inference Protocol, KServe V1, TensorFlow Serving, and everything of our own."""
-    return Shaped(problem.status, {}, error_body(problem.message))
+    return FormattedError(problem.status, {}, error_body(problem.message))
 
 
 _OPENAI_TYPES = {
@@ -61,7 +61,7 @@ _OPENAI_TYPES = {
 _MODEL_NOT_FOUND = "Request for unknown model"
 
 
-def openai(problem: Problem) -> Shaped:
+def openai(problem: ErrorContext) -> FormattedError:
     """Source: OpenAI, API reference, "Error codes"."""
     unknown_model = problem.code is Code.NOT_FOUND and problem.message.startswith(_MODEL_NOT_FOUND)
     document = {
@@ -70,7 +70,7 @@ def openai(problem: Problem) -> Shaped:
         "param": "model" if unknown_model else None,
         "code": "model_not_found" if unknown_model else None,
     }
-    return Shaped(problem.status, {}, orjson.dumps({"error": document}))
+    return FormattedError(problem.status, {}, orjson.dumps({"error": document}))
 
 
 _TORCHSERVE_TYPES = {
@@ -87,23 +87,23 @@ _TORCHSERVE_TYPES = {
 }
 
 
-def torchserve(problem: Problem) -> Shaped:
+def torchserve(problem: ErrorContext) -> FormattedError:
     """Source: pytorch/serve, ErrorResponse and the exceptions of its http package."""
     kind = _TORCHSERVE_TYPES.get(problem.code, "BadRequestException")
     if problem.code is Code.NOT_FOUND and problem.message.startswith(("Model not found", "Model version")):
         kind = "ModelVersionNotFoundException" if "version" in problem.message else "ModelNotFoundException"
     document = {"code": problem.status, "type": kind, "message": _text(problem.message)}
-    return Shaped(problem.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
+    return FormattedError(problem.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
 
 
-def sagemaker(problem: Problem) -> Shaped:
+def sagemaker(problem: ErrorContext) -> FormattedError:
     """Source: the service model "sagemaker-runtime" 2017-05-13; errors of the protocol rest-json."""
     status, kind = SAGEMAKER_ERROR[problem.code]
     message = _text(problem.message)
     document: dict[str, Any] = {"Message": message}
     if kind == "ModelError":
         document |= {"OriginalStatusCode": problem.status, "OriginalMessage": message, "LogStreamArn": ""}
-    return Shaped(status, {"x-amzn-errortype": kind}, orjson.dumps(document))
+    return FormattedError(status, {"x-amzn-errortype": kind}, orjson.dumps(document))
 
 
 #: the longest prefix that a path starts with decides

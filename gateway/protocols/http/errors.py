@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.schemas import Error
-from gateway.protocols.http.error_formats import CODE_OF_STATUS, Problem, shape_of
+from gateway.admin.schemas import ErrorDocument
+from gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, shape_of
 from services.errors import HTTP_STATUS, Code, Failure
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, _disconnected)
 
 
-def documented(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str, dict[str, Any]]:
+def documented(*statuses: int, model: type[BaseModel] = ErrorDocument) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that may answer these error statuses, for the OpenAPI page."""
     return {status: {"model": model, "description": _MEANINGS[status]} for status in statuses}
 
@@ -45,8 +45,8 @@ def documented(*statuses: int, model: type[BaseModel] = Error) -> dict[int | str
 def error_reply(
     path: str, status: int, message: str, headers: Mapping[str, str] | None = None, code: Code | None = None
 ) -> Response:
-    """The reply that says what went wrong; for v2 in the words and bytes that the fast lane uses too."""
-    shaped = shape_of(path)(Problem(status, code or CODE_OF_STATUS.get(status, Code.INTERNAL), message))
+    """The reply that says what went wrong; for v2 in the words and bytes that the fast path uses too."""
+    shaped = shape_of(path)(ErrorContext(status, code or CODE_OF_STATUS.get(status, Code.INTERNAL), message))
     return Response(shaped.body, shaped.status, {**(headers or {}), **shaped.headers}, media_type="application/json")
 
 

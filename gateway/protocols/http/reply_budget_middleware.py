@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.connection.reply_budget import PERMIT, Outbound, ReplyPermit
+from gateway.connection.reply_budget import PERMIT, ReplyBudget, ReplyPermit
 
 
-class ReplyBudget:
+class ReplyBudgetMiddleware:
     """From the moment in which tensors come back until the server has taken the reply made of them."""
 
-    def __init__(self, app: ASGIApp, outbound: Outbound) -> None:
+    def __init__(self, app: ASGIApp, reply_budget: ReplyBudget) -> None:
         self.app = app
-        self._outbound = outbound
+        self._reply_budget = reply_budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        permit = ReplyPermit(self._outbound)
+        permit = ReplyPermit(self._reply_budget)
 
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.body":

@@ -15,15 +15,15 @@ import numpy as np
 import orjson
 
 from gateway.protocols.openai.embedder import Embedder, embedder, shortened
-from gateway.protocols.openai.request import Wanted, check_tokens, read
-from gateway.protocols.openai.tokenizer_thread import Tokenizing
+from gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
+from gateway.protocols.openai.tokenizer_thread import TokenizerThread
 from gateway.protocols.openai.tokenizers import Tokenizers
 from gateway.protocols.v2.encode import numbers
 from gateway.scheduling.caller import Caller
-from gateway.scheduling.infer_arrays import ask, turning_away
-from gateway.scheduling.router import Route
+from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from gateway.scheduling.router import ModelRoute
 from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 RUNS_AT_ONCE_MAX = 16
 
@@ -35,21 +35,21 @@ class Embeddings:
         self._caller = caller
         self._json_limits = json_limits
         self._tokenizers = tokenizers
-        self._tokenizing = Tokenizing()
+        self._tokenizing = TokenizerThread()
 
     async def answer(self, body: bytes) -> bytes:
         """The reply to `body`. Raises Failure."""
-        wanted = await apart(len(body), read, body, self._json_limits)
+        wanted = await run_in_thread_if_large(len(body), read, body, self._json_limits)
         route = self._caller.find(wanted.model, wanted.version)
-        with turning_away(route):
+        with count_rejections(route):
             how = embedder(route.plans)
             entries, tokens = await self._entries(route, how, wanted)
         vectors = await self._vectors(route, how, entries)
-        with turning_away(route):
+        with count_rejections(route):
             vectors = shortened(vectors, wanted.dimensions)
-        return await apart(vectors.nbytes, _written, wanted, vectors, tokens)
+        return await run_in_thread_if_large(vectors.nbytes, _written, wanted, vectors, tokens)
 
-    async def _entries(self, route: Route, how: Embedder, wanted: Wanted) -> tuple[Sequence[Any], int]:
+    async def _entries(self, route: ModelRoute, how: Embedder, wanted: EmbeddingRequest) -> tuple[Sequence[Any], int]:
         """What the model takes for each entry, and how many tokens that is."""
         entries: Sequence[Any] = wanted.entries
         texts = isinstance(entries[0], str)
@@ -62,16 +62,16 @@ class Embeddings:
             check_tokens([len(ids) for ids in entries])
         return entries, sum(map(len, entries))
 
-    async def _vectors(self, route: Route, how: Embedder, entries: Sequence[Any]) -> np.ndarray[Any, Any]:
+    async def _vectors(self, route: ModelRoute, how: Embedder, entries: Sequence[Any]) -> np.ndarray[Any, Any]:
         signature, config = route.plans.signature, route.lane.manifest.config
         size = config.rows_max if signature.batching else 1
         turns = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
 
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
             async with turns:
-                with turning_away(route):
+                with count_rejections(route):
                     inputs, mask = how.inputs(some)
-                outputs = await ask(self._caller, route, inputs)
+                outputs = await infer_arrays(self._caller, route, inputs)
                 return how.vectors(outputs, mask)
 
         runs = [asyncio.ensure_future(run(entries[at : at + size])) for at in range(0, len(entries), size)]
@@ -82,7 +82,7 @@ class Embeddings:
                 one.cancel()
 
 
-def _written(wanted: Wanted, vectors: np.ndarray[Any, Any], tokens: int) -> bytes:
+def _written(wanted: EmbeddingRequest, vectors: np.ndarray[Any, Any], tokens: int) -> bytes:
     if wanted.base64:
         texts = [b'"%b"' % base64.b64encode(row.astype("<f4").tobytes()) for row in vectors]
     else:

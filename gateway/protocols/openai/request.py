@@ -16,7 +16,7 @@ TOKENS_MAX = 8192  # of one entry
 TOKENS_TOTAL_MAX = 300_000
 
 
-class Wanted(NamedTuple):
+class EmbeddingRequest(NamedTuple):
     """`entries`: texts, or lists of token ids. `version` None: `model` names none. `dimensions` 0: as many as there are."""
 
     model: str
@@ -26,7 +26,7 @@ class Wanted(NamedTuple):
     dimensions: int
 
 
-def read(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Wanted:
+def read(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> EmbeddingRequest:
     """Raises Failure: INVALID naming the member, TOO_LARGE."""
     document = parse(body, limits)
     if type(document) is not dict:
@@ -44,7 +44,7 @@ def read(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Wanted:
     user = document.get("user")
     if user is not None and type(user) is not str:
         raise invalid("'user' is a string")
-    return Wanted(name, version or None, _entries(document.get("input")), form == "base64", dimensions or 0)
+    return EmbeddingRequest(name, version or None, _entries(document.get("input")), form == "base64", dimensions or 0)
 
 
 def _entries(value: Any) -> list[str] | list[list[int]]:

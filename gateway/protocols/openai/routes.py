@@ -17,7 +17,7 @@ from gateway.protocols.tfserving.documents import model_list
 router = APIRouter(tags=["OpenAI"])
 
 
-class Problem(BaseModel):
+class OpenAIErrorDetail(BaseModel):
     """What went wrong, as OpenAI says it."""
 
     message: str
@@ -26,10 +26,10 @@ class Problem(BaseModel):
     code: str | None
 
 
-class Refusal(BaseModel):
+class OpenAIError(BaseModel):
     """The body of every error."""
 
-    error: Problem
+    error: OpenAIErrorDetail
 
 
 _BODY: dict[str, Any] = {
@@ -61,7 +61,7 @@ _EXAMPLE = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
-    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=Refusal),
+    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=OpenAIError),
 }
 
 

@@ -23,7 +23,7 @@ SECONDS_MAX = 20.0
 VERSIONS_MAX = 16
 
 
-class Tokenizing:
+class TokenizerThread:
     """One run at a time for each version. For one event loop."""
 
     def __init__(self, seconds_max: float = SECONDS_MAX) -> None:

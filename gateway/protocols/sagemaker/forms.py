@@ -34,7 +34,7 @@ _HEADER_BYTES_MAX = 10_000
 _DIMS_MAX = 32  # of numpy's arrays in each of its versions
 
 
-class Asked(NamedTuple):
+class ParsedBody(NamedTuple):
     """What a body brought. `row_form`: whether JSON in reply is that of V1's row form."""
 
     inputs: Inputs
@@ -67,7 +67,7 @@ def is_v2(document: object) -> bool:
     )
 
 
-def reader(content_type: str) -> Callable[[InputPlans, bytes], Asked]:
+def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
     """What reads bodies of this type. Raises Failure(ENCODING)."""
     read = _READERS.get(media_type(content_type))
     if read is None:
@@ -81,20 +81,20 @@ def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
     return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
 
 
-def from_json(plans: InputPlans, document: Any) -> Asked:
+def from_json(plans: InputPlans, document: Any) -> ParsedBody:
     """V1's row or column form, or a list alone, which is the instances. Raises Failure(INVALID)."""
     if type(document) is list or type(document) is NumberList:
-        return Asked(read_instances(plans, document), row_form=True)
+        return ParsedBody(read_instances(plans, document), row_form=True)
     if type(document) is not dict:
         raise invalid("the body is a JSON object with 'instances' or 'inputs', or a list of instances")
-    return Asked(*read_predict(plans, document))
+    return ParsedBody(*read_predict(plans, document))
 
 
-def _read_json(plans: InputPlans, body: bytes) -> Asked:
+def _read_json(plans: InputPlans, body: bytes) -> ParsedBody:
     return from_json(plans, parse_json(body, plans.json_limits))
 
 
-def _read_csv(plans: InputPlans, body: bytes) -> Asked:
+def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
     plan = _only(plans, CSV)
     try:
         text = body.decode("utf-8-sig")
@@ -110,7 +110,7 @@ def _read_csv(plans: InputPlans, body: bytes) -> Asked:
         if len(row) != width:
             raise invalid(f"line {at + 1} of the CSV has {len(row)} columns, the first has {width}")
     cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in enumerate(rows)]
-    return Asked(_joined(plans, plan, from_lists(plan, _shaped(plan, cells))), row_form=True)
+    return ParsedBody(_joined(plans, plan, from_lists(plan, _shaped(plan, cells))), row_form=True)
 
 
 def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
@@ -140,9 +140,9 @@ def _shaped(plan: InputPlan, rows: list[list[Any]]) -> Any:
     return rows
 
 
-def _read_npy(plans: InputPlans, body: bytes) -> Asked:
+def _read_npy(plans: InputPlans, body: bytes) -> ParsedBody:
     plan = _only(plans, NPY)
-    return Asked(_joined(plans, plan, from_array(plan, array_of(body))), row_form=True)
+    return ParsedBody(_joined(plans, plan, from_array(plan, array_of(body))), row_form=True)
 
 
 def array_of(body: bytes) -> np.ndarray[Any, Any]:
@@ -190,7 +190,7 @@ def _joined(plans: InputPlans, plan: InputPlan, found: Found) -> Inputs:
     return join(plans, {plan.name: found})
 
 
-_READERS: dict[str, Callable[[InputPlans, bytes], Asked]] = {JSON: _read_json, CSV: _read_csv, NPY: _read_npy}
+_READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {JSON: _read_json, CSV: _read_csv, NPY: _read_npy}
 
 
 # --- replies ---

@@ -18,11 +18,11 @@ from gateway.protocols.sagemaker.event_stream import payload_parts
 from gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from gateway.protocols.v2.decode import parse_header_length
 from gateway.protocols.v2.embedded import infer_v2
-from gateway.scheduling.infer_arrays import ask, turning_away
-from gateway.scheduling.router import Route
+from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from gateway.scheduling.router import ModelRoute
 from gateway.tensors.outputs import size_of
 from services.errors import Code, Failure, invalid
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["SageMaker"])
 
@@ -140,9 +140,9 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
     return reply
 
 
-async def _reply(request: Request, deps: Deps, route: Route, body: bytes, accept: str | None) -> Response:
+async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, accept: str | None) -> Response:
     content_type = request.headers.get("content-type", "")
-    with turning_away(route):
+    with count_rejections(route):
         header_bytes = binary.header_bytes(content_type)
     if header_bytes is not None:
         return _v2_reply(*await infer_v2(deps.caller, route, body, header_bytes))
@@ -153,17 +153,23 @@ async def _reply(request: Request, deps: Deps, route: Route, body: bytes, accept
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
         )
-    with turning_away(route):
+    with count_rejections(route):
         if forms.media_type(content_type) == forms.JSON:
-            document = await apart(len(body), forms.parse_json, body, route.plans.json_limits)
-            asked = None if forms.is_v2(document) else await apart(len(body), forms.from_json, route.plans, document)
+            document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
+            asked = (
+                None
+                if forms.is_v2(document)
+                else await run_in_thread_if_large(len(body), forms.from_json, route.plans, document)
+            )
         else:
-            asked = await apart(len(body), forms.reader(content_type), route.plans, body)
+            asked = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
     if asked is None:
         return _v2_reply(*await infer_v2(deps.caller, route, body, None))
-    outputs = await ask(deps.caller, route, asked.inputs)
+    outputs = await infer_arrays(deps.caller, route, asked.inputs)
     signature = route.plans.signature
-    text = await apart(size_of(outputs), forms.write, signature, outputs, form, row_form=asked.row_form)
+    text = await run_in_thread_if_large(
+        size_of(outputs), forms.write, signature, outputs, form, row_form=asked.row_form
+    )
     return _with_type(text, form)
 
 
@@ -172,10 +178,10 @@ def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
     return Response(text, media_type=forms.JSON if header_bytes is None else f"{binary.PREFIX}{header_bytes}")
 
 
-async def _octets(request: Request, deps: Deps, route: Route, body: bytes) -> Response:
+async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) -> Response:
     """v2 with binary tensors, as Triton's own header announces them."""
     length = request.headers.get("inference-header-content-length")
-    with turning_away(route):
+    with count_rejections(route):
         header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
     text, written = await infer_v2(deps.caller, route, body, header_bytes)
     if written is None:

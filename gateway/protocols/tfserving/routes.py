@@ -23,19 +23,19 @@ from gateway.protocols.tfserving.predict import (
     write_predict,
     write_values,
 )
-from gateway.scheduling.infer_arrays import ask, turning_away
-from gateway.scheduling.router import Route
+from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from gateway.scheduling.router import ModelRoute
 from gateway.tensors.nested import Inputs
 from gateway.tensors.outputs import OutputTensor, size_of
 from services.errors import Code, Failure, not_found
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["v1: TensorFlow Serving, KServe"])
 
 #: labels of the version that answers; others cannot be given here
 _LABELS = frozenset({"serving", "stable"})
 
-Reader = Callable[[Route, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
+Reader = Callable[[ModelRoute, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
 
 _JSON_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -109,16 +109,16 @@ async def metadata_label(model: str, label: str, deps: DepsOf) -> dict[str, Any]
     return documents.model_metadata(_view(deps, model, _labelled(label))[1].manifest)
 
 
-def _read_predict(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+def _read_predict(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
     inputs, row_form = read_predict(route.plans, document)
     return inputs, lambda outputs: write_predict(route.plans.signature, outputs, row_form=row_form)
 
 
-def _read_classify(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+def _read_classify(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
     return read_examples(route.plans, document), lambda outputs: write_classes(outputs, route.extensions.labels[0])
 
 
-def _read_regress(route: Route, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+def _read_regress(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
     return read_examples(route.plans, document), write_values
 
 
@@ -183,7 +183,7 @@ def _status(deps: Deps, model: str, version: str | None, response: Response) -> 
     return documents.model_status(view, asked, ready=ready, all_versions=version is None)
 
 
-def _find(deps: Deps, model: str, version: str | None) -> Route:
+def _find(deps: Deps, model: str, version: str | None) -> ModelRoute:
     try:
         return deps.caller.find(model, version)
     except Failure as failure:
@@ -199,16 +199,18 @@ async def _run(model: str, version: str | None, read: Reader, request: Request, 
 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
     route = _find(deps, model, version)
-    with turning_away(route):
-        event, data = await apart(len(body), open_event, request.headers, body, route.plans.json_limits)
-        inputs, write = await apart(len(data), _parsed, route, read, data)
-    outputs = await ask(deps.caller, route, inputs)
-    text = await apart(size_of(outputs), write, outputs)
+    with count_rejections(route):
+        event, data = await run_in_thread_if_large(
+            len(body), open_event, request.headers, body, route.plans.json_limits
+        )
+        inputs, write = await run_in_thread_if_large(len(data), _parsed, route, read, data)
+    outputs = await infer_arrays(deps.caller, route, inputs)
+    text = await run_in_thread_if_large(size_of(outputs), write, outputs)
     if event is None:
         return Response(text, media_type="application/json")
     headers, text = close_event(event, model, text)
     return Response(text, headers=headers)
 
 
-def _parsed(route: Route, read: Reader, data: bytes) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
+def _parsed(route: ModelRoute, read: Reader, data: bytes) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
     return read(route, read_document(data, route.plans.json_limits))

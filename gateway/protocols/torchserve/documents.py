@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.catalog.snapshot import ModelView, Placed, Snapshot, VersionView, version_number
+from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, version_number
 from gateway.tensors.json_document import shown
 from services.errors import Failure, invalid, not_found
 from services.wire.records import State
@@ -89,7 +89,7 @@ def description(view: VersionView, *, default: bool, waiting: int, waiting_max: 
     }
 
 
-def _worker(placed: Placed) -> dict[str, Any]:
+def _worker(placed: Replica) -> dict[str, Any]:
     started = datetime.fromtimestamp(placed.worker.started, UTC).isoformat(timespec="milliseconds")
     gpu = placed.worker.device != "cpu"
     return {

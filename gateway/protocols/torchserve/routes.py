@@ -14,16 +14,16 @@ from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
 from gateway.protocols.torchserve.documents import find, plain, unknown_version
 from gateway.protocols.torchserve.predictions import read, write
-from gateway.scheduling.infer_arrays import ask, turning_away
-from gateway.scheduling.router import Route
+from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from gateway.scheduling.router import ModelRoute
 from gateway.tensors.outputs import size_of
 from services.errors import Code, Failure
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["TorchServe"])
 
 
-class Refusal(BaseModel):
+class TorchServeError(BaseModel):
     """The body of every error: status, kind, and what is wrong."""
 
     code: int
@@ -48,7 +48,7 @@ _BODY: dict[str, Any] = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {"schema": {}, "example": [0.9, 0.1]}}},
-    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=Refusal),
+    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=TorchServeError),
 }
 
 
@@ -74,7 +74,9 @@ async def predictions_version(model: str, version: str, request: Request, deps: 
     return await _predict(model, version, request, deps)
 
 
-@router.post("/explanations/{model}", summary="Not offered", status_code=501, responses=documented(501, model=Refusal))
+@router.post(
+    "/explanations/{model}", summary="Not offered", status_code=501, responses=documented(501, model=TorchServeError)
+)
 async def explanations(model: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"explanations are not supported: post to /predictions/{model}")
 
@@ -86,7 +88,7 @@ async def describe(request: Request) -> dict[str, Any]:
     return document
 
 
-def _route(deps: Deps, model: str, version: str | None) -> Route:
+def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:
     find(deps.catalog.snapshot, model, version)
     try:
         return deps.caller.find(model, None if version is None else plain(version))
@@ -102,9 +104,9 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
         return await unless_gone(request, _answer(route, request.headers.get("content-type", ""), body, deps))
 
 
-async def _answer(route: Route, content_type: str, body: bytes, deps: Deps) -> Response:
-    with turning_away(route):
-        inputs, single = await apart(len(body), read, route.plans, content_type, body)
-    outputs = await ask(deps.caller, route, inputs)
-    text = await apart(size_of(outputs), write, route.plans.signature, outputs, single=single)
+async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
+    with count_rejections(route):
+        inputs, single = await run_in_thread_if_large(len(body), read, route.plans, content_type, body)
+    outputs = await infer_arrays(deps.caller, route, inputs)
+    text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
     return Response(text, media_type="application/json", headers={"x-request-id": str(uuid.uuid4())})

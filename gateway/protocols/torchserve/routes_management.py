@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from gateway.admin import routes_models as admin_models
 from gateway.admin.local_files import content, locate
 from gateway.admin.removal import remove_version
-from gateway.admin.upload import Upload, settled, take
+from gateway.admin.upload import Upload, receive, wait_until_ready
 from gateway.catalog.snapshot import ModelView, VersionView, shown
 from gateway.catalog.upload_slots import Uploads
 from gateway.protocols.http.auth import models_api
@@ -25,14 +25,14 @@ from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
 from gateway.protocols.sagemaker.routes import invoke
 from gateway.protocols.torchserve import documents
-from gateway.protocols.torchserve.routes import Refusal
+from gateway.protocols.torchserve.routes import TorchServeError
 from services.errors import Code, Failure, invalid, not_found
 from services.model.manifest import Manifest
 from services.wire.records import State
 
 router = APIRouter(tags=["TorchServe"])
 managed = APIRouter(
-    tags=["TorchServe"], dependencies=[Depends(models_api)], responses=documented(400, 401, 403, model=Refusal)
+    tags=["TorchServe"], dependencies=[Depends(models_api)], responses=documented(400, 401, 403, model=TorchServeError)
 )
 
 _JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {}}}}}
@@ -58,7 +58,9 @@ async def listed(
     return documents.page(deps.catalog.snapshot, limit, next_page_token)
 
 
-@managed.get("/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404, model=Refusal)})
+@managed.get(
+    "/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404, model=TorchServeError)}
+)
 async def described(model: str, deps: DepsOf) -> Any:
     if deps.settings.models_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
@@ -69,7 +71,9 @@ async def described(model: str, deps: DepsOf) -> Any:
 
 
 @managed.get(
-    "/models/{model}/all", summary="Describe all versions", responses={**_JSON, **documented(404, model=Refusal)}
+    "/models/{model}/all",
+    summary="Describe all versions",
+    responses={**_JSON, **documented(404, model=TorchServeError)},
 )
 async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
     found, _ = documents.find(deps.catalog.snapshot, model, None)
@@ -77,20 +81,24 @@ async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
 
 
 @managed.get(
-    "/models/{model}/{version}", summary="Describe one version", responses={**_JSON, **documented(404, model=Refusal)}
+    "/models/{model}/{version}",
+    summary="Describe one version",
+    responses={**_JSON, **documented(404, model=TorchServeError)},
 )
 async def described_version(model: str, version: str, deps: DepsOf) -> list[dict[str, Any]]:
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
 
 
 @managed.put(
-    "/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404, model=Refusal)
+    "/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404, model=TorchServeError)
 )
 async def scaled(model: str, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, None))
 
 
-@managed.put("/models/{model}/{version}", summary="The same of one version", responses=documented(404, model=Refusal))
+@managed.put(
+    "/models/{model}/{version}", summary="The same of one version", responses=documented(404, model=TorchServeError)
+)
 async def scaled_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, version))
 
@@ -98,7 +106,7 @@ async def scaled_version(model: str, version: str, deps: DepsOf) -> dict[str, st
 @managed.put(
     "/models/{model}/{version}/set-default",
     summary="Make this the version that answers",
-    responses=documented(404, 409, model=Refusal),
+    responses=documented(404, 409, model=TorchServeError),
 )
 async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     _, view = documents.find(deps.catalog.snapshot, model, version)
@@ -108,13 +116,15 @@ async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
 
 
 @managed.delete(
-    "/models/{model}", summary="Unregister a model of one version", responses=documented(404, model=Refusal)
+    "/models/{model}", summary="Unregister a model of one version", responses=documented(404, model=TorchServeError)
 )
 async def unregistered(model: str, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, None)
 
 
-@managed.delete("/models/{model}/{version}", summary="Unregister one version", responses=documented(404, model=Refusal))
+@managed.delete(
+    "/models/{model}/{version}", summary="Unregister one version", responses=documented(404, model=TorchServeError)
+)
 async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, version)
 
@@ -124,7 +134,7 @@ async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[s
     summary="Register a model from a file of this machine",
     description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
     "Nothing is fetched from other machines.",
-    responses=documented(404, 409, 413, 501, 503, 507, model=Refusal),
+    responses=documented(404, 409, 413, 501, 503, 507, model=TorchServeError),
     openapi_extra={"requestBody": {"content": {"application/json": {"schema": LoadModel.model_json_schema()}}}},
 )
 async def registered(
@@ -147,7 +157,7 @@ async def registered(
     "/models/{model}/invoke",
     summary="SageMaker: run a model of a multi-model container",
     response_class=Response,
-    responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504, model=Refusal)},
+    responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504, model=TorchServeError)},
 )
 async def invoked(model: str, request: Request, deps: DepsOf) -> Response:
     return await invoke(request, deps, model)
@@ -169,9 +179,9 @@ async def _asked(request: Request, deps: Deps) -> LoadModel:
 async def _load(deps: Deps, uploads: Uploads, url: str, name: str | None, *, wait: bool) -> dict[str, str]:
     path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
     upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None)
-    manifest = await take(deps, uploads, upload, content(path))
+    manifest = await receive(deps, uploads, upload, content(path))
     if wait:
-        await settled(deps, manifest, _LOAD_S_MAX)
+        await wait_until_ready(deps, manifest, _LOAD_S_MAX)
         _check_serves(deps, manifest)
     workers = len(deps.catalog.snapshot.model(manifest.model).version(manifest.version).placed)
     return {"status": f'Model "{manifest.model}" Version: {manifest.version} registered with {workers} initial workers'}

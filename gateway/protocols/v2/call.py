@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.scheduling.request import InputTensor
-from gateway.tensors.output_options import Ask
+from gateway.tensors.output_options import OutputOption
 
 
 class Options(NamedTuple):
@@ -17,7 +17,7 @@ class Options(NamedTuple):
     binary_default: bool = False  # the form of the outputs when `outputs` is None
     timeout_s: float | None = None
     priority: int = 0  # 0: default; 1: highest; larger numbers come later
-    asks: dict[int, Ask] | None = None  # by index of the output: what is not its plain tensor in the reply
+    asks: dict[int, OutputOption] | None = None  # by index of the output: what is not its plain tensor in the reply
     held_bytes: int = 0  # of inputs that were not in the body
 
 

@@ -36,7 +36,7 @@ from gateway.tensors.output_options import Extensions
 from services.errors import Code, Failure, invalid
 from services.model.datatypes import BYTES
 
-__all__ = ["Decoder", "InferCall", "parse_header_length"]
+__all__ = ["InferCall", "V2Decoder", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
 VIEW_BYTES_MIN = 16384
@@ -57,7 +57,7 @@ _new = tuple.__new__
 def parse_header_length(value: bytes | None) -> int | None:
     """Return the number in an Inference-Header-Content-Length header, None if there is none. Raises Failure(INVALID).
 
-    A negative number is returned as it is: `Decoder.decode` refuses it, with the range that it should be in.
+    A negative number is returned as it is: `V2Decoder.decode` refuses it, with the range that it should be in.
     """
     if value is None:
         return None
@@ -69,7 +69,7 @@ def parse_header_length(value: bytes | None) -> int | None:
     return int(digits)
 
 
-class Decoder:
+class V2Decoder:
     """Reads the requests of one release.
 
     `json_bytes_max`: bytes of the JSON part at most; binary tensors are not counted.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from gateway.protocols.v2.encode import Encoder
-from gateway.scheduling.caller import Caller, Terms
-from gateway.scheduling.infer_arrays import turning_away
-from gateway.scheduling.router import Route
+from gateway.protocols.v2.encode import V2Encoder
+from gateway.scheduling.caller import Caller, RequestOptions
+from gateway.scheduling.infer_arrays import count_rejections
+from gateway.scheduling.router import ModelRoute
 
 
-async def infer_v2(caller: Caller, route: Route, body: bytes, header_bytes: int | None) -> tuple[bytes, int | None]:
+async def infer_v2(
+    caller: Caller, route: ModelRoute, body: bytes, header_bytes: int | None
+) -> tuple[bytes, int | None]:
     """The reply's body and the length of its JSON part; None: all of it is JSON. Raises Failure."""
-    with turning_away(route):
+    with count_rejections(route):
         inputs, options = route.decoder.decode(body, header_bytes)
     manifest = route.lane.manifest
-    encoder = Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
-    terms = Terms(options.timeout_s, options.priority)
+    encoder = V2Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
+    terms = RequestOptions(options.timeout_s, options.priority)
     return await caller.call(
         route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), terms
     )

@@ -18,13 +18,13 @@ import orjson
 
 from gateway.protocols.v2.call import Options
 from gateway.tensors.elements import raw_from_strings
-from gateway.tensors.output_options import Ask, Extensions
+from gateway.tensors.output_options import Extensions, OutputOption
 from gateway.tensors.outputs import Outputs, OutputTensor, Reply
 from services.errors import invalid
 from services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from services.model.signature import Signature, TensorSpec
 
-__all__ = ["Encoder", "numbers"]
+__all__ = ["V2Encoder", "numbers"]
 
 _HEADS_MAX = 256
 _END = b"}]}"
@@ -33,13 +33,13 @@ _VIEW_BYTES_MIN = 16384
 # numbers that take a millisecond or two to write
 _PIECE_ELEMENTS = 1 << 15
 
-_PLAIN = Ask()
+_PLAIN = OutputOption()
 
 _dumps = orjson.dumps
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
-class Encoder:
+class V2Encoder:
     """Writes the responses of one release."""
 
     def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions | None = None) -> None:
@@ -122,7 +122,7 @@ class Encoder:
         return head + text.data(output) + _END, None
 
     def _encode_any(
-        self, request_id: str, wanted: list[tuple[int, bool]], asks: dict[int, Ask], reply: Reply
+        self, request_id: str, wanted: list[tuple[int, bool]], asks: dict[int, OutputOption], reply: Reply
     ) -> tuple[bytes, int | None]:
         texts: list[bytes] = []
         blobs: list[bytes | memoryview] = []

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.protocols.v2.options import ID_CHARACTERS_MAX
-from gateway.scheduling.caller import Terms
+from gateway.scheduling.caller import RequestOptions
 from gateway.tensors.input_plans import InputPlans
 from gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
 from gateway.tensors.nested import Inputs, join, row_of_lists, text_of
@@ -28,7 +28,7 @@ class Prompt(NamedTuple):
 
     inputs: Inputs
     id: str
-    terms: Terms
+    terms: RequestOptions
 
 
 def read(plans: InputPlans, body: bytes) -> Prompt:
@@ -49,7 +49,7 @@ def read(plans: InputPlans, body: bytes) -> Prompt:
             parameters[name] = value
     timeout_us = whole(parameters.get("timeout", 0), "timeout")
     priority = whole(parameters.get("priority", 0), "priority")
-    return Prompt(join(plans, found), request_id, Terms(timeout_us / 1e6 if timeout_us else None, priority))
+    return Prompt(join(plans, found), request_id, RequestOptions(timeout_us / 1e6 if timeout_us else None, priority))
 
 
 def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -> bytes:

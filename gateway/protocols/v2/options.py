@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.protocols.v2.call import Options
 from gateway.tensors.json_document import flag, members, missing, mistyped, shown, whole
-from gateway.tensors.output_options import Ask, Extensions, Span
+from gateway.tensors.output_options import Extensions, OutputOption, Span
 from services.errors import Code, Failure, invalid
 from services.model.datatypes import ELEMENTS_MAX
 
@@ -35,7 +35,7 @@ def read_options(
     parameters = document.get("parameters")
     binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
     asked = document.get("outputs")
-    asks: dict[int, Ask] = {}
+    asks: dict[int, OutputOption] = {}
     wanted = None if asked is None else _read_outputs(asked, outputs, model, extensions, asks)
     return Options(rows, request_id, wanted, binary_default, timeout_s, priority, asks or None)
 
@@ -72,7 +72,7 @@ def _read_parameters(value: object) -> tuple[bool, float | None, int]:
 
 
 def _read_outputs(
-    asked: object, known: dict[str, int], model: str, extensions: Extensions, asks: dict[int, Ask]
+    asked: object, known: dict[str, int], model: str, extensions: Extensions, asks: dict[int, OutputOption]
 ) -> list[tuple[int, bool]] | None:
     if type(asked) is not list:
         mistyped("outputs", "array")

@@ -14,16 +14,16 @@ from typing import Any, cast
 
 from gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
 from gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
-from gateway.connection.reply_budget import Outbound
+from gateway.connection.reply_budget import ReplyBudget
 from gateway.protocols.http.compression import choose_encoding, compress
 from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import Encoder
+from gateway.protocols.v2.encode import V2Encoder
 from gateway.scheduling.lane import Lane
 from gateway.scheduling.request import Request
 from gateway.tensors.nested import owned
 from gateway.tensors.outputs import Outputs, Reply, size_of
 from services.errors import Failure
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
 
@@ -59,9 +59,9 @@ class RestRequest(Request):
 class RestResponder:
     """For the requests of one version. All of them are RestRequests."""
 
-    def __init__(self, encoder: Encoder, outbound: Outbound) -> None:
+    def __init__(self, encoder: V2Encoder, reply_budget: ReplyBudget) -> None:
         self._encoder = encoder
-        self._outbound = outbound
+        self._reply_budget = reply_budget
         self._tasks: set[asyncio.Future[None]] = set()
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
@@ -101,17 +101,17 @@ class RestResponder:
     def _write_large(self, mine: RestRequest, reply: Reply) -> None:
         """Write a reply for which there is room: numbers as text in a thread, raw bytes at once, which is one copy."""
         size_bytes = size_of(reply)
-        if not self._outbound.room(size_bytes):
-            self.fail(mine, self._outbound.full())
+        if not self._reply_budget.room(size_bytes):
+            self.fail(mine, self._reply_budget.full())
         elif mine.options.asks is not None or self._encoder.all_raw(mine.options):
             self._write(mine, reply)
         else:
-            self._outbound.take(size_bytes)
+            self._reply_budget.take(size_bytes)
             self._spawn(self._write_in_thread(mine, owned(reply), size_bytes))
 
     async def _write_in_thread(self, mine: RestRequest, reply: Reply, size_bytes: int) -> None:
         try:
-            body, header_length = await apart(size_bytes, self._encoder.encode, mine.options, reply)
+            body, header_length = await run_in_thread_if_large(size_bytes, self._encoder.encode, mine.options, reply)
         except Failure as failure:
             self.fail(mine, failure)
         except Exception as error:
@@ -119,7 +119,7 @@ class RestResponder:
         else:
             self._send(mine, _headers(header_length), body)
         finally:
-            self._outbound.give(size_bytes)
+            self._reply_budget.give(size_bytes)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -150,16 +150,16 @@ class RestResponder:
 
     async def _compress_in_thread(self, reply: HttpReply, encoding: bytes, done: Done) -> None:
         size_bytes = len(reply.body)
-        if not self._outbound.room(size_bytes):
-            done(error_reply(self._outbound.full()))
+        if not self._reply_budget.room(size_bytes):
+            done(error_reply(self._reply_budget.full()))
             return
-        self._outbound.take(size_bytes)
+        self._reply_budget.take(size_bytes)
         try:
             compressed = await asyncio.to_thread(_compressed, reply, encoding)
         except Exception as error:
             compressed = error_reply(unexpected("a reply could not be compressed", error))
         finally:
-            self._outbound.give(size_bytes)
+            self._reply_budget.give(size_bytes)
         done(compressed)
 
 

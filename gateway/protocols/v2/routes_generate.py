@@ -11,9 +11,9 @@ from gateway.protocols.http.context import DepsOf
 from gateway.protocols.http.deps import Deps
 from gateway.protocols.http.errors import documented
 from gateway.protocols.v2.generate import event, read, write
-from gateway.scheduling.infer_arrays import ask, turning_away
+from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from gateway.tensors.outputs import size_of
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["v2 inference"])
 
@@ -96,10 +96,10 @@ async def _generate(model: str, version: str | None, request: Request, deps: Dep
 
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
     route = deps.caller.find(model, version)
-    with turning_away(route):
-        prompt = await apart(len(body), read, route.plans, body)
-    outputs = await ask(deps.caller, route, prompt.inputs, prompt.terms)
-    return await apart(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
+    with count_rejections(route):
+        prompt = await run_in_thread_if_large(len(body), read, route.plans, body)
+    outputs = await infer_arrays(deps.caller, route, prompt.inputs, prompt.terms)
+    return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
 
 
 def _streamed(reply: Response) -> Response:

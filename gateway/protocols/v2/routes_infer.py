@@ -1,6 +1,6 @@
 """POST /v2/models/{model}[/versions/{version}]/infer as an ASGI route: body in, submit, reply out.
 
-The fast lane answers the same requests below ASGI; this is the behaviour that it is held to.
+The fast path answers the same requests below ASGI; this is the behaviour that it is held to.
 """
 
 from __future__ import annotations

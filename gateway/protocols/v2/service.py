@@ -13,13 +13,13 @@ from typing import Any
 
 from gateway.connection.error_reply import error_reply, unexpected
 from gateway.connection.infer_handler import Cancel, InferHeaders
-from gateway.connection.receive_budget import Inbound
+from gateway.connection.receive_budget import ReceiveBudget
 from gateway.protocols.http.compression import decompress
 from gateway.protocols.v2.decode import InferCall, parse_header_length
 from gateway.protocols.v2.responder import Done, RestRequest
-from gateway.scheduling.router import Lanes, Route
+from gateway.scheduling.router import ModelRoute, Router
 from services.errors import Code, Failure
-from services.process.offload import apart
+from services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
 
@@ -53,12 +53,12 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-class Infer:
+class InferService:
     """The InferHandler of a gateway."""
 
-    def __init__(self, lanes: Lanes, inbound: Inbound, body_bytes_max: int, timeout_s_max: float) -> None:
+    def __init__(self, lanes: Router, receive_budget: ReceiveBudget, body_bytes_max: int, timeout_s_max: float) -> None:
         self._lanes = lanes
-        self._inbound = inbound
+        self._receive_budget = receive_budget
         self._body_bytes_max = body_bytes_max
         self._timeout_s_max = timeout_s_max
         self._tasks: set[asyncio.Future[None]] = set()
@@ -88,7 +88,7 @@ class Infer:
             lane.add(request, len(body) + held_bytes)
         except Failure as failure:
             if route is not None:
-                route.lane.turned_away(failure.code)
+                route.lane.record_rejection(failure.code)
             done(error_reply(failure))
             return _NOTHING
         except Exception as error:
@@ -111,7 +111,7 @@ class Infer:
 
         async def read() -> None:
             try:
-                with self._inbound.holding() as held:
+                with self._receive_budget.holding() as held:
                     held.grow(len(body))
                     route, call = await self._decoded(model, version, body, header_bytes)
                 if not deferred.cancelled:
@@ -126,17 +126,23 @@ class Infer:
 
     async def _decoded(
         self, model: str, version: str | None, body: bytes, header_bytes: int | None
-    ) -> tuple[Route, InferCall]:
+    ) -> tuple[ModelRoute, InferCall]:
         """The request in `body` as the version that serves now reads it. Raises Failure."""
         for _ in range(_DECODINGS_MAX):
             route = self._lanes.find(model, version)
-            call = await apart(len(body), route.decoder.decode, body, header_bytes)
+            call = await run_in_thread_if_large(len(body), route.decoder.decode, body, header_bytes)
             if self._lanes.find(model, version) is route:
                 return route, call
         raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
 
     def _add(
-        self, route: Route, call: InferCall, body_bytes: int, arrival: float, accept_encoding: bytes | None, done: Done
+        self,
+        route: ModelRoute,
+        call: InferCall,
+        body_bytes: int,
+        arrival: float,
+        accept_encoding: bytes | None,
+        done: Done,
     ) -> Cancel:
         """Give a request that was read in a thread to its lane. Raises Failure."""
         inputs, options = call
@@ -156,7 +162,7 @@ class Infer:
             return
         route = self._lanes.routes.get((model, version))
         if route is not None:
-            route.lane.turned_away(failure.code)
+            route.lane.record_rejection(failure.code)
         done(error_reply(failure))
 
     def _submit_packed(
@@ -179,7 +185,7 @@ class Infer:
         """In a thread: a small body can become a large one, and the neighbours must not wait for it."""
         failure = None
         try:
-            with self._inbound.holding() as held:
+            with self._receive_budget.holding() as held:
                 held.grow(len(body))  # what it becomes is bounded by the number of threads
                 plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
         except Failure as error:

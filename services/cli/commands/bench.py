@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 from services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from services.cli.infer_codec import Call
-    from services.cli.load_generator import Tally
+    from services.cli.infer_codec import EncodedRequest
+    from services.cli.load_generator import LoadTotals
 
 _METRIC = "millstream_batch_rows"
 
@@ -46,36 +46,36 @@ def bench(
 
 
 async def _bench(
-    where: Endpoint, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
+    where: ServerAddress, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
 ) -> dict[str, Any]:
     import numpy as np
 
     from services.cli.client import Api
     from services.cli.infer_codec import made_up_call
-    from services.cli.load_generator import Tally, Target, load
+    from services.cli.load_generator import LoadTarget, LoadTotals, load
 
     async with Api(where) as api:
         call = made_up_call(await api.metadata(name), rows, np.random.default_rng(0))
         # One request first: what is wrong with it would be wrong a million times.
         await api.infer(name, None, call.body, call.header_bytes)
         before = _batches(await api.metrics(), name)
-        tally = Tally()
-        target = _target(where, name, call, Target)
-        progress = asyncio.create_task(_progress(tally, seconds, quiet=quiet))
+        totals = LoadTotals()
+        target = _target(where, name, call, LoadTarget)
+        progress = asyncio.create_task(_progress(totals, seconds, quiet=quiet))
         try:
-            took_s = await load(target, connections, seconds, tally)
+            took_s = await load(target, connections, seconds, totals)
         finally:
             progress.cancel()
             await asyncio.gather(progress, return_exceptions=True)
         after = _batches(await api.metrics(), name)
-    return _outcome(name, connections, rows, took_s, tally) | {"batch_rows": _difference(before, after)}
+    return _outcome(name, connections, rows, took_s, totals) | {"batch_rows": _difference(before, after)}
 
 
-def _target(where: Endpoint, name: str, call: Call, target: Any) -> Any:
+def _target(where: ServerAddress, name: str, call: EncodedRequest, target: Any) -> Any:
     return target.of(where.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes)
 
 
-async def _progress(tally: Tally, seconds: float, *, quiet: bool) -> None:
+async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from services.cli.terminal import notices
@@ -87,18 +87,18 @@ async def _progress(tally: Tally, seconds: float, *, quiet: bool) -> None:
         answered = 0
         while True:
             await asyncio.sleep(0.25)
-            rate, answered = (len(tally.seconds) - answered) / 0.25, len(tally.seconds)
+            rate, answered = (len(totals.seconds) - answered) / 0.25, len(totals.seconds)
             bar.update(task, advance=0.25, description=f"{rate:,.0f} requests/s")
 
 
-def _outcome(name: str, connections: int, rows: int, took_s: float, tally: Tally) -> dict[str, Any]:
+def _outcome(name: str, connections: int, rows: int, took_s: float, totals: LoadTotals) -> dict[str, Any]:
     import numpy as np
 
-    answered = tally.statuses[200]
+    answered = totals.statuses[200]
     if not answered:
-        said = ", ".join(f"{number} x {status}" for status, number in tally.statuses.items()) or "none"
+        said = ", ".join(f"{number} x {status}" for status, number in totals.statuses.items()) or "none"
         raise Failure(Code.UNAVAILABLE, f"no request was answered with 200; answers: {said}")
-    p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(np.asarray(tally.seconds), [50, 95, 99]))
+    p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(np.asarray(totals.seconds), [50, 95, 99]))
     return {
         "model": name,
         "connections": connections,
@@ -110,7 +110,7 @@ def _outcome(name: str, connections: int, rows: int, took_s: float, tally: Tally
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
-        "errors": {str(status): number for status, number in sorted(tally.statuses.items()) if status != 200},
+        "errors": {str(status): number for status, number in sorted(totals.statuses.items()) if status != 200},
     }
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Url, endpoint
+from services.cli.options import Json, Key, ServerAddress, Url, endpoint
 
 
 def number() -> str:
@@ -49,7 +49,7 @@ def demo(
     raise typer.Exit(run(where.url, connections=connections, json_output=json_output))
 
 
-async def _check(where: Endpoint) -> None:
+async def _check(where: ServerAddress) -> None:
     """Raises Failure, as every command does, if nothing answers or the example is not there."""
     from services.cli.client import Api
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
         console.print(f"\n[dim]POST {where.url}/v2/models/{escape(model['name'])}/infer[/]")
 
 
-async def _model(where: Endpoint, name: str) -> dict[str, Any]:
+async def _model(where: ServerAddress, name: str) -> dict[str, Any]:
     from services.cli.client import Api
 
     async with Api(where) as api:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 
 LOAD_S_MAX = 900.0
 
@@ -54,14 +54,14 @@ def unload(context: typer.Context, name: Name, json_output: Json = False, url: U
         print(f"unloaded {name}")
 
 
-async def _load(where: Endpoint, name: str, config: str | None) -> None:
+async def _load(where: ServerAddress, name: str, config: str | None) -> None:
     from services.cli.client import Api
 
     async with Api(where) as api:
         await api.load(name, config=config, wait_s=LOAD_S_MAX)
 
 
-async def _unload(where: Endpoint, name: str) -> None:
+async def _unload(where: ServerAddress, name: str) -> None:
     from services.cli.client import Api
 
     async with Api(where) as api:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 from services.errors import invalid
 
 
@@ -45,7 +45,7 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
     console.print(rows)
 
 
-async def _models(where: Endpoint) -> list[dict[str, Any]]:
+async def _models(where: ServerAddress) -> list[dict[str, Any]]:
     from services.cli.client import Api
 
     async with Api(where) as api:
@@ -95,7 +95,7 @@ def rm(
         print(f"deleted {what}")
 
 
-async def _remove(where: Endpoint, name: str, version: int | None) -> None:
+async def _remove(where: ServerAddress, name: str, version: int | None) -> None:
     from services.cli.client import Api
 
     async with Api(where) as api:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Name, Url, Version, endpoint
+from services.cli.options import Json, Key, Name, ServerAddress, Url, Version, endpoint
 from services.errors import invalid
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def predict(
 
 
 async def _predict(
-    where: Endpoint, name: str, version: int | None, source: str, output: Path | None, json_output: bool
+    where: ServerAddress, name: str, version: int | None, source: str, output: Path | None, json_output: bool
 ) -> None:
     from services.cli.client import Api
     from services.cli.infer_codec import answer_of

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.options import Endpoint, Json, Key, Name, Url, endpoint
+from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 from services.errors import Code, Failure, invalid
 
 WAIT_S = 300.0
@@ -65,7 +65,7 @@ def check_file(path: Path) -> None:
 
 
 async def _push(
-    where: Endpoint,
+    where: ServerAddress,
     name: str,
     file: Path,
     version: int | None,
@@ -127,7 +127,7 @@ def _config(given: str | None) -> dict[str, Any] | None:
     return document
 
 
-def _show(document: dict[str, Any], where: Endpoint, *, activate: bool) -> None:
+def _show(document: dict[str, Any], where: ServerAddress, *, activate: bool) -> None:
     from services.cli.commands.describe import batching, tensors
     from services.cli.terminal import escape, results, size, state
 

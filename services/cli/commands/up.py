@@ -143,13 +143,13 @@ def up(
         trace=",".join(trace_config) if trace_config else None,
     )
     from services.cli.preload import preloads
-    from services.cli.repositories import Wanted, repositories
+    from services.cli.repositories import PreloadPlan, repositories
     from services.cli.startup_view import Lines, Terminal
     from services.process.private_files import create_files_private
     from services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    wanted = Wanted(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))
+    wanted = PreloadPlan(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))
     front = Lines(wanted, key) if json_output else Terminal(wanted, key)
 
     create_files_private()

@@ -23,7 +23,7 @@ Attributes = Mapping[str, onnx.AttributeProto]
 _PASSES_MAX = 6
 
 
-class Host(Protocol):
+class ControlHost(Protocol):
     """The interpreter."""
 
     symbols: Symbols
@@ -36,7 +36,9 @@ class Host(Protocol):
 class Context:
     """Where a node with graphs stands: what its graphs see, and how they are run."""
 
-    def __init__(self, host: Host, scope: Scope, versions: Mapping[str, int], references: Attributes | None) -> None:
+    def __init__(
+        self, host: ControlHost, scope: Scope, versions: Mapping[str, int], references: Attributes | None
+    ) -> None:
         self.symbols = host.symbols
         self._host = host
         self._scope = scope

@@ -16,7 +16,7 @@ from services.ingest.independence.value import AnyValue, Dependent, Mixed
 Scope = MutableMapping[str, AnyValue | None]
 
 
-class Host(Protocol):
+class FunctionHost(Protocol):
     """The interpreter."""
 
     def walk(
@@ -33,14 +33,14 @@ def opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
     return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in imports}
 
 
-def expand(host: Host, function: onnx.FunctionProto, call: Call) -> list[AnyValue]:
+def expand(host: FunctionHost, function: onnx.FunctionProto, call: Call) -> list[AnyValue]:
     """The outputs of a function for the operands of a call."""
     references = {attribute.name: attribute for attribute in function.attribute_proto}
     references.update(call.attributes)
     return _run(host, function, call, references)
 
 
-def expand_schema(host: Host, call: Call) -> list[AnyValue]:
+def expand_schema(host: FunctionHost, call: Call) -> list[AnyValue]:
     """The outputs of an operator that the standard defines by others. Raises Dependent if it does not."""
     try:
         schema: Any = onnx.defs.get_schema(call.op, call.version, call.domain)
@@ -58,7 +58,7 @@ def expand_schema(host: Host, call: Call) -> list[AnyValue]:
 
 
 def _run(
-    host: Host, function: onnx.FunctionProto, call: Call, references: Mapping[str, onnx.AttributeProto]
+    host: FunctionHost, function: onnx.FunctionProto, call: Call, references: Mapping[str, onnx.AttributeProto]
 ) -> list[AnyValue]:
     scope: Scope = dict.fromkeys(function.input)
     scope.update(zip(function.input, call.inputs, strict=False))

@@ -18,7 +18,7 @@ local function lease(stream, worker, count)
 end
 
 -- Put a leased entry into a worker's inbox.
-local function hand_over(prefix, worker, lane, entry)
+local function push_inbox(prefix, worker, lane, entry)
   redis.call('RPUSH', prefix .. 'inbox:' .. worker, cmsgpack.pack({lane, entry[1], entry[2][2], entry[2][4]}))
 end
 
@@ -26,7 +26,7 @@ end
 local function deliver(prefix, lane, worker)
   local entry = lease(prefix .. 'stream:' .. lane, worker, 1)[1]
   if not entry then return nil end
-  hand_over(prefix, worker, lane, entry)
+  push_inbox(prefix, worker, lane, entry)
   redis.call('ZREM', prefix .. 'idle', worker)
   return entry[1]
 end
@@ -54,8 +54,8 @@ local function undelivered(prefix, lane)
   return redis.call('XLEN', stream) - pending[1]
 end
 
--- line_up(prefix, lane, deadline): the lane has an undelivered entry with this deadline. What it ran before is not forgotten.
-local function line_up(prefix, lane, deadline)
+-- mark_ready(prefix, lane, deadline): the lane has an undelivered entry with this deadline. What it ran before is not forgotten.
+local function mark_ready(prefix, lane, deadline)
   local deadlines = prefix .. 'deadlines'
   if redis.call('HSETNX', deadlines, lane, deadline) == 1 then
     local tags = redis.call('ZMSCORE', prefix .. 'shares', '', lane)
@@ -65,8 +65,8 @@ local function line_up(prefix, lane, deadline)
   end
 end
 
--- step_back(prefix, lane): it has none.
-local function step_back(prefix, lane)
+-- unmark_ready(prefix, lane): it has none.
+local function unmark_ready(prefix, lane)
   redis.call('ZREM', prefix .. 'ready', lane)
   redis.call('HDEL', prefix .. 'deadlines', lane)
 end
@@ -81,7 +81,7 @@ local function append(prefix, lane, batch, attempt, deadline, replies, name, cos
     redis.call('EXPIRE', stream, FORSAKEN_S)
   end
   if offer(prefix, lane) == id then return 1 end
-  line_up(prefix, lane, deadline)
+  mark_ready(prefix, lane, deadline)
   return 0
 end
 
@@ -93,16 +93,16 @@ local function held_by_any(prefix, lane)
   return false
 end
 
--- forsake(prefix, lane) -> 1 when the stream is gone. Call it after a worker held the lane for the last time: if that
+-- drop_if_unused(prefix, lane) -> 1 when the stream is gone. Call it after a worker held the lane for the last time: if that
 -- was its last holder, an empty stream goes at once, and one with batches when no deadline can be left in it.
-local function forsake(prefix, lane)
+local function drop_if_unused(prefix, lane)
   if held_by_any(prefix, lane) then return 0 end
   local stream = prefix .. 'stream:' .. lane
   if redis.call('XLEN', stream) > 0 then
     redis.call('EXPIRE', stream, FORSAKEN_S)
     return 0
   end
-  step_back(prefix, lane)
+  unmark_ready(prefix, lane)
   redis.call('DEL', stream)
   return 1
 end

@@ -13,9 +13,9 @@ for i = 3, #ARGV do
   if undelivered(prefix, lane) > 0 then
     if redis.call('ZSCORE', prefix .. 'idle', worker) then deliver(prefix, lane, worker) end
     if undelivered(prefix, lane) > 0 then
-      line_up(prefix, lane, clock())
+      mark_ready(prefix, lane, clock())
     else
-      step_back(prefix, lane)
+      unmark_ready(prefix, lane)
     end
   end
 end

@@ -90,8 +90,8 @@ local function take(lane)
   return got, left
 end
 
--- charge(lane, got, left, now, before): what it leases now moves the lane's tag on.
-local function charge(lane, got, left, now, before)
+-- advance_vtime(lane, got, left, now, before): what it leases now moves the lane's tag on.
+local function advance_vtime(lane, got, left, now, before)
   local tag = now
   for _, entry in ipairs(got) do tag = tag + tonumber(entry[2][12] or 1) end
   if #got < left then
@@ -100,7 +100,7 @@ local function charge(lane, got, left, now, before)
     redis.call('HSET', KEYS[7], lane, got[#got][2][6])
     if now > before then redis.call('ZADD', KEYS[6], now, '') end
   else
-    step_back(prefix, lane)
+    unmark_ready(prefix, lane)
     redis.call('ZADD', KEYS[6], now, '', tag, lane)
   end
   if math.floor(now / FORGET_MS) > math.floor(before / FORGET_MS) then -- tags before the virtual time say nothing
@@ -112,15 +112,15 @@ local lane, now, before = choose()
 while lane do
   local got, left = take(lane)
   if #got > 0 then
-    charge(lane, got, left, now, before)
+    advance_vtime(lane, got, left, now, before)
     redis.call('ZREM', KEYS[2], worker)
     for i, entry in ipairs(got) do
-      if leave then hand_over(prefix, worker, lane, entry)
+      if leave then push_inbox(prefix, worker, lane, entry)
       else got[i] = {lane, entry[1], entry[2][2], entry[2][4]} end
     end
     return leave and #got or got
   end
-  step_back(prefix, lane)
+  unmark_ready(prefix, lane)
   lane, now, before = choose()
 end
 redis.call('ZADD', KEYS[2], ARGV[3], worker)

@@ -53,13 +53,13 @@ for i, worker in ipairs(silent) do
       end
     until #leases == 0
     redis.pcall('XGROUP', 'DELCONSUMER', stream, 'w', worker)
-    forsake(prefix, lane)
+    drop_if_unused(prefix, lane)
   end
 end
 
 -- Streams that nobody holds expire.
 for _, lane in ipairs(redis.call('ZRANGE', prefix .. 'ready', 0, 63)) do
-  if redis.call('EXISTS', prefix .. 'stream:' .. lane) == 0 then step_back(prefix, lane) end
+  if redis.call('EXISTS', prefix .. 'stream:' .. lane) == 0 then unmark_ready(prefix, lane) end
 end
 if redis.call('EXISTS', KEYS[1], prefix .. 'ready') == 0 then redis.call('DEL', prefix .. 'shares') end
 return {#silent, again, dead}

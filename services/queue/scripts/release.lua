@@ -9,4 +9,4 @@ else
   redis.call('SREM', KEYS[2], ARGV[3])
   redis.pcall('XGROUP', 'DELCONSUMER', KEYS[3], 'w', ARGV[2])
 end
-return forsake(ARGV[1], ARGV[3])
+return drop_if_unused(ARGV[1], ARGV[3])

@@ -12,7 +12,7 @@ for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '-', '+')) do
   end
 end
 if taken > 0 and undelivered(ARGV[1], ARGV[2]) == 0 then
-  step_back(ARGV[1], ARGV[2])
-  forsake(ARGV[1], ARGV[2])
+  unmark_ready(ARGV[1], ARGV[2])
+  drop_if_unused(ARGV[1], ARGV[2])
 end
 return taken
