@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from services.errors import not_found
@@ -168,14 +168,6 @@ class WorkerList(BaseModel):
     """All live workers, by pool and name."""
 
     workers: list[WorkerInfo]
-
-
-class ErrorDocument(BaseModel):
-    """Every error of every path."""
-
-    model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
-
-    error: str
 
 
 def published(manifest: Manifest, snapshot: Snapshot) -> Version:

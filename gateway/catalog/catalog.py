@@ -11,9 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
+from gateway.catalog.interfaces import UploadKey
 from gateway.catalog.placements import Placements
 from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from gateway.protocols.http.deps import UploadKey
 from services.errors import Failure
 from services.model.manifest import Endpoint, Manifest
 from services.process.cancel import cancel_all

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.protocols.http.deps import ModelCatalog, UploadKey
+from gateway.catalog.interfaces import ModelCatalog, UploadKey
 from services.errors import Code, Failure
 from services.wire.records import State
 

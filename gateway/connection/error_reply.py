@@ -6,8 +6,9 @@ import logging
 import math
 import uuid
 
+import orjson
+
 from gateway.connection.infer_handler import HttpReply, reply_headers
-from gateway.protocols.v2.metadata import error_body
 from services.errors import Code, Failure
 
 log = logging.getLogger("millstream.infer")
@@ -34,3 +35,8 @@ def unexpected(what: str, error: Exception) -> Failure:
     error_id = uuid.uuid4().hex[:12]
     log.error("internal error %s: %s", error_id, what, exc_info=error)
     return Failure(Code.INTERNAL, f"internal error {error_id}")
+
+
+def error_body(message: str) -> bytes:
+    """The JSON body of every error. What is not Unicode in `message` (it may quote a request) is escaped."""
+    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})

@@ -12,8 +12,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from gateway.connection.error_reply import unexpected
 from gateway.connection.reply_budget import PERMIT, ReplyPermit
-from gateway.scheduling.request import InputTensor, Request
+from gateway.scheduling.request import Request
 from gateway.scheduling.router import ModelRoute
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.outputs import Outputs, Reply, size_of
 from services.errors import Failure
 

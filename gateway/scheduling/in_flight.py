@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.scheduling.request import InputTensor, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import InputTensor
 from services.wire.batch import Place
 
 if TYPE_CHECKING:

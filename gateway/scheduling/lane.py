@@ -20,7 +20,8 @@ from gateway.scheduling.packer import Packer
 from gateway.scheduling.pool_context import PoolContext
 from gateway.scheduling.quarantine import DIED, ENDED
 from gateway.scheduling.queue_policy import QueueRules
-from gateway.scheduling.request import ABSENT, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import ABSENT
 from gateway.tensors.outputs import Outputs, no_rows
 from services.errors import Code, Failure
 from services.metrics.inference import Reason

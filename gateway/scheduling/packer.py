@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.scheduling.request import ABSENT, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import ABSENT
 from gateway.tensors.outputs import Column, Outputs
 from services.model.bytes_tensor import decode_elements
 from services.model.datatypes import BYTES, ITEM_BYTES, NUMPY

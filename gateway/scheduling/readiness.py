@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 
 from gateway.connection.drain import Drain
 from gateway.scheduling.lane import Lane
-from gateway.scheduling.request import ABSENT, InputTensor, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import ABSENT, InputTensor
 from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Failure
 from services.model.datatypes import BYTES, ITEM_BYTES

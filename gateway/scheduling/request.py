@@ -6,29 +6,11 @@ An adapter builds a Request with its Responder; the lane answers it exactly once
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.outputs import Outputs, Reply
 from services.errors import Failure
-
-Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
-
-
-class InputTensor(NamedTuple):
-    """One input of a request in raw form (services.model.datatypes); its datatype is that of the signature.
-
-    `data`: C-contiguous; an ndarray or any bytes-like object. `size_bytes` is its length in raw form.
-    """
-
-    shape: tuple[int, ...]
-    data: Buffer
-    size_bytes: int
-
-
-#: no tensor has this shape: an optional input that a request did not bring
-ABSENT = InputTensor((-1, -1), b"", 0)
 
 
 class Request:

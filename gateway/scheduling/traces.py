@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gateway.scheduling.request import ABSENT, InputTensor, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import ABSENT, InputTensor
 from gateway.tensors.outputs import Outputs, OutputTensor
 from services.model.bytes_tensor import decode_elements
 from services.model.datatypes import BYTES, NUMPY

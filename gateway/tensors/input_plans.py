@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.scheduling.request import ABSENT, InputTensor
 from gateway.tensors.elements import check_strings, normal_booleans
 from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.inputs import ABSENT, InputTensor
 from gateway.tensors.json_document import shown
 from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from services.errors import Failure, invalid

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gateway.protocols.v2.encode import numbers
-from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import DEPTH_MAX, raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.inputs import InputTensor
+from gateway.tensors.json_numbers import numbers
 from gateway.tensors.number_list import NumberList
 from gateway.tensors.outputs import OutputTensor, Reply
 from services.errors import Failure, invalid

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.scheduling.request import InputTensor
 from gateway.tensors.classification import check_classifiable, classify
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import raw_tensor
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure, invalid
 from services.model.datatypes import BYTES

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gateway.tensors.elements import raw_from_strings
 from services.model.datatypes import BYTES, NUMPY
 from services.model.signature import Signature
 
@@ -93,3 +94,17 @@ class Outputs(NamedTuple):
             shares.append(_new(OutputTensor, (datatype, (count, *inner), array[at:end])))
             at = end
         return shares
+
+
+# from here on, joining a view is faster than copying it first
+VIEW_BYTES_MIN = 16384
+
+
+def raw_bytes(output: OutputTensor) -> bytes | memoryview:
+    """The output in raw form (services.model.datatypes); a large one is a view."""
+    array = output.array
+    if isinstance(array, list):
+        return raw_from_strings(array)
+    if array.nbytes >= VIEW_BYTES_MIN and array.flags.c_contiguous:
+        return array.reshape(-1).view(np.uint8).data
+    return array.tobytes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.protocols.http.deps import ModelCatalog
+from gateway.catalog.interfaces import ModelCatalog
 from services.errors import Code, Failure
 from services.model.manifest import Manifest
 from services.wire.records import InstanceRecord, State

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gateway.protocols.http.deps import ModelCatalog
+from gateway.catalog.interfaces import ModelCatalog
 from gateway.triton import index
 from gateway.triton.await_ready import Trial
 from gateway.triton.candidates import Candidate, manifest_of

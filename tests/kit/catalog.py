@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gateway.catalog.interfaces import UploadKey
 from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from gateway.protocols.http.deps import UploadKey
 from services.model.manifest import Manifest
 from services.repository.base import Repository
 from services.wire.batch import BATCH_FORMATS

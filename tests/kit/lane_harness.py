@@ -12,7 +12,8 @@ from gateway.scheduling.packer import Packer
 from gateway.scheduling.pool_context import PoolContext
 from gateway.scheduling.producer import Producer
 from gateway.scheduling.quarantine import Quarantine
-from gateway.scheduling.request import InputTensor, Request, Responder
+from gateway.scheduling.request import Request, Responder
+from gateway.tensors.inputs import InputTensor
 from services.metrics import catalogue
 from services.metrics.registry import MetricsRegistry
 from services.model.manifest import ModelConfig

@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from gateway.protocols.v2.decode import V2Decoder
 from gateway.scheduling.packer import Packer
 from gateway.scheduling.readiness import zero_inputs
-from gateway.scheduling.request import ABSENT, InputTensor, Request
+from gateway.scheduling.request import Request
 from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.inputs import ABSENT, InputTensor
 from services.errors import Failure
 from services.model.signature import Signature, TensorSpec, needed_inputs
 from services.segments.segment import Segments

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from gateway.scheduling import packer as packing
 from gateway.scheduling.packer import Packed, Packer
-from gateway.scheduling.request import InputTensor, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure
 from services.model.bytes_tensor import decode_elements, encode_elements

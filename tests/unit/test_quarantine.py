@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gateway.scheduling.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
-from gateway.scheduling.request import InputTensor, Request
+from gateway.scheduling.request import Request
+from gateway.tensors.inputs import InputTensor
 from services.errors import Code, Failure
 from services.metrics import catalogue
 from services.metrics.registry import MetricsRegistry

@@ -14,7 +14,7 @@ import pytest
 
 import gateway.triton.trace
 from gateway.catalog.shared_settings import SharedDocument
-from gateway.scheduling.request import InputTensor, Request
+from gateway.scheduling.request import Request
 from gateway.scheduling.traces import (
     ELEMENTS_BYTES_MAX,
     ELEMENTS_MAX,
@@ -24,6 +24,7 @@ from gateway.scheduling.traces import (
     Traces,
     text_bytes_max,
 )
+from gateway.tensors.inputs import InputTensor
 from gateway.triton import trace_file
 from gateway.triton.log import SharedLogSettings
 from gateway.triton.trace import SharedTraceSettings

@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import V2Encoder, numbers
+from gateway.protocols.v2.encode import V2Encoder
+from gateway.tensors.json_numbers import numbers
 from gateway.tensors.outputs import OutputTensor
 from services.errors import Code, Failure
 from services.model.datatypes import NUMPY

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.protocols.v2.metadata import EXTENSIONS, error_body, model_metadata, server_metadata
+from gateway.connection.error_reply import error_body
+from gateway.protocols.v2.metadata import EXTENSIONS, model_metadata, server_metadata
 from services.model.manifest import Manifest, ModelConfig
 from services.model.signature import Signature, TensorSpec
 

@@ -12,9 +12,9 @@ from gateway.protocols.grpc.parameters import read_tensor, read_terms
 from gateway.protocols.grpc.typed_contents import no_data, tensor_of
 from gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
 from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
-from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.json_document import shown
 from gateway.tensors.output_options import Extensions, OutputOption
 from services.errors import invalid

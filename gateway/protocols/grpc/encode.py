@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.v2.encode import raw_bytes
 from gateway.tensors.output_options import Extensions, OutputOption
-from gateway.tensors.outputs import OutputTensor, Reply
+from gateway.tensors.outputs import OutputTensor, Reply, raw_bytes
 from services.model.signature import Signature
 
 _HEADS_MAX = 256

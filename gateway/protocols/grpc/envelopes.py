@@ -13,8 +13,8 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.protocols.grpc.decode import GrpcCall
 from gateway.protocols.grpc.encode import varint
 from gateway.scheduling.caller import DEFAULT_OPTIONS
-from gateway.scheduling.request import InputTensor
 from gateway.tensors.input_plans import InputPlans
+from gateway.tensors.inputs import InputTensor
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
 _KEY_BYTES = 16  # the model, mostly; no shorter head can be known

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
+from gateway.tensors.inputs import InputTensor
 from services.errors import invalid
 from services.model.datatypes import BYTES, NUMPY
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
+from pydantic import BaseModel, ConfigDict
 
-from gateway.protocols.v2.metadata import error_body
+from gateway.connection.error_reply import error_body
 from services.errors import SAGEMAKER_ERROR, Code
 
 
@@ -129,3 +130,11 @@ def shape_of(path: str) -> Shape:
 def _text(message: str) -> str:
     """What is not Unicode in `message` (it may quote a request) is escaped."""
     return message.encode("utf-8", "backslashreplace").decode()
+
+
+class ErrorDocument(BaseModel):
+    """Every error of every path."""
+
+    model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
+
+    error: str

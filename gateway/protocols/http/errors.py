@@ -20,8 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.schemas import ErrorDocument
-from gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, shape_of
+from gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, shape_of
 from services.errors import HTTP_STATUS, Code, Failure
 
 log = logging.getLogger(__name__)

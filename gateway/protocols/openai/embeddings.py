@@ -18,10 +18,10 @@ from gateway.protocols.openai.embedder import Embedder, embedder, shortened
 from gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
 from gateway.protocols.openai.tokenizer_thread import TokenizerThread
 from gateway.protocols.openai.tokenizers import Tokenizers
-from gateway.protocols.v2.encode import numbers
 from gateway.scheduling.caller import Caller
 from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from gateway.scheduling.router import ModelRoute
+from gateway.tensors.json_numbers import numbers
 from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from services.process.offload import run_in_thread_if_large
 

@@ -16,10 +16,10 @@ import orjson
 from gateway.protocols.sagemaker import forms
 from gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_predict
 from gateway.protocols.torchserve.form import parts_of
-from gateway.scheduling.request import InputTensor
 from gateway.tensors.elements import raw_from_strings
 from gateway.tensors.input_plan import InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.json_text import JsonLimits, parse
 from gateway.tensors.nested import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
 from gateway.tensors.number_list import NumberList

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.scheduling.request import InputTensor
+from gateway.tensors.inputs import InputTensor
 from gateway.tensors.output_options import OutputOption
 
 

@@ -27,10 +27,10 @@ from gateway.protocols.v2.envelopes import (
     remember,
 )
 from gateway.protocols.v2.options import read_options, read_span
-from gateway.scheduling.request import ABSENT, InputTensor
 from gateway.tensors.elements import raw_from_json, raw_from_strings
 from gateway.tensors.input_plan import Extent, InputPlan
 from gateway.tensors.input_plans import InputPlans, raw_tensor
+from gateway.tensors.inputs import ABSENT, InputTensor
 from gateway.tensors.json_document import members, missing, mistyped, parse_json, shown, whole
 from gateway.tensors.output_options import Extensions
 from services.errors import Code, Failure, invalid

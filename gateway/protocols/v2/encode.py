@@ -10,28 +10,23 @@ Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 
 from __future__ import annotations
 
-from math import isnan
 from typing import Any
 
 import numpy as np
 import orjson
 
 from gateway.protocols.v2.call import Options
-from gateway.tensors.elements import raw_from_strings
+from gateway.tensors.json_numbers import PIECE_ELEMENTS, numbers
 from gateway.tensors.output_options import Extensions, OutputOption
-from gateway.tensors.outputs import Outputs, OutputTensor, Reply
+from gateway.tensors.outputs import VIEW_BYTES_MIN, Outputs, OutputTensor, Reply, raw_bytes
 from services.errors import invalid
 from services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
 from services.model.signature import Signature, TensorSpec
 
-__all__ = ["V2Encoder", "numbers"]
+__all__ = ["V2Encoder"]
 
 _HEADS_MAX = 256
 _END = b"}]}"
-# from here on, joining a view is faster than copying it first
-_VIEW_BYTES_MIN = 16384
-# numbers that take a millisecond or two to write
-_PIECE_ELEMENTS = 1 << 15
 
 _PLAIN = OutputOption()
 
@@ -71,7 +66,7 @@ class V2Encoder:
             return None
         if binary:
             size = array.nbytes // count
-            if size < _VIEW_BYTES_MIN:
+            if size < VIEW_BYTES_MIN:
                 raw = array.tobytes()
                 return [head + raw[at : at + size] for at in range(0, len(raw), size)], len(head)
             view = array.reshape(-1).view(np.uint8).data
@@ -187,9 +182,9 @@ class _OutputText:
     def _strings(self, elements: list[bytes]) -> bytes:
         count = len(elements)
         try:
-            if count <= _PIECE_ELEMENTS:
+            if count <= PIECE_ELEMENTS:
                 return _dumps([element.decode() for element in elements])
-            pieces = [elements[at : at + _PIECE_ELEMENTS] for at in range(0, count, _PIECE_ELEMENTS)]
+            pieces = [elements[at : at + PIECE_ELEMENTS] for at in range(0, count, PIECE_ELEMENTS)]
             return b"[%b]" % b",".join([_dumps([element.decode() for element in piece])[1:-1] for piece in pieces])
         except UnicodeDecodeError:
             raise invalid(
@@ -201,43 +196,6 @@ class _OutputText:
 def _numbers(array: np.ndarray[Any, Any]) -> bytes:
     """The elements as a flat JSON array."""
     return numbers(array.ravel())
-
-
-def numbers(array: np.ndarray[Any, Any]) -> bytes:
-    """A C-contiguous array as JSON, nested as it is, with NaN, Infinity and -Infinity where orjson writes null.
-
-    Piece by piece: orjson lets no other thread run while it writes one.
-    """
-    if array.size <= _PIECE_ELEMENTS:
-        return _piece(array)
-    if len(array) == 1:
-        return b"[%b]" % numbers(array[0])
-    inner = array.size // len(array)
-    step = max(1, _PIECE_ELEMENTS // inner)
-    write = _piece if inner <= _PIECE_ELEMENTS else numbers
-    return b"[%b]" % b",".join([write(array[at : at + step])[1:-1] for at in range(0, len(array), step)])
-
-
-def _piece(array: np.ndarray[Any, Any]) -> bytes:
-    text = _dumps(array, None, _NUMPY)
-    if b"null" not in text:
-        return text
-    flat = array.ravel()
-    odd = flat[~np.isfinite(flat)]
-    tokens = [b"NaN" if isnan(value) else b"Infinity" if value > 0 else b"-Infinity" for value in odd.tolist()]
-    pieces = text.split(b"null")
-    woven = [piece for pair in zip(pieces, tokens, strict=False) for piece in pair]
-    return b"".join((*woven, pieces[-1]))
-
-
-def raw_bytes(output: OutputTensor) -> bytes | memoryview:
-    """The output in raw form (services.model.datatypes); a large one is a view."""
-    array = output.array
-    if isinstance(array, list):
-        return raw_from_strings(array)
-    if array.nbytes >= _VIEW_BYTES_MIN and array.flags.c_contiguous:
-        return array.reshape(-1).view(np.uint8).data
-    return array.tobytes()
 
 
 def _remember(heads: dict[tuple[int, ...], bytes], shape: tuple[int, ...], head: bytes) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from services.model.manifest import Manifest
 from services.model.signature import TensorSpec
 
@@ -46,8 +44,3 @@ def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any
 
 def _tensor(spec: TensorSpec) -> dict[str, Any]:
     return {"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)}
-
-
-def error_body(message: str) -> bytes:
-    """The JSON body of every error. What is not Unicode in `message` (it may quote a request) is escaped."""
-    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})
