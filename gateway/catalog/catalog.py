@@ -164,8 +164,10 @@ class Catalog:
     def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:
         """The active version once it is ready; until then the one that served before, or the newest that is ready.
 
-        Once a version has served it stays, though its workers may be gone for a moment: requests wait for them.
+        None where no version was ever activated, however many are ready. Once a version has served it stays, though its workers may be gone for a moment: requests wait for them.
         """
+        if endpoint.active is None:
+            return None
         active = endpoint.active if endpoint.active in versions else None
         if active is not None and versions[active].ready:
             return active

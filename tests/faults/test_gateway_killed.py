@@ -32,3 +32,17 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
             assert back.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
         # the memory of the one that died is nobody's: it is given back while the others run
         wait_until(lambda: not list(stack.segments_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")))
+
+
+def test_a_version_that_nobody_activated_is_not_activated_by_a_new_gateway(tmp_path: Path) -> None:
+    with running_stack(tmp_path) as stack:
+        stack.push("active", models.scale(tmp_path / "m.onnx"))
+        stack.push("passive", tmp_path / "m.onnx", activate=False)
+        before = stack.pids()["gateway-0"]
+        os.kill(before, signal.SIGKILL)
+        wait_until(lambda: stack.pids().get("gateway-0", before) != before)
+        stack.settled("passive", 1)
+        assert stack.http.get("/v2/models/active").status_code == 200
+        assert stack.http.get("/v2/models/passive/versions/1").status_code == 200
+        assert stack.http.get("/v2/models/passive").status_code == 404
+        assert stack.http.get("/admin/v1/models/passive").json()["serving"] is None

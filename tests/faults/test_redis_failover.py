@@ -79,8 +79,7 @@ def test_the_master_is_killed_and_the_next_one_asked_to_step_down(tmp_path: Path
             load.more(ALONG)
 
             began = time.monotonic()
-            watched.ask_to_step_down()
-            assert watched.took_over(second) is first
+            assert watched.step_down(second) is first
             watched.follows(second)  # it lives on, and takes no writes
             goes_on("stepped down", stack, load, first, began)
         check(load)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,11 +80,23 @@ class Model:
         sent: list[http.client.HTTPConnection] = []
         while self.value("lane_rows") == 0:
             sent.append(self.send(array, name))
-            wait_until(lambda: self.value("stream_entries") + self.value("lane_rows") == len(sent))
+            self._arrived(sent)
         sent.pop().close()  # it found no slot; the gateway drops it
         self.until("lane_rows", 0)
         assert sent
         return sent
+
+    def _arrived(self, sent: list[http.client.HTTPConnection]) -> None:
+        """Wait until all that was sent is in the stream or waits. A failure says what the last one was answered."""
+        try:
+            wait_until(lambda: self.value("stream_entries") + self.value("lane_rows") == len(sent))
+        except AssertionError as error:
+            counted = {name: self.value(name) for name in ("stream_entries", "lane_rows", "instances_ready")}
+            answered: object = "nothing yet"
+            with suppress(TimeoutError):
+                sent[-1].sock.settimeout(1)
+                answered = reply(sent[-1])
+            raise AssertionError(f"{error}; {len(sent)} were sent, {counted}, answered: {answered}") from error
 
 
 def index(*values: int) -> v2.Array:
@@ -173,7 +186,8 @@ def test_a_full_lane_refuses_and_then_the_full_gateway(stack: Stack, tmp_path: P
         assert refused.status == 503
         assert "gateway is full" in refused.error
         assert int(refused.headers["retry-after"]) >= 1
-    assert [reply(connection).status for connection in accepted] == [200] * IN_FLIGHT_MAX
+    answers = [reply(connection) for connection in accepted]
+    assert [answer.body for answer in answers if answer.status != 200] == []
     after = stack.metrics()
     for reason in ("lane_full", "gateway_full"):
         name = "millstream_refused_total"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ FAILOVER_MS = 5000
 OFTEN_MS = 300  # how often sentinels look at replicas and tell each other: else seconds, and a test would wait for it
 START_S_MAX = 30.0
 FAILOVER_S_MAX = 60.0
+ASKED_AGAIN_S = 3 * FAILOVER_MS / 1000
 
 _SERVER = """
 bind 127.0.0.1
@@ -152,9 +154,20 @@ class Watched:
         wait_until(lambda: server.role == "slave", FAILOVER_S_MAX, "a replica")
         wait_until(lambda: _in_step(server), FAILOVER_S_MAX, "in step")
 
-    def ask_to_step_down(self) -> None:
-        """Have another server made the master while this one is well."""
-        wait_until(self._failover, FAILOVER_S_MAX, "a replica to promote")
+    def step_down(self, server: Server) -> Server:
+        """Have the other server made the master while this one is well. Sentinels give up a failover that takes too long."""
+        asked = float("-inf")
+
+        def stepped_down() -> bool:
+            nonlocal asked
+            if self.master is not server and self.master.role == "master":
+                return True
+            if time.monotonic() - asked > ASKED_AGAIN_S and self._failover():
+                asked = time.monotonic()
+            return False
+
+        wait_until(stepped_down, FAILOVER_S_MAX, "another master")
+        return self.other(server)
 
     @staticmethod
     def introduce(sentinel: Server, name: str, port: int) -> None:
