@@ -47,3 +47,16 @@ def test_every_linked_file_is_there():
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_variable_that_is_written_about_is_a_setting():
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "docker-compose.yml", *ROOT.glob("deploy/**/*")]
+    known = {f"MILLSTREAM_{name.upper()}" for name in Settings.model_fields}
+    named = {
+        (name, path.name)
+        for path in texts
+        if path.is_file()
+        for name in re.findall(r"MILLSTREAM_[A-Z0-9_]*[A-Z0-9]", path.read_text(errors="replace"))
+    }
+    assert len(named) > 50
+    assert sorted((name, path) for name, path in named if name not in known) == []
