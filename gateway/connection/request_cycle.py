@@ -26,7 +26,7 @@ class _Unwaited(asyncio.Event):
 
 
 class RequestCycle:
-    """An infer post. What is set by whom, and when, is FastLane's business.
+    """An infer post. What is set by whom, and when, is FastPathProtocol's business.
 
     What a request seldom changes stands in the class: of the instances one is made for each request.
     """
