@@ -12,8 +12,9 @@ RUN groupadd --gid 10001 millstream \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
     && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millstream/services
-COPY gateway /opt/millstream/gateway
+COPY src/millstream/__init__.py /opt/millstream/millstream/__init__.py
+COPY services /opt/millstream/millstream/services
+COPY gateway /opt/millstream/millstream/gateway
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -27,4 +28,4 @@ EXPOSE 8000 8001
 # Alive, not ready: readiness waits for workers, which wait for this.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/v2/health/live', timeout=2)"]
-ENTRYPOINT ["python", "-m", "gateway"]
+ENTRYPOINT ["python", "-m", "millstream.gateway"]

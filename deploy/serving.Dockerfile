@@ -13,9 +13,10 @@ RUN groupadd --gid 10001 millstream \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
     && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millstream/services
-COPY gateway /opt/millstream/gateway
-COPY workers /opt/millstream/workers
+COPY src/millstream/__init__.py /opt/millstream/millstream/__init__.py
+COPY services /opt/millstream/millstream/services
+COPY gateway /opt/millstream/millstream/gateway
+COPY workers /opt/millstream/millstream/workers
 # PYTHONPATH: the supervisor starts its children without the folder that it was started in.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/millstream \
@@ -33,5 +34,5 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/v2/health/ready', timeout=2)"]
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port=true \
     com.amazonaws.sagemaker.capabilities.multi-models=true
-ENTRYPOINT ["python", "-m", "services.cli"]
+ENTRYPOINT ["python", "-m", "millstream.services.cli"]
 CMD ["up"]

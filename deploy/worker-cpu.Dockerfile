@@ -11,8 +11,9 @@ RUN groupadd --gid 10001 millstream \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/millstream --shell /usr/sbin/nologin millstream \
     && install -d -o millstream -g millstream /var/lib/millstream
 COPY --from=build /opt/venv /opt/venv
-COPY services /opt/millstream/services
-COPY workers /opt/millstream/workers
+COPY src/millstream/__init__.py /opt/millstream/millstream/__init__.py
+COPY services /opt/millstream/millstream/services
+COPY workers /opt/millstream/millstream/workers
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -24,5 +25,5 @@ USER 10001:10001
 EXPOSE 9100
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:9100/metrics', timeout=2)"]
-ENTRYPOINT ["python", "-m", "workers"]
+ENTRYPOINT ["python", "-m", "millstream.workers"]
 CMD ["--pool", "cpu"]

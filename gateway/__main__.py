@@ -1,4 +1,4 @@
-"""python -m gateway: one gateway process. Objects of the gateway are built here and nowhere else."""
+"""python -m millstream.gateway: one gateway process. Objects of the gateway are built here and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ import sys
 
 import uvicorn
 
-from gateway.app import build_app
-from gateway.catalog.catalog import Catalog
-from gateway.catalog.labels import Labels, read_labels
-from gateway.catalog.shared_settings import SharedDocument, follow
-from gateway.connection.drain import Drain, asgi_protocol
-from gateway.connection.fast_path import fast_path_protocol
-from gateway.connection.fd_limit import allow_connections
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.connection.server import Server, SideServer
-from gateway.memory_trim import MemoryTrim
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.v2.service import InferService
-from gateway.scheduling.admission import Admission
-from gateway.scheduling.caller import Caller
-from gateway.scheduling.lane import Lane
-from gateway.scheduling.producer import Producer
-from gateway.scheduling.readiness import ReadinessProbe
-from gateway.scheduling.router import Router
-from gateway.triton.loader import RepositoryLoader
-from gateway.triton.log import SharedLogSettings
-from gateway.triton.metrics import Page
-from gateway.triton.model_config import VersionConfigurations
-from gateway.triton.shared_memory import ClientMemory
-from gateway.triton.statistics import MachineStatistics
-from gateway.triton.trace import SharedTraceSettings
-from services.errors import Code, Failure, invalid
-from services.installation import instance_of, shm_prefix
-from services.metrics import catalogue
-from services.metrics.page import GaugeSample, MetricsPage
-from services.metrics.registry import MetricsRegistry
-from services.model.manifest import Manifest
-from services.process.cancel import cancel_all
-from services.process.gc_tuning import freeze_gc
-from services.process.private_files import create_files_private
-from services.queue.cluster_state import ClusterState
-from services.queue.death_notices import Death
-from services.queue.keys import InstanceKeys
-from services.queue.url import RedisAddress
-from services.repository.folder import FolderRepository
-from services.segments.pool import SegmentPool
-from services.segments.segment import host_token, remove_leftovers
-from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
-from services.trace_settings import at_start
-from services.version import VERSION
-from services.wire.worker_id import pool_of
+from millstream.gateway.app import build_app
+from millstream.gateway.catalog.catalog import Catalog
+from millstream.gateway.catalog.labels import Labels, read_labels
+from millstream.gateway.catalog.shared_settings import SharedDocument, follow
+from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.fd_limit import allow_connections
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.server import Server, SideServer
+from millstream.gateway.memory_trim import MemoryTrim
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.v2.service import InferService
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.readiness import ReadinessProbe
+from millstream.gateway.scheduling.router import Router
+from millstream.gateway.triton.loader import RepositoryLoader
+from millstream.gateway.triton.log import SharedLogSettings
+from millstream.gateway.triton.metrics import Page
+from millstream.gateway.triton.model_config import VersionConfigurations
+from millstream.gateway.triton.shared_memory import ClientMemory
+from millstream.gateway.triton.statistics import MachineStatistics
+from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.installation import instance_of, shm_prefix
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.page import GaugeSample, MetricsPage
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest
+from millstream.services.process.cancel import cancel_all
+from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.private_files import create_files_private
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.death_notices import Death
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.segment import host_token, remove_leftovers
+from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
+from millstream.services.trace_settings import at_start
+from millstream.services.version import VERSION
+from millstream.services.wire.worker_id import pool_of
 
 DEPTHS_AT_ONCE = 100
 DEPTHS_S_MAX = 1.0  # for the streams' depths on the metrics page: all else is shown without Redis
@@ -152,7 +152,7 @@ class Gateway:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
     async def _death(self, text: str) -> None:
-        """A supervisor saw a worker die (services.queue.death_notices): nobody waits for its lease to run out."""
+        """A supervisor saw a worker die (millstream.services.queue.death_notices): nobody waits for its lease to run out."""
         death = Death.read(text)
         pool = pool_of(death.worker)
         await self.producer.reclaim(pool, death)
@@ -257,13 +257,13 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
     if settings.grpc_port < 0:
         return None
     # Imported here: without gRPC, neither the time nor the memory is spent.
-    from gateway.protocols.grpc.server import GrpcServer
+    from millstream.gateway.protocols.grpc.server import GrpcServer
 
     return GrpcServer(deps, gateway.drain, shared=shared)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m gateway", description="Run one gateway process.")
+    parser = argparse.ArgumentParser(prog="python -m millstream.gateway", description="Run one gateway process.")
     parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
     parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
     parser.add_argument("--ready-fd", type=int, help="where to say that it is ready: a pipe to a supervisor")

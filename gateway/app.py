@@ -9,31 +9,31 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.admin import routes_models as admin_models
-from gateway.admin import routes_pools as admin_pools
-from gateway.admin import routes_uploads as admin_uploads
-from gateway.catalog.upload_slots import Uploads
-from gateway.protocols.http import docs, metrics, ping
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import UnexpectedErrors, add_error_handlers
-from gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
-from gateway.protocols.openai import routes as openai
-from gateway.protocols.openai.embeddings import Embeddings
-from gateway.protocols.openai.tokenizers import Tokenizers
-from gateway.protocols.sagemaker import routes as sagemaker
-from gateway.protocols.tfserving import routes as v1
-from gateway.protocols.torchserve import routes as torchserve
-from gateway.protocols.torchserve import routes_management as models_api
-from gateway.protocols.v2 import routes_config as configurations
-from gateway.protocols.v2 import routes_generate as generate
-from gateway.protocols.v2 import routes_health as health
-from gateway.protocols.v2 import routes_infer as infer
-from gateway.protocols.v2 import routes_models as models
-from gateway.protocols.v2 import routes_repository as repository
-from gateway.protocols.v2 import routes_shared_memory as client_memory
-from gateway.protocols.v2 import routes_statistics as statistics
-from gateway.protocols.v2 import routes_trace as trace
-from gateway.tensors.json_text import JsonLimits
+from millstream.gateway.admin import routes_models as admin_models
+from millstream.gateway.admin import routes_pools as admin_pools
+from millstream.gateway.admin import routes_uploads as admin_uploads
+from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.protocols.http import docs, metrics, ping
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import UnexpectedErrors, add_error_handlers
+from millstream.gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
+from millstream.gateway.protocols.openai import routes as openai
+from millstream.gateway.protocols.openai.embeddings import Embeddings
+from millstream.gateway.protocols.openai.tokenizers import Tokenizers
+from millstream.gateway.protocols.sagemaker import routes as sagemaker
+from millstream.gateway.protocols.tfserving import routes as v1
+from millstream.gateway.protocols.torchserve import routes as torchserve
+from millstream.gateway.protocols.torchserve import routes_management as models_api
+from millstream.gateway.protocols.v2 import routes_config as configurations
+from millstream.gateway.protocols.v2 import routes_generate as generate
+from millstream.gateway.protocols.v2 import routes_health as health
+from millstream.gateway.protocols.v2 import routes_infer as infer
+from millstream.gateway.protocols.v2 import routes_models as models
+from millstream.gateway.protocols.v2 import routes_repository as repository
+from millstream.gateway.protocols.v2 import routes_shared_memory as client_memory
+from millstream.gateway.protocols.v2 import routes_statistics as statistics
+from millstream.gateway.protocols.v2 import routes_trace as trace
+from millstream.gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
 _TAGS = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.scheduling.admission import Admission
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
-from services.process.allocator import IdleTrim, resident_bytes, trim
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.scheduling.admission import Admission
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")
 

@@ -13,9 +13,9 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from services.errors import Code, Failure
-from services.repository.disk import fsync, storage_errors
-from services.settings import INSTANCE_PATTERN, Settings
+from millstream.services.errors import Code, Failure
+from millstream.services.repository.disk import fsync, storage_errors
+from millstream.services.settings import INSTANCE_PATTERN, Settings
 
 FILE = ".instance"
 _NAME_BYTES_MAX = 1024  # of the file that holds it

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.errors import Failure, invalid
-from services.trace_settings import at_start
+from millstream.services.errors import Failure, invalid
+from millstream.services.trace_settings import at_start
 
 MIB = 1 << 20
 # what clients changed while an installation runs: in the folder run of its home, gone at its next start

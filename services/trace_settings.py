@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 
 TraceValues = dict[str, str | list[str]]
 

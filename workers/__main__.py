@@ -1,4 +1,4 @@
-"""python -m workers --pool cpu: one worker process. Objects of the worker are built here and nowhere else."""
+"""python -m millstream.workers --pool cpu: one worker process. Objects of the worker are built here and nowhere else."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from services.crashes import run_marks
-from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
-from services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind
-from services.crashes.run_marks import RunMark, runs_dir
-from services.errors import Code, Failure
-from services.installation import instance_of
-from services.metrics.exposition import serve
-from services.metrics.registry import MetricsRegistry
-from services.process.gc_tuning import freeze_gc
-from services.process.memory_share import total_bytes, worker_share
-from services.process.private_files import create_files_private
-from services.process.spin_wait import Spin
-from services.queue.clock import RedisClock
-from services.queue.death_notices import Death
-from services.queue.keys import InstanceKeys
-from services.queue.scripts import ATTEMPTS_MAX
-from services.queue.url import RedisAddress
-from services.repository.folder import FolderRepository
-from services.segments.segment import Segments, host_token
-from services.settings import Settings, read_settings
-from services.supervisor.plan import parse_pools
-from services.wire.batch import BATCH_FORMATS
-from services.wire.records import WorkerRecord
-from services.wire.worker_id import new_start, worker_id
-from workers.backends import get_backend
-from workers.backends.base import Array
-from workers.batching_off import BatchingOff
-from workers.consumer import Consumer, Finished
-from workers.drain import DrainThread
-from workers.heartbeat import Heartbeat
-from workers.idle_trim import IdleTrimmer
-from workers.lease import ReplyWriter
-from workers.live_check import LiveCheck
-from workers.load_version import Placement
-from workers.loaded_models import LoadedModel, LoadedModels
-from workers.loader import Limits
-from workers.memory_limit import go_first, limit_memory
-from workers.metrics import WorkerMetrics
-from workers.reconciler import Reconciler
-from workers.watchdog import GRACE_S, Guarded, Watchdog
-from workers.worker import Worker
+from millstream.services.crashes import run_marks
+from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
+from millstream.services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind
+from millstream.services.crashes.run_marks import RunMark, runs_dir
+from millstream.services.errors import Code, Failure
+from millstream.services.installation import instance_of
+from millstream.services.metrics.exposition import serve
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.memory_share import total_bytes, worker_share
+from millstream.services.process.private_files import create_files_private
+from millstream.services.process.spin_wait import Spin
+from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.death_notices import Death
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.scripts import ATTEMPTS_MAX
+from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.segments.segment import Segments, host_token
+from millstream.services.settings import Settings, read_settings
+from millstream.services.supervisor.plan import parse_pools
+from millstream.services.wire.batch import BATCH_FORMATS
+from millstream.services.wire.records import WorkerRecord
+from millstream.services.wire.worker_id import new_start, worker_id
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Array
+from millstream.workers.batching_off import BatchingOff
+from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.drain import DrainThread
+from millstream.workers.heartbeat import Heartbeat
+from millstream.workers.idle_trim import IdleTrimmer
+from millstream.workers.lease import ReplyWriter
+from millstream.workers.live_check import LiveCheck
+from millstream.workers.load_version import Placement
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loader import Limits
+from millstream.workers.memory_limit import go_first, limit_memory
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.reconciler import Reconciler
+from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog
+from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
 
@@ -64,7 +64,7 @@ INLINE_BYTES_MAX = 256 * 1024
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m workers", description="Run one worker of a pool.")
+    parser = argparse.ArgumentParser(prog="python -m millstream.workers", description="Run one worker of a pool.")
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
     parser.add_argument("--index", help="what tells it from other workers of the pool (default: the host's name)")
     parser.add_argument("--start-id", help="what tells this process from all others (default: a random one)")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 
-from services.errors import Failure
-from services.model.manifest import Manifest
-from services.repository.base import Repository
-from services.repository.verdicts import Verdict
-from workers.live_check import Outcome
-from workers.loaded_models import LoadedModels
-from workers.metrics import WorkerMetrics
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.base import Repository
+from millstream.services.repository.verdicts import Verdict
+from millstream.workers.live_check import Outcome
+from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.live_check")
 

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from services.errors import Code, Failure
-from services.process.spin_wait import Spin
-from services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
-from services.queue.clock import RedisClock
-from services.queue.consumer_link import CommandRefused, ConsumerLink
-from services.queue.keys import PoolKeys
-from services.queue.scripts import script
-from services.queue.url import RedisAddress
-from workers.lease import Lease
-from workers.reply_limits import LOSSES_MAX, refusal
+from millstream.services.errors import Code, Failure
+from millstream.services.process.spin_wait import Spin
+from millstream.services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
+from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
+from millstream.services.queue.keys import PoolKeys
+from millstream.services.queue.scripts import script
+from millstream.services.queue.url import RedisAddress
+from millstream.workers.lease import Lease
+from millstream.workers.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
 log = logging.getLogger("millstream.consumer")
@@ -276,7 +276,7 @@ class Consumer:
         self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker, int(dying), int(dying)))
 
     def publish(self, message: str) -> None:
-        """Tell all gateways something (services.queue.keys)."""
+        """Tell all gateways something (millstream.services.queue.keys)."""
         self._link.call("PUBLISH", self._keys.of_instance.changes, message)
 
     def _script(

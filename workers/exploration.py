@@ -7,7 +7,7 @@ Gateways predict what was never run as linear in its rows, so a try is sent only
 
 from __future__ import annotations
 
-from services.model.profile import Profile
+from millstream.services.model.profile import Profile
 
 #: weight of the latest run in the known time of its number of rows
 CORRECTION = 0.1

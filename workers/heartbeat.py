@@ -12,10 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.errors import Failure
-from services.process.backoff import Backoff
-from services.wire.records import WorkerRecord
-from workers.consumer import Consumer
+from millstream.services.errors import Failure
+from millstream.services.process.backoff import Backoff
+from millstream.services.wire.records import WorkerRecord
+from millstream.workers.consumer import Consumer
 
 log = logging.getLogger("millstream.heartbeat")
 BACKOFF_S_MIN = 0.05

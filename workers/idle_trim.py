@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from services.process.allocator import IdleTrim, resident_bytes, trim
+from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.errors import Code, Failure
-from services.model.bytes_tensor import decode_elements, encode_elements
-from services.model.datatypes import BYTES, NUMPY
-from services.model.signature import Signature
-from services.segments.segment import Segments
-from services.wire.batch import (
+from millstream.services.errors import Code, Failure
+from millstream.services.model.bytes_tensor import decode_elements, encode_elements
+from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.signature import Signature
+from millstream.services.segments.segment import Segments
+from millstream.services.wire.batch import (
     ABSENT,
     REPLY_FORMATS,
     BatchInput,
@@ -29,7 +29,7 @@ from services.wire.batch import (
     decode_batch,
     encode_reply,
 )
-from workers.reply_limits import fit
+from millstream.workers.reply_limits import fit
 
 Array = np.ndarray[Any, Any]
 Inputs = dict[str, Array]

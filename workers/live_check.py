@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.errors import Failure
-from services.model.agreement import FLOATS, REPEATED, column_scale, disagreeing_rows
-from services.model.manifest import Manifest
-from services.model.signature import Signature
-from workers.backends.base import Array
-from workers.loaded_models import LoadedModel, LoadedModels
+from millstream.services.errors import Failure
+from millstream.services.model.agreement import FLOATS, REPEATED, column_scale, disagreeing_rows
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import Signature
+from millstream.workers.backends.base import Array
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.live_check")
 

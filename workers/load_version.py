@@ -1,7 +1,7 @@
 """load_version: one version from its files to an instance that has answered its warm-up requests and was measured.
 
 verify digests ─> backend.load ─> warm up, measure ─> Loaded
-a suspect, in a process of its own first (workers.trial_load): should it crash again, nothing else is lost
+a suspect, in a process of its own first (millstream.workers.trial_load): should it crash again, nothing else is lost
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from services.crashes.exit_status import cause
-from services.crashes.load_marks import PROBE, left_behind
-from services.errors import Code, Failure
-from services.model.manifest import Manifest
-from services.model.profile import Profile
-from services.model.version_files import open_regular
-from services.settings import child_environment
-from services.wire.worker_id import new_start, worker_id
-from workers.backends.base import Backend, Instance, Stop
-from workers.profiler import measure
-from workers.reshape import Reshaped
-from workers.warmup import warm_up
+from millstream.services.crashes.exit_status import cause
+from millstream.services.crashes.load_marks import PROBE, left_behind
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.profile import Profile
+from millstream.services.model.version_files import open_regular
+from millstream.services.settings import child_environment
+from millstream.services.wire.worker_id import new_start, worker_id
+from millstream.workers.backends.base import Backend, Instance, Stop
+from millstream.workers.profiler import measure
+from millstream.workers.reshape import Reshaped
+from millstream.workers.warmup import warm_up
 
 MEASURE_S_MAX = 2.0
 REFUSED = 1  # exit code of a probe whose model fails with an error
@@ -80,7 +80,16 @@ def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, 
     Raises Failure(MODEL) when it took too long, or `stop` was asked.
     """
     start = new_start()
-    command = [sys.executable, "-P", "-m", "workers.trial_load", "--parent", str(os.getpid()), "--start-id", start]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "millstream.workers.trial_load",
+        "--parent",
+        str(os.getpid()),
+        "--start-id",
+        start,
+    ]
     command += ["--backend", at.backend_name, "--device", at.device, "--threads", str(at.threads)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment({}), close_fds=True

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from services.model.manifest import Manifest
-from services.wire.records import InstanceRecord, State
-from workers.backends.base import Instance
-from workers.exploration import Exploration
+from millstream.services.model.manifest import Manifest
+from millstream.services.wire.records import InstanceRecord, State
+from millstream.workers.backends.base import Instance
+from millstream.workers.exploration import Exploration
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.model.manifest import Manifest
-from workers.backends.base import Stop
-from workers.load_version import took_too_long
+from millstream.services.model.manifest import Manifest
+from millstream.workers.backends.base import Stop
+from millstream.workers.load_version import took_too_long
 
 log = logging.getLogger("millstream.loads")
 

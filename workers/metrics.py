@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
 
 if TYPE_CHECKING:
-    from services.model.manifest import Manifest
-    from workers.lease import ReplyWriter
-    from workers.loaded_models import LoadedModel
+    from millstream.services.model.manifest import Manifest
+    from millstream.workers.lease import ReplyWriter
+    from millstream.workers.loaded_models import LoadedModel
 
 
 class WorkerMetrics:

@@ -11,10 +11,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from services.errors import Failure
-from services.process.allocator import trim
-from workers.loaded_models import LoadedModels
-from workers.metrics import WorkerMetrics
+from millstream.services.errors import Failure
+from millstream.services.process.allocator import trim
+from millstream.workers.loaded_models import LoadedModels
+from millstream.workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.memory")
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from services.errors import Code, Failure
-from services.model.profile import Profile
-from services.model.signature import Signature
-from services.model.warmup_inputs import (
+from millstream.services.errors import Code, Failure
+from millstream.services.model.profile import Profile
+from millstream.services.model.signature import Signature
+from millstream.services.model.warmup_inputs import (
     FILLS,
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,
@@ -20,7 +20,7 @@ from services.model.warmup_inputs import (
     make_inputs,
     run_sizes,
 )
-from workers.backends.base import Array, Instance, OutOfMemory, Terminated
+from millstream.workers.backends.base import Array, Instance, OutOfMemory, Terminated
 
 Clock = Callable[[], float]
 

@@ -15,20 +15,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 
-from services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, judged
-from services.errors import Code, Failure
-from services.model.manifest import Manifest
-from services.repository.base import Repository
-from services.repository.stored_models import StoredModels
-from services.repository.verdicts import Verdict
-from services.wire.records import State
-from workers.backends.base import Instance, Stop
-from workers.consumer import Consumer
-from workers.exploration import Exploration
-from workers.load_version import LoadedVersion, Placement, load, probe
-from workers.loaded_models import LoadedModel, LoadedModels
-from workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
-from workers.metrics import WorkerMetrics
+from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, judged
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.base import Repository
+from millstream.services.repository.stored_models import StoredModels
+from millstream.services.repository.verdicts import Verdict
+from millstream.services.wire.records import State
+from millstream.workers.backends.base import Instance, Stop
+from millstream.workers.consumer import Consumer
+from millstream.workers.exploration import Exploration
+from millstream.workers.load_version import LoadedVersion, Placement, load, probe
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
+from millstream.workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.reconciler")
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.errors import Code, Failure
-from services.model.bytes_tensor import LENGTH_BYTES
-from services.wire.batch import AGAIN, ReplyHeader, encode_reply
+from millstream.services.errors import Code, Failure
+from millstream.services.model.bytes_tensor import LENGTH_BYTES
+from millstream.services.wire.batch import AGAIN, ReplyHeader, encode_reply
 
 if TYPE_CHECKING:
-    from workers.lease import Lease
+    from millstream.workers.lease import Lease
 
 Array = np.ndarray[Any, Any]
 

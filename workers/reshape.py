@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from services.errors import Code, Failure
-from services.model.signature import Signature, TensorSpec
-from workers.backends.base import Array, Instance
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.workers.backends.base import Array, Instance
 
 
 class Reshaped:

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.errors import Code, Failure
-from services.queue.clock import RedisClock
-from services.segments.segment import Segments
-from workers.backends.base import Array, OutOfMemory, Terminated
-from workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
-from workers.loaded_models import LoadedModel
-from workers.watchdog import Guarded
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.clock import RedisClock
+from millstream.services.segments.segment import Segments
+from millstream.workers.backends.base import Array, OutOfMemory, Terminated
+from millstream.workers.lease import Inputs, Lease, RunCost, check_outputs, input_arrays
+from millstream.workers.loaded_models import LoadedModel
+from millstream.workers.watchdog import Guarded
 
 Keep = Callable[[Inputs, list[Array]], None]
 

@@ -1,4 +1,4 @@
-"""python -m workers.trial_load: load one version as a worker would, and end. Its exit code says whether it survived.
+"""python -m millstream.workers.trial_load: load one version as a worker would, and end. Its exit code says whether it survived.
 
 stdin: a Manifest as JSON
 """
@@ -9,20 +9,22 @@ import argparse
 import os
 import sys
 
-from services.crashes.load_marks import PROBE, LoadMarks
-from services.errors import Failure
-from services.model.manifest import Manifest
-from services.repository.folder import FolderRepository
-from services.settings import read_settings
-from services.supervisor.parent_death import die_with_parent
-from services.wire.worker_id import worker_id
-from workers.backends import get_backend
-from workers.backends.base import Stop
-from workers.load_version import REFUSED, Placement, load
+from millstream.services.crashes.load_marks import PROBE, LoadMarks
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import read_settings
+from millstream.services.supervisor.parent_death import die_with_parent
+from millstream.services.wire.worker_id import worker_id
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Stop
+from millstream.workers.load_version import REFUSED, Placement, load
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m workers.trial_load", description="Load one version and end.")
+    parser = argparse.ArgumentParser(
+        prog="python -m millstream.workers.trial_load", description="Load one version and end."
+    )
     parser.add_argument("--parent", type=int, required=True, help="process id of the worker that asks")
     parser.add_argument("--start-id", required=True, help="what tells this process from all others")
     parser.add_argument("--backend", required=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.errors import Code, Failure
-from services.model.manifest import Manifest
-from services.model.warmup_inputs import requested_inputs, requested_rows
-from workers.backends.base import Instance
-from workers.lease import check_outputs
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.warmup_inputs import requested_inputs, requested_rows
+from millstream.workers.backends.base import Instance
+from millstream.workers.lease import check_outputs
 
 
 def warm_up(instance: Instance, manifest: Manifest, folder: Path) -> None:

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from services.errors import Code
-from services.queue.clock import RedisClock
-from services.wire.batch import ENDLESS
-from workers.lease import Lease
-from workers.loaded_models import LoadedModel
+from millstream.services.errors import Code
+from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.batch import ENDLESS
+from millstream.workers.lease import Lease
+from millstream.workers.loaded_models import LoadedModel
 
 log = logging.getLogger("millstream.watchdog")
 

@@ -12,22 +12,22 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from services.crashes.run_marks import RunMark
-from services.errors import Code, Failure
-from services.model.signature import Signature
-from services.process.backoff import Backoff
-from services.queue.clock import RedisClock
-from services.segments.segment import Segments
-from services.wire.batch import encode_given_up
-from workers.backends.base import Terminated
-from workers.consumer import Consumer, Finished
-from workers.lease import Lease, ReplyWriter, RunCost
-from workers.live_check import LiveCheck
-from workers.loaded_models import LoadedModel, LoadedModels
-from workers.metrics import WorkerMetrics
-from workers.out_of_memory import OutOfMemoryPolicy
-from workers.runner import RunResult, merge, run
-from workers.watchdog import Guarded, Watchdog
+from millstream.services.crashes.run_marks import RunMark
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature
+from millstream.services.process.backoff import Backoff
+from millstream.services.queue.clock import RedisClock
+from millstream.services.segments.segment import Segments
+from millstream.services.wire.batch import encode_given_up
+from millstream.workers.backends.base import Terminated
+from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.lease import Lease, ReplyWriter, RunCost
+from millstream.workers.live_check import LiveCheck
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.out_of_memory import OutOfMemoryPolicy
+from millstream.workers.runner import RunResult, merge, run
+from millstream.workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millstream.worker")
 

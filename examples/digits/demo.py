@@ -16,8 +16,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.load_generator import LoadTarget, drive
-from services.errors import Failure
+from millstream.services.cli.load_generator import LoadTarget, drive
+from millstream.services.errors import Failure
 
 ACCURACY_MIN = 0.97
 TIMEOUT_S = 30.0

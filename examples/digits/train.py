@@ -1,6 +1,6 @@
 """Train the digits example: scikit-learn's 1,797 real handwritten digits -> digits.onnx, held_out.npz, request.json.
 
-    python -m examples.digits.train [FOLDER]
+    python -m millstream.examples.digits.train [FOLDER]
 
 Needs scikit-learn and skl2onnx (`make install` has them); the files it makes are in this folder already.
 Data: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.

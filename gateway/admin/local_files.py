@@ -1,6 +1,6 @@
 """local_files: models that lie in a folder of this machine, as uploads. For management calls that name a path.
 
-path ─> inside the folder that is allowed? ─> a file's bytes, or a tar of a folder, piece by piece ─> gateway.admin.upload
+path ─> inside the folder that is allowed? ─> a file's bytes, or a tar of a folder, piece by piece ─> millstream.gateway.admin.upload
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from gateway.tensors.json_document import shown
-from services.errors import Code, Failure, invalid, not_found
-from services.ingest.archive import ENTRIES_MAX
+from millstream.gateway.tensors.json_document import shown
+from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.ingest.archive import ENTRIES_MAX
 
 _PIECE_BYTES = 1 << 20
 _BLOCK_BYTES = 512

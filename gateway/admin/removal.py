@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.errors import Code, Failure, not_found
-from services.model.manifest import Endpoint
-from services.repository.base import Repository
+from millstream.services.errors import Code, Failure, not_found
+from millstream.services.model.manifest import Endpoint
+from millstream.services.repository.base import Repository
 
 _ATTEMPTS_MAX = 8
 

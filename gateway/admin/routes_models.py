@@ -7,15 +7,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 
-from gateway.admin import schemas
-from gateway.admin.removal import remove_version
-from gateway.catalog.snapshot import ModelView
-from gateway.protocols.http.auth import admin
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
-from services.errors import Code, Failure
-from services.repository.activation import endpoint_activate
-from services.wire.records import State
+from millstream.gateway.admin import schemas
+from millstream.gateway.admin.removal import remove_version
+from millstream.gateway.catalog.snapshot import ModelView
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
+from millstream.services.errors import Code, Failure
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.wire.records import State
 
 router = APIRouter(
     prefix="/admin/v1", tags=["admin: models"], dependencies=[Depends(admin)], responses=documented(401, 403)

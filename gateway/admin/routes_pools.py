@@ -6,10 +6,10 @@ import time
 
 from fastapi import APIRouter, Depends
 
-from gateway.admin import schemas
-from gateway.protocols.http.auth import admin
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
+from millstream.gateway.admin import schemas
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
 
 router = APIRouter(
     prefix="/admin/v1", tags=["admin: pools"], dependencies=[Depends(admin)], responses=documented(401, 403)

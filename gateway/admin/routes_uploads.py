@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from gateway.admin import schemas
-from gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
-from gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
-from gateway.protocols.http.auth import admin
-from gateway.protocols.http.body import declared_bytes, disconnected
-from gateway.protocols.http.context import DepsOf, UploadsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from services.errors import Code, Failure
-from services.model.manifest import Manifest
+from millstream.gateway.admin import schemas
+from millstream.gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
+from millstream.gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.http.body import declared_bytes, disconnected
+from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
 
 router = APIRouter(
     prefix="/admin/v1",

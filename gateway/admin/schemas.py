@@ -10,11 +10,11 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, Field
 
-from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from services.errors import not_found
-from services.model.manifest import Manifest
-from services.model.signature import TensorSpec
-from services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.services.errors import not_found
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import TensorSpec
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 
 class Tensor(BaseModel):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from gateway.admin.multipart import MultipartUpload
-from gateway.catalog.upload_slots import Uploads
-from gateway.protocols.http.deps import Deps
-from services.errors import invalid
-from services.ingest.upload import Incoming
-from services.model.manifest import Manifest, ModelConfig
-from services.model.names import check_name
-from services.wire.records import State
+from millstream.gateway.admin.multipart import MultipartUpload
+from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.errors import invalid
+from millstream.services.ingest.upload import Incoming
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.names import check_name
+from millstream.services.wire.records import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,17 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 
-from gateway.catalog.interfaces import UploadKey
-from gateway.catalog.placements import Placements
-from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from services.errors import Failure
-from services.model.manifest import Endpoint, Manifest
-from services.process.cancel import cancel_all
-from services.queue.cluster_state import ClusterState
-from services.repository.base import Repository
-from services.repository.stored_models import StoredModels
-from services.repository.verdicts import Verdict
-from services.wire.records import State, WorkerRecord
+from millstream.gateway.catalog.interfaces import UploadKey
+from millstream.gateway.catalog.placements import Placements
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.process.cancel import cancel_all
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.repository.base import Repository
+from millstream.services.repository.stored_models import StoredModels
+from millstream.services.repository.verdicts import Verdict
+from millstream.services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.catalog")
 

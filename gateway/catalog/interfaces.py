@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gateway.catalog.snapshot import Snapshot
-from services.wire.records import State
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.services.wire.records import State
 
 #: (model, version) of an upload in progress; version None: its number is given when it is published
 UploadKey = tuple[str, int | None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.model.manifest import Manifest
-from services.model.version_files import read_label_names
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.version_files import read_label_names
 
 Labels = dict[str, tuple[str, ...]]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.catalog.snapshot import Replica
-from services.wire.records import InstanceRecord, WorkerRecord
+from millstream.gateway.catalog.snapshot import Replica
+from millstream.services.wire.records import InstanceRecord, WorkerRecord
 
 
 class Placements:

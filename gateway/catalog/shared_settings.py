@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.errors import Code, Failure
-from services.repository.disk import storage_errors, try_lock
+from millstream.services.errors import Code, Failure
+from millstream.services.repository.disk import storage_errors, try_lock
 
 log = logging.getLogger("millstream.settings")
 

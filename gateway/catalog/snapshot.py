@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.errors import not_found
-from services.model.manifest import Manifest
-from services.model.names import NAME_CHARACTERS_MAX
-from services.repository.verdicts import NO_VERDICT, Verdict
-from services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.services.errors import not_found
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.names import NAME_CHARACTERS_MAX
+from millstream.services.repository.verdicts import NO_VERDICT, Verdict
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
-#: digits of services.model.names.VERSION_MAX; converting a number of any length would cost the square of it
+#: digits of millstream.services.model.names.VERSION_MAX; converting a number of any length would cost the square of it
 _DIGITS_MAX = 10
 
 

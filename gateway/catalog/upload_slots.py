@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.catalog.interfaces import ModelCatalog, UploadKey
-from services.errors import Code, Failure
-from services.wire.records import State
+from millstream.gateway.catalog.interfaces import ModelCatalog, UploadKey
+from millstream.services.errors import Code, Failure
+from millstream.services.wire.records import State
 
 AT_ONCE_MAX = 8
 RETRY_AFTER_S = 5.0

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.connection.request_head import head_fault
+from millstream.gateway.connection.request_head import head_fault
 
 
 class Drain:

@@ -8,8 +8,8 @@ import uuid
 
 import orjson
 
-from gateway.connection.infer_handler import HttpReply, reply_headers
-from services.errors import Code, Failure
+from millstream.gateway.connection.infer_handler import HttpReply, reply_headers
+from millstream.services.errors import Code, Failure
 
 log = logging.getLogger("millstream.infer")
 

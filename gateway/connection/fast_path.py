@@ -16,20 +16,20 @@ from typing import Any, ClassVar
 from httptools import HttpParserError, HttpParserUpgrade
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
-from gateway.connection.drain import Drain, DrainingProtocol
-from gateway.connection.error_reply import error_reply, too_large, unexpected
-from gateway.connection.head_cache import KNOWN_BYTES_MAX, CachedHead, learn_head
-from gateway.connection.idle_timer import LazyTimer
-from gateway.connection.infer_handler import HttpReply, InferHandler
-from gateway.connection.lingering_close import DiscardProtocol
-from gateway.connection.path_cache import InferPath, learn
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import SMALL_BYTES_MAX, ReplyBudget
-from gateway.connection.reply_head import head, ok_prefix
-from gateway.connection.request_cycle import CLOSED, RequestCycle, is_whole, refused
-from gateway.connection.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, strip_upgrade
-from gateway.connection.slow_reader import WriteStallGuard
-from services.errors import Code, Failure
+from millstream.gateway.connection.drain import Drain, DrainingProtocol
+from millstream.gateway.connection.error_reply import error_reply, too_large, unexpected
+from millstream.gateway.connection.head_cache import KNOWN_BYTES_MAX, CachedHead, learn_head
+from millstream.gateway.connection.idle_timer import LazyTimer
+from millstream.gateway.connection.infer_handler import HttpReply, InferHandler
+from millstream.gateway.connection.lingering_close import DiscardProtocol
+from millstream.gateway.connection.path_cache import InferPath, learn
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX, ReplyBudget
+from millstream.gateway.connection.reply_head import head, ok_prefix
+from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_whole, refused
+from millstream.gateway.connection.request_head import HEAD_BYTES_MAX, NOWHERE, head_fault, strip_upgrade
+from millstream.gateway.connection.slow_reader import WriteStallGuard
+from millstream.services.errors import Code, Failure
 
 __all__ = ["FastPathProtocol", "fast_path_protocol"]
 

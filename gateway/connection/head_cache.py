@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from gateway.connection.infer_handler import InferHeaders
-from gateway.connection.path_cache import InferPath, infer_path
-from gateway.connection.request_cycle import RequestCycle
-from gateway.connection.request_head import head_fault
+from millstream.gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.connection.path_cache import InferPath, infer_path
+from millstream.gateway.connection.request_cycle import RequestCycle
+from millstream.gateway.connection.request_head import head_fault
 
 HEADS_MAX = 1024
 KNOWN_BYTES_MAX = 1024  # longer heads are parsed each time: what is kept is bounded in bytes too

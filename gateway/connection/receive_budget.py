@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.errors import Code, Failure
-from services.metrics.registry import Counter
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Counter
 
 #: a body that takes no more is held even when the budget is spent: the number of connections bounds those
 SMALL_BYTES_MAX = 64 * 1024

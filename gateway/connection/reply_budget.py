@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from services.errors import Code, Failure
-from services.metrics.registry import Counter
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Counter
 
 #: a reply that takes no more is given even when the budget is spent: the number of connections and calls bounds those
 SMALL_BYTES_MAX = 64 * 1024

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from gateway.connection.infer_handler import HttpReply
+from millstream.gateway.connection.infer_handler import HttpReply
 
 Headers = list[tuple[bytes, bytes]]
 

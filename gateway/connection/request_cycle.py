@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.connection.error_reply import too_large
-from gateway.connection.infer_handler import Cancel, HttpReply, InferHeaders
-from gateway.connection.path_cache import InferPath
-from gateway.connection.receive_budget import ReceiveBudget
-from services.errors import Code, Failure
+from millstream.gateway.connection.error_reply import too_large
+from millstream.gateway.connection.infer_handler import Cancel, HttpReply, InferHeaders
+from millstream.gateway.connection.path_cache import InferPath
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.services.errors import Code, Failure
 
 _NO_HEADERS = InferHeaders(None, None, None)
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 import uvicorn
 
-from gateway.connection.drain import Drain
-from services.errors import Failure
+from millstream.gateway.connection.drain import Drain
+from millstream.services.errors import Failure
 
 LOOK_S = 0.02
 TASKS_S = 1  # for routes to notice that their client is gone

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.scheduling.request import Request
-from services.errors import Code, Failure
-from services.metrics.registry import Counter, Gauge
+from millstream.gateway.scheduling.request import Request
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Counter, Gauge
 
 
 class Admission:

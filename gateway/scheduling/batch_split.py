@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.scheduling.request import Request
+from millstream.gateway.scheduling.request import Request
 
 
 def parts_within(batch: list[Request], bytes_max: int) -> Iterator[list[Request]]:

@@ -11,7 +11,7 @@ import itertools
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 
-from gateway.scheduling.request import Request
+from millstream.gateway.scheduling.request import Request
 
 RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highest
 RANK_MAX = 32

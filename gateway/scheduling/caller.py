@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from gateway.connection.error_reply import unexpected
-from gateway.connection.reply_budget import PERMIT, ReplyPermit
-from gateway.scheduling.request import Request
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.outputs import Outputs, Reply, size_of
-from services.errors import Failure
+from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
+from millstream.services.errors import Failure
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from gateway.scheduling.lane import Lane
-from services.errors import Failure
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
-from services.queue.producer_link import ProducerLink
-from services.queue.scripts import script
+from millstream.gateway.scheduling.lane import Lane
+from millstream.services.errors import Failure
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.scripts import script
 
 log = logging.getLogger("millstream.circuit_breaker")
 

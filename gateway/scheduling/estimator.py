@@ -5,8 +5,8 @@ put(run) ─> free_at, the instant at which a worker could begin the next batch 
 
 from __future__ import annotations
 
-from gateway.scheduling.request import Request
-from services.model.profile import Profile
+from millstream.gateway.scheduling.request import Request
+from millstream.services.model.profile import Profile
 
 PACE_SHARE = 1 / 16  # of the newest reply in the pace
 PACE_MIN = 0.25

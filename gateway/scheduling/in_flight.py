@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import InputTensor
-from services.wire.batch import Place
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.services.wire.batch import Place
 
 if TYPE_CHECKING:
-    from gateway.scheduling.lane import Lane
+    from millstream.gateway.scheduling.lane import Lane
 
 
 class InFlightBatch:

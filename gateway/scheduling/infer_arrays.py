@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.nested import Inputs, owned
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Failure
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.nested import Inputs, owned
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Failure
 
 
 @contextmanager

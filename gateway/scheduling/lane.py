@@ -10,25 +10,25 @@ import logging
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
 
-from gateway.scheduling.batch_split import parts_within
-from gateway.scheduling.batcher import RANK_MAX, Batcher
-from gateway.scheduling.coalescing import Coalescer
-from gateway.scheduling.estimator import LatencyEstimator
-from gateway.scheduling.in_flight import InFlightBatch
-from gateway.scheduling.lane_metrics import LaneMetrics
-from gateway.scheduling.packer import Packer
-from gateway.scheduling.pool_context import PoolContext
-from gateway.scheduling.quarantine import DIED, ENDED
-from gateway.scheduling.queue_policy import QueueRules
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import ABSENT
-from gateway.tensors.outputs import Outputs, no_rows
-from services.errors import Code, Failure
-from services.metrics.inference import Reason
-from services.model.manifest import Manifest
-from services.model.profile import Profile
-from services.process.spin_wait import Spin
-from services.wire.batch import AGAIN, ENDLESS, Place, ReplyHeader
+from millstream.gateway.scheduling.batch_split import parts_within
+from millstream.gateway.scheduling.batcher import RANK_MAX, Batcher
+from millstream.gateway.scheduling.coalescing import Coalescer
+from millstream.gateway.scheduling.estimator import LatencyEstimator
+from millstream.gateway.scheduling.in_flight import InFlightBatch
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.pool_context import PoolContext
+from millstream.gateway.scheduling.quarantine import DIED, ENDED
+from millstream.gateway.scheduling.queue_policy import QueueRules
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import ABSENT
+from millstream.gateway.tensors.outputs import Outputs, no_rows
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.inference import Reason
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.profile import Profile
+from millstream.services.process.spin_wait import Spin
+from millstream.services.wire.batch import AGAIN, ENDLESS, Place, ReplyHeader
 
 log = logging.getLogger("millstream.lane")
 

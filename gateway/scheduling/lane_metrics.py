@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 
-from services.errors import Code
-from services.metrics import catalogue, inference
-from services.metrics.inference import FAILED, REASONS, Field, Reason
-from services.metrics.registry import Counter, CounterVector, MetricsRegistry
-from services.model.manifest import Manifest
-from services.wire.batch import ReplyHeader
+from millstream.services.errors import Code
+from millstream.services.metrics import catalogue, inference
+from millstream.services.metrics.inference import FAILED, REASONS, Field, Reason
+from millstream.services.metrics.registry import Counter, CounterVector, MetricsRegistry
+from millstream.services.model.manifest import Manifest
+from millstream.services.wire.batch import ReplyHeader
 
 
 class LaneMetrics:

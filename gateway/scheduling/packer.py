@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import ABSENT
-from gateway.tensors.outputs import Column, Outputs
-from services.model.bytes_tensor import decode_elements
-from services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
-from services.model.signature import Signature, TensorSpec
-from services.segments.pool import SegmentPool
-from services.wire.batch import ABSENT as ABSENT_INNER
-from services.wire.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import ABSENT
+from millstream.gateway.tensors.outputs import Column, Outputs
+from millstream.services.model.bytes_tensor import decode_elements
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.wire.batch import ABSENT as ABSENT_INNER
+from millstream.services.wire.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
 FORGET_PART = 16  # of what is known to be larger, with each reply that is smaller

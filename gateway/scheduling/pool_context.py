@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gateway.scheduling.admission import Admission
-from gateway.scheduling.coalescing import CpuPressure
-from gateway.scheduling.contention import Contention
-from gateway.scheduling.quarantine import Quarantine
-from gateway.scheduling.traces import Traces
-from services.queue.producer_link import ProducerLink
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.coalescing import CpuPressure
+from millstream.gateway.scheduling.contention import Contention
+from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.traces import Traces
+from millstream.services.queue.producer_link import ProducerLink
 
 if TYPE_CHECKING:
-    from gateway.scheduling.in_flight import InFlightBatch
-    from gateway.scheduling.lane import Lane
+    from millstream.gateway.scheduling.in_flight import InFlightBatch
+    from millstream.gateway.scheduling.lane import Lane
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.scheduling.circuit_breaker import CircuitBreaker
-from gateway.scheduling.in_flight import InFlightBatch
-from gateway.scheduling.lane import Lane
-from services.errors import Failure
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
-from services.queue.death_notices import Death
-from services.queue.keys import InstanceKeys
-from services.queue.producer_link import ProducerLink
-from services.queue.scripts import ATTEMPTS_MAX, script
-from services.queue.url import RedisAddress
-from services.wire.batch import ReplyHeader, Unreadable, decode_reply
+from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
+from millstream.gateway.scheduling.in_flight import InFlightBatch
+from millstream.gateway.scheduling.lane import Lane
+from millstream.services.errors import Failure
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.death_notices import Death
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.scripts import ATTEMPTS_MAX, script
+from millstream.services.queue.url import RedisAddress
+from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
 
 log = logging.getLogger("millstream.producer")
 

@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from gateway.scheduling.request import Request
-from services.errors import Code, Failure
-from services.metrics.registry import Counter, Gauge
+from millstream.gateway.scheduling.request import Request
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Counter, Gauge
 
 DIGESTS_MAX = 1024
 DIGEST_BYTES = 16

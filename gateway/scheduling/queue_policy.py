@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from gateway.scheduling.batcher import DELAYED
-from gateway.scheduling.request import Request
-from services.errors import Code, Failure
-from services.model.manifest import ModelConfig, QueuePolicy
+from millstream.gateway.scheduling.batcher import DELAYED
+from millstream.gateway.scheduling.request import Request
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import ModelConfig, QueuePolicy
 
 RETRY_AFTER_S = 0.1
 

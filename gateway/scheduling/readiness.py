@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
-from gateway.connection.drain import Drain
-from gateway.scheduling.lane import Lane
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import ABSENT, InputTensor
-from gateway.tensors.outputs import Outputs, Reply
-from services.errors import Failure
-from services.model.datatypes import BYTES, ITEM_BYTES
-from services.model.signature import Signature, TensorSpec, needed_inputs
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.errors import Failure
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES
+from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 
 log = logging.getLogger("millstream.readiness")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.outputs import Outputs, Reply
-from services.errors import Failure
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.errors import Failure
 
 
 class Request:
@@ -20,7 +20,7 @@ class Request:
     done = False  # answered or cancelled
     taken = False  # left the lane in a batch
     counted = True  # False: a canary, which no metric of the users' requests shows
-    level = 0  # these three: where the version says how its requests wait (gateway.scheduling.queue_policy)
+    level = 0  # these three: where the version says how its requests wait (millstream.gateway.scheduling.queue_policy)
     wait_until = 0.0
     answer_by = 0.0
 

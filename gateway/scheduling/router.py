@@ -11,32 +11,32 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gateway.catalog.labels import Labels
-from gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.protocols.v2.decode import V2Decoder
-from gateway.protocols.v2.encode import V2Encoder
-from gateway.protocols.v2.responder import RestResponder
-from gateway.scheduling.admission import Admission
-from gateway.scheduling.lane import Lane
-from gateway.scheduling.lane_metrics import LaneMetrics
-from gateway.scheduling.packer import Packer
-from gateway.scheduling.pool_context import PoolContext
-from gateway.scheduling.producer import Producer
-from gateway.scheduling.quarantine import Quarantine
-from gateway.scheduling.traces import Traces
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.json_text import JsonLimits
-from gateway.tensors.output_options import ClientRegions, Extensions
-from services.errors import Failure, not_found
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
-from services.model.manifest import Manifest
-from services.model.profile import Profile
-from services.segments.pool import SegmentPool
-from services.settings import Settings
-from services.wire.batch import BATCH_FORMATS, agreed_format
-from services.wire.records import State
+from millstream.gateway.catalog.labels import Labels
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.v2.decode import V2Decoder
+from millstream.gateway.protocols.v2.encode import V2Encoder
+from millstream.gateway.protocols.v2.responder import RestResponder
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.pool_context import PoolContext
+from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.traces import Traces
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.tensors.output_options import ClientRegions, Extensions
+from millstream.services.errors import Failure, not_found
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.profile import Profile
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.settings import Settings
+from millstream.services.wire.batch import BATCH_FORMATS, agreed_format
+from millstream.services.wire.records import State
 
 log = logging.getLogger("millstream.router")
 

@@ -1,6 +1,6 @@
 """Traces: what one request in so many took where, as JSON entries of Triton's trace file form.
 
-lane (a batch came back) ─> record ─> due? ─> entries in memory ─> gateway.triton.trace_file
+lane (a batch came back) ─> record ─> due? ─> entries in memory ─> millstream.gateway.triton.trace_file
 
 Nothing is done for a request before its batch is back: the timestamps are those that the lane and the reply know anyway.
 Source: Triton's trace extension, "JSON Trace Output".
@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import ABSENT, InputTensor
-from gateway.tensors.outputs import Outputs, OutputTensor
-from services.model.bytes_tensor import decode_elements
-from services.model.datatypes import BYTES, NUMPY
-from services.model.manifest import Manifest
-from services.model.signature import TensorSpec
-from services.wire.batch import ReplyHeader
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.outputs import Outputs, OutputTensor
+from millstream.services.model.bytes_tensor import decode_elements
+from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import TensorSpec
+from millstream.services.wire.batch import ReplyHeader
 
 if TYPE_CHECKING:
-    from gateway.scheduling.in_flight import InFlightBatch
+    from millstream.gateway.scheduling.in_flight import InFlightBatch
 
 ELEMENTS_MAX = 16_384  # of a tensor in a trace; of larger ones the shape alone is told
 ELEMENTS_BYTES_MAX = 256 << 10  # of a BYTES tensor in a trace, likewise

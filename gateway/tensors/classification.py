@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tensors.outputs import OutputTensor
-from services.errors import invalid
-from services.model.datatypes import BYTES
-from services.model.signature import TensorSpec
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import TensorSpec
 
 
 def check_classifiable(spec: TensorSpec) -> None:

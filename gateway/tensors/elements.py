@@ -11,11 +11,11 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.json_document import mistyped
-from gateway.tensors.number_list import NumberList
-from services.errors import invalid
-from services.model.datatypes import BYTES
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.json_document import mistyped
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES
 
 #: lists within lists in `data`, at most: what newer reference servers allow
 DEPTH_MAX = 100

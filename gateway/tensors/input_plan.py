@@ -6,10 +6,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gateway.tensors.json_document import missing, mistyped, shown
-from services.errors import Failure, invalid
-from services.model.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
-from services.model.signature import TensorSpec
+from millstream.gateway.tensors.json_document import missing, mistyped, shown
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
+from millstream.services.model.signature import TensorSpec
 
 #: datatype -> struct code, in the machine's own order (little-endian wherever ONNX Runtime runs): the "@" forms are
 #: the fast ones, and its float turns what is out of range into infinity, as numpy's cast does

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gateway.tensors.elements import check_strings, normal_booleans
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.inputs import ABSENT, InputTensor
-from gateway.tensors.json_document import shown
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from services.errors import Failure, invalid
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
+from millstream.gateway.tensors.elements import check_strings, normal_booleans
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
 
 
 class InputPlans:
@@ -74,7 +74,7 @@ class InputPlans:
 
 
 def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor:
-    """A tensor in raw form (services.model.datatypes), checked. Raises Failure(INVALID)."""
+    """A tensor in raw form (millstream.services.model.datatypes), checked. Raises Failure(INVALID)."""
     if plan.datatype == BYTES:
         check_strings(plan, extent, data)
     elif len(data) != extent.size_bytes:

@@ -10,7 +10,7 @@ Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
 class InputTensor(NamedTuple):
-    """One input of a request in raw form (services.model.datatypes); its datatype is that of the signature.
+    """One input of a request in raw form (millstream.services.model.datatypes); its datatype is that of the signature.
 
     `data`: C-contiguous; an ndarray or any bytes-like object. `size_bytes` is its length in raw form.
     """

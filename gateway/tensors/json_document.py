@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.tensors.strict_json import unparsable
-from services.errors import invalid
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.tensors.strict_json import unparsable
+from millstream.services.errors import invalid
 
 _SHOWN_CHARACTERS_MAX = 200
 
@@ -20,7 +20,7 @@ def shown(name: object) -> str:
 def parse_json(
     text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False
 ) -> dict[str, Any]:
-    """Return the JSON object in `text`, as gateway.tensors.json_text.parse does. Raises Failure(INVALID, TOO_LARGE)."""
+    """Return the JSON object in `text`, as millstream.gateway.tensors.json_text.parse does. Raises Failure(INVALID, TOO_LARGE)."""
     document = parse(text, limits, depth=depth, in_lists=in_lists)
     if type(document) is not dict:
         raise unparsable("the body is not a JSON object")

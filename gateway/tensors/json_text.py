@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gateway.tensors.number_list import LIST_BYTES_MIN, NumberList
-from gateway.tensors.strict_json import loads, unparsable
-from services.errors import Code, Failure
+from millstream.gateway.tensors.number_list import LIST_BYTES_MIN, NumberList
+from millstream.gateway.tensors.strict_json import loads, unparsable
+from millstream.services.errors import Code, Failure
 
 MIB = 1 << 20
 #: texts up to this size are parsed whatever is in them: at worst, nested empty lists, that takes 20 ms

@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from gateway.tensors.elements import DEPTH_MAX, raw_from_strings
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.json_numbers import numbers
-from gateway.tensors.number_list import NumberList
-from gateway.tensors.outputs import OutputTensor, Reply
-from services.errors import Failure, invalid
-from services.model.datatypes import BYTES, NUMPY
+from millstream.gateway.tensors.elements import DEPTH_MAX, raw_from_strings
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.json_numbers import numbers
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.outputs import OutputTensor, Reply
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.datatypes import BYTES, NUMPY
 
 _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 _NOUNS = {bool: "a boolean", int: "an integer", float: "a number with a fraction", str: "a string", dict: "an object"}

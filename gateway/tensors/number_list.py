@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.tensors.strict_json import loads, unparsable
-from services.errors import Code, Failure
+from millstream.gateway.tensors.strict_json import loads, unparsable
+from millstream.services.errors import Code, Failure
 
 #: shorter lists are not worth the trouble
 LIST_BYTES_MIN = 64 * 1024

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from gateway.tensors.classification import check_classifiable, classify
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.input_plans import raw_tensor
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure, invalid
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
+from millstream.gateway.tensors.classification import check_classifiable, classify
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.input_plans import raw_tensor
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
 
 
 class OutputTarget(Protocol):
@@ -26,7 +26,7 @@ class OutputTarget(Protocol):
 
 
 class ClientRegions(Protocol):
-    """The registered memory of clients (gateway.triton.shared_memory)."""
+    """The registered memory of clients (millstream.gateway.triton.shared_memory)."""
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Bytes of a region, copied. Raises Failure."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.tensors.elements import raw_from_strings
-from services.model.datatypes import BYTES, NUMPY
-from services.model.signature import Signature
+from millstream.gateway.tensors.elements import raw_from_strings
+from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.signature import Signature
 
 #: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
 _new = tuple.__new__
@@ -101,7 +101,7 @@ VIEW_BYTES_MIN = 16384
 
 
 def raw_bytes(output: OutputTensor) -> bytes | memoryview:
-    """The output in raw form (services.model.datatypes); a large one is a view."""
+    """The output in raw form (millstream.services.model.datatypes); a large one is a view."""
     array = output.array
     if isinstance(array, list):
         return raw_from_strings(array)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 
 #: the standard library takes three times as long: longer texts are strict JSON, or refused
 _LENIENT_BYTES_MAX = 4 << 20

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gateway.catalog.interfaces import ModelCatalog
-from services.errors import Code, Failure
-from services.model.manifest import Manifest
-from services.wire.records import InstanceRecord, State
+from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.wire.records import InstanceRecord, State
 
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0

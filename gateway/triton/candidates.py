@@ -12,17 +12,17 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from services.errors import Code, Failure, invalid
-from services.ingest.digests import described_file
-from services.ingest.in_place import examine
-from services.ingest.report import Checked
-from services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
-from services.model.version_files import check_labels
-from services.settings import Settings
-from services.triton_config.config import Given
-from services.triton_config.model_folder import files_named
-from services.triton_config.to_model_config import Serving, serving
-from services.triton_config.to_signature import fitted, wanted_batching
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.digests import described_file
+from millstream.services.ingest.in_place import examine
+from millstream.services.ingest.report import Checked
+from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
+from millstream.services.model.version_files import check_labels
+from millstream.services.settings import Settings
+from millstream.services.triton_config.config import Given
+from millstream.services.triton_config.model_folder import files_named
+from millstream.services.triton_config.to_model_config import Serving, serving
+from millstream.services.triton_config.to_signature import fitted, wanted_batching
 
 
 class Candidate(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from gateway.triton.interfaces import IndexEntry
-from services.wire.records import State
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
+from millstream.gateway.triton.interfaces import IndexEntry
+from millstream.services.wire.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 _STATES = {State.READY: READY, State.FAILED: UNAVAILABLE}

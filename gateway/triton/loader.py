@@ -16,23 +16,23 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from gateway.catalog.interfaces import ModelCatalog
-from gateway.triton import index
-from gateway.triton.await_ready import Trial
-from gateway.triton.candidates import Candidate, manifest_of
-from gateway.triton.interfaces import IndexEntry
-from services.errors import Code, Failure, invalid
-from services.model.manifest import Endpoint, Manifest
-from services.model.names import check_name
-from services.model.paths import plain_path
-from services.process.uninterruptible import uninterrupted
-from services.repository.base import Claim, Repository
-from services.repository.disk import storage_errors
-from services.settings import Settings
-from services.triton_config.config import Given, from_json
-from services.triton_config.model_folder import check_given, read_model_folder
-from services.triton_config.repositories import Folders
-from services.triton_config.version_policy import chosen
+from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.triton import index
+from millstream.gateway.triton.await_ready import Trial
+from millstream.gateway.triton.candidates import Candidate, manifest_of
+from millstream.gateway.triton.interfaces import IndexEntry
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.model.names import check_name
+from millstream.services.model.paths import plain_path
+from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.repository.base import Claim, Repository
+from millstream.services.repository.disk import storage_errors
+from millstream.services.settings import Settings
+from millstream.services.triton_config.config import Given, from_json
+from millstream.services.triton_config.model_folder import check_given, read_model_folder
+from millstream.services.triton_config.repositories import Folders
+from millstream.services.triton_config.version_policy import chosen
 
 log = logging.getLogger("millstream.repository")
 

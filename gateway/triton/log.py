@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
-from gateway.catalog.shared_settings import SharedDocument
-from gateway.catalog.snapshot import shown
-from gateway.triton.interfaces import LogValues
-from services.errors import Code, Failure, invalid
+from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.catalog.snapshot import shown
+from millstream.gateway.triton.interfaces import LogValues
+from millstream.services.errors import Code, Failure, invalid
 
 FORMATS = ("default", "ISO8601")
 LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gateway.catalog.snapshot import Snapshot
-from gateway.triton.statistics import loaded
-from services.metrics.gpus import Gpu, gpus
-from services.metrics.inference import FAILED, Field, Recorded, recorded
-from services.metrics.machine import CpuTimes, cpu_times, memory
-from services.metrics.merge import Totals
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.triton.statistics import loaded
+from millstream.services.metrics.gpus import Gpu, gpus
+from millstream.services.metrics.inference import FAILED, Field, Recorded, recorded
+from millstream.services.metrics.machine import CpuTimes, cpu_times, memory
+from millstream.services.metrics.merge import Totals
 
 _Samples = list[tuple[dict[str, str], float]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.catalog.snapshot import Snapshot, version_number
-from services.triton_config.effective_config import described
+from millstream.gateway.catalog.snapshot import Snapshot, version_number
+from millstream.services.triton_config.effective_config import described
 
 
 class VersionConfigurations:

@@ -20,10 +20,10 @@ import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.catalog.shared_settings import SharedDocument
-from gateway.tensors.json_document import shown
-from gateway.triton.interfaces import Region
-from services.errors import Code, Failure, invalid, not_found
+from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.triton.interfaces import Region
+from millstream.services.errors import Code, Failure, invalid, not_found
 
 REGIONS_MAX = 4096
 NAME_CHARACTERS_MAX = 255

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from gateway.catalog.snapshot import Snapshot, VersionView, shown, version_number
-from gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
-from services.errors import Failure, invalid
-from services.metrics.inference import Field, Recorded, recorded
-from services.metrics.registry import MetricsRegistry
+from millstream.gateway.catalog.snapshot import Snapshot, VersionView, shown, version_number
+from millstream.gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
+from millstream.services.errors import Failure, invalid
+from millstream.services.metrics.inference import Field, Recorded, recorded
+from millstream.services.metrics.registry import MetricsRegistry
 
 
 class MachineStatistics:

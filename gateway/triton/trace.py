@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.catalog.shared_settings import SharedDocument
-from gateway.catalog.snapshot import shown
-from gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
-from gateway.triton.trace_file import TraceFile
-from services.errors import Failure, invalid
-from services.trace_settings import DEFAULTS, TraceValues, parsed
+from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.catalog.snapshot import shown
+from millstream.gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
+from millstream.gateway.triton.trace_file import TraceFile
+from millstream.services.errors import Failure, invalid
+from millstream.services.trace_settings import DEFAULTS, TraceValues, parsed
 
 log = logging.getLogger("millstream.trace")
 

@@ -1,5 +1,5 @@
-"""`python -m services.cli`: the `millstream` command where it is not installed."""
+"""`python -m millstream.services.cli`: the `millstream` command where it is not installed."""
 
-from services.cli.app import main
+from millstream.services.cli.app import main
 
 main()

@@ -13,20 +13,20 @@ from collections.abc import Callable
 import typer
 from typer.exceptions import TyperException
 
-from services.cli.commands.bench import bench
-from services.cli.commands.demo import demo, version
-from services.cli.commands.describe import describe
-from services.cli.commands.doctor import doctor
-from services.cli.commands.load import load, unload
-from services.cli.commands.models import models, rm
-from services.cli.commands.predict import predict
-from services.cli.commands.push import push
-from services.cli.commands.restart import restart
-from services.cli.commands.serve import serve
-from services.cli.commands.up import up
-from services.cli.options import Key, ServerAddress, Url
-from services.errors import Failure
-from services.process.printable import printable
+from millstream.services.cli.commands.bench import bench
+from millstream.services.cli.commands.demo import demo, version
+from millstream.services.cli.commands.describe import describe
+from millstream.services.cli.commands.doctor import doctor
+from millstream.services.cli.commands.load import load, unload
+from millstream.services.cli.commands.models import models, rm
+from millstream.services.cli.commands.predict import predict
+from millstream.services.cli.commands.push import push
+from millstream.services.cli.commands.restart import restart
+from millstream.services.cli.commands.serve import serve
+from millstream.services.cli.commands.up import up
+from millstream.services.cli.options import Key, ServerAddress, Url
+from millstream.services.errors import Failure
+from millstream.services.process.printable import printable
 
 app = typer.Typer(
     name="millstream",

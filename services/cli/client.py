@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import httpx
 
-from services.cli.options import ServerAddress
-from services.errors import Code, Failure, invalid
+from millstream.services.cli.options import ServerAddress
+from millstream.services.errors import Code, Failure, invalid
 
 CHUNK_BYTES = 256 << 10
 TIMEOUT_S = 60.0

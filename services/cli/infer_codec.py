@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.tensors import Array, decode, encode, fit, from_data, random_input
-from services.errors import Code, Failure, invalid
+from millstream.services.cli.tensors import Array, decode, encode, fit, from_data, random_input
+from millstream.services.errors import Code, Failure, invalid
 
 
 @dataclass(frozen=True, slots=True)

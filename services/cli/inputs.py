@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.infer_codec import EncodedRequest, call_of
-from services.cli.tensors import Array, from_data
-from services.errors import Failure, invalid
+from millstream.services.cli.infer_codec import EncodedRequest, call_of
+from millstream.services.cli.tensors import Array, from_data
+from millstream.services.errors import Failure, invalid
 
 _NPY = b"\x93NUMPY"
 _ZIP = b"PK\x03\x04"

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from services.errors import Code, Failure
+from millstream.services.errors import Code, Failure
 
 ANSWER_S_MAX = 60.0
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from services.errors import Failure, invalid
+from millstream.services.errors import Failure, invalid
 
 URL_DEFAULT = "http://127.0.0.1:8000"
 
@@ -58,7 +58,7 @@ def load_settings(**overrides: Any) -> Any:
     # Imported here: pydantic costs more than everything else `millstream --help` needs.
     from pydantic import ValidationError
 
-    from services.settings import Settings, explain
+    from millstream.services.settings import Settings, explain
 
     given = {name: value for name, value in overrides.items() if value is not None}
     try:

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from services.cli.client import Api, digest_of
-from services.cli.infer_codec import made_up_call
-from services.errors import Code, Failure, invalid
-from services.model.names import check_name
+from millstream.services.cli.client import Api, digest_of
+from millstream.services.cli.infer_codec import made_up_call
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.names import check_name
 
 START_S_MAX = 120.0
 #: how long the start waits for models, all together, and then for the first of them to answer: what is not ready by then
@@ -25,7 +25,7 @@ START_S_MAX = 120.0
 MODELS_S_MAX = 60.0
 ANSWER_S_MAX = 30.0
 PAUSE_S = 0.05
-EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
 #: what an endpoint that is still starting, or busy, answers
 _NOT_YET = {Code.UNAVAILABLE, Code.OVERLOADED, Code.EXPIRED}

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.cli.client import Api
-from services.cli.preload import Preload
-from services.errors import Failure, invalid
-from services.process.cancel import cancel_all
+from millstream.services.cli.client import Api
+from millstream.services.cli.preload import Preload
+from millstream.services.errors import Failure, invalid
+from millstream.services.process.cancel import cancel_all
 
 LOAD_S_MAX = 900.0
 AT_ONCE_MAX = 4

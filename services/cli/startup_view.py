@@ -13,14 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli import preload, repositories
-from services.cli.client import Api
-from services.cli.commands.demo import number
-from services.cli.options import ServerAddress
-from services.cli.preload import EXAMPLE, Missing, ServedModel
-from services.cli.repositories import PreloadPlan, RepositoryModel
-from services.cli.terminal import duration, escape, results
-from services.supervisor.plan import Running
+from millstream.services.cli import preload, repositories
+from millstream.services.cli.client import Api
+from millstream.services.cli.commands.demo import number
+from millstream.services.cli.options import ServerAddress
+from millstream.services.cli.preload import EXAMPLE, Missing, ServedModel
+from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
+from millstream.services.cli.terminal import duration, escape, results
+from millstream.services.supervisor.plan import Running
 
 
 class Terminal:

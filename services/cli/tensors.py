@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from services.errors import invalid
-from services.model.bytes_tensor import decode_elements, encode_elements
-from services.model.datatypes import BYTES, NUMPY
+from millstream.services.errors import invalid
+from millstream.services.model.bytes_tensor import decode_elements, encode_elements
+from millstream.services.model.datatypes import BYTES, NUMPY
 
 Array = NDArray[Any]
 #: what a variable dimension other than the rows becomes when an input is made up

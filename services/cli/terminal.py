@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from services.process.printable import printable
+from millstream.services.process.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK, cause
-from services.crashes.load_marks import blame, left_behind
-from services.crashes.run_marks import take
-from services.errors import Failure
-from services.queue.death_notices import Death
-from services.repository.folder import FolderRepository
+from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK, cause
+from millstream.services.crashes.load_marks import blame, left_behind
+from millstream.services.crashes.run_marks import take
+from millstream.services.errors import Failure
+from millstream.services.queue.death_notices import Death
+from millstream.services.repository.folder import FolderRepository
 
 #: signals by which people and service managers end processes; SIGKILL is also the kernel's when there is no memory
 _SENT = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL}

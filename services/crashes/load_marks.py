@@ -18,9 +18,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from services.model.manifest import Manifest
-from services.repository.base import Repository
-from services.repository.verdicts import Verdict
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.base import Repository
+from millstream.services.repository.verdicts import Verdict
 
 log = logging.getLogger("millstream.loads")
 

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from services.installation import shm_prefix
-from services.settings import Settings
+from millstream.services.installation import shm_prefix
+from millstream.services.settings import Settings
 
 PAGE_BYTES = 8192
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
-from services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 
 ENTRIES_MAX = 10_000
 PATH_BYTES_MAX = 1024

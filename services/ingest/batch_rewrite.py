@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import onnx
 from onnx import helper, numpy_helper
 
-from services.ingest.graph import fixed_inputs
+from millstream.services.ingest.graph import fixed_inputs
 
 #: what a leading 1 in the target shape of a Reshape becomes, most likely first
 LEADING = (0, -1)

@@ -2,7 +2,7 @@
 
 original ─> random rows and an extreme one, each alone ─> Expected
 candidate ─> the same rows in other orders, in batches up to the largest ─> Expected? ─> else Contradiction
-A trial can show that rows influence each other; that they do not, only the graph shows (services.ingest.independence).
+A trial can show that rows influence each other; that they do not, only the graph shows (millstream.services.ingest.independence).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.ingest.model_io import ModelTensor
-from services.ingest.trial_inputs import Probe, Style, draw, extreme_row, row_of
-from services.ingest.trial_memory import room_for
-from services.ingest.trial_session import Array, Session, TrialError
-from services.model.agreement import column_scale, disagreeing_rows
-from services.model.warmup_inputs import INPUT_BYTES_MAX
+from millstream.services.ingest.model_io import ModelTensor
+from millstream.services.ingest.trial_inputs import Probe, Style, draw, extreme_row, row_of
+from millstream.services.ingest.trial_memory import room_for
+from millstream.services.ingest.trial_session import Array, Session, TrialError
+from millstream.services.model.agreement import column_scale, disagreeing_rows
+from millstream.services.model.warmup_inputs import INPUT_BYTES_MAX
 
 #: rows that are run alone for each style of values, beside an extreme one; fewer where a run takes long
 _ROWS_MAX, _ROWS_MIN = 8, 3

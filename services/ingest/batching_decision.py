@@ -15,15 +15,15 @@ from typing import NamedTuple
 
 import onnx
 
-from services.errors import Failure, invalid
-from services.ingest.batch_rewrite import LEADING, with_variable_rows
-from services.ingest.batch_trials import Contradiction, Expected, check, constant_outputs, expect
-from services.ingest.external_data import link_files
-from services.ingest.independence import Proof, prove
-from services.ingest.model_io import ModelTensor
-from services.ingest.trial_inputs import Probe, find_probe
-from services.ingest.trial_session import Array, Session, TrialError
-from services.model.manifest import Batching
+from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.batch_rewrite import LEADING, with_variable_rows
+from millstream.services.ingest.batch_trials import Contradiction, Expected, check, constant_outputs, expect
+from millstream.services.ingest.external_data import link_files
+from millstream.services.ingest.independence import Proof, prove
+from millstream.services.ingest.model_io import ModelTensor
+from millstream.services.ingest.trial_inputs import Probe, find_probe
+from millstream.services.ingest.trial_session import Array, Session, TrialError
+from millstream.services.model.manifest import Batching
 
 _NO_TRIAL = "no trial input would run"
 

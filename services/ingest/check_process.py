@@ -14,15 +14,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from services.errors import Code, Failure, invalid
-from services.ingest.report import Checked, CheckReport, CheckTask
-from services.process.uninterruptible import uninterrupted
-from services.settings import child_environment
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.report import Checked, CheckReport, CheckTask
+from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.settings import child_environment
 
 _REPORT_BYTES_MAX = 16 << 20
 _ERRORS_BYTES_KEPT = 4096
 _RETRY_S = 5.0
-_IMPORT_ROOT = Path(__file__).parents[2]
+_IMPORT_ROOT = Path(__file__).parents[3]
 
 
 async def check(task: CheckTask, seconds_max: float) -> Checked:
@@ -51,7 +51,7 @@ async def _start(task: CheckTask) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.ingest.checker",
+            "millstream.services.ingest.checker",
             str(task.folder),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

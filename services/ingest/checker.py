@@ -1,7 +1,7 @@
 """The checker process: unpacks an upload, refuses what cannot be served, and says how the rest is served.
 
-python -m services.ingest.checker FOLDER    a CheckTask in JSON on standard input; prints a CheckReport in JSON
-Runs what strangers sent in native code that may crash or never end: services.ingest.check_process starts and bounds it.
+python -m millstream.services.ingest.checker FOLDER    a CheckTask in JSON on standard input; prints a CheckReport in JSON
+Runs what strangers sent in native code that may crash or never end: millstream.services.ingest.check_process starts and bounds it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from services.errors import Code, Failure, invalid
-from services.ingest.archive import unpack
-from services.ingest.report import MESSAGE_CHARACTERS_MAX, UPLOAD, Checked, CheckReport, CheckTask, Rejection
-from services.repository.disk import storage_failure
-from services.sandbox.confine import confine
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.archive import unpack
+from millstream.services.ingest.report import MESSAGE_CHARACTERS_MAX, UPLOAD, Checked, CheckReport, CheckTask, Rejection
+from millstream.services.repository.disk import storage_failure
+from millstream.services.sandbox.confine import confine
 
 _NICE = 10
 #: by how much a rewritten model may be larger than all that was uploaded
@@ -92,7 +92,7 @@ def _check(task: CheckTask) -> Checked:
         path = unpack(task.folder / UPLOAD, task.folder / "source", task.unpacked_bytes_max)
     # Loaded after the archive was looked at, and inside the limits: these libraries are large.
     try:
-        from services.ingest.inspection import inspect
+        from millstream.services.ingest.inspection import inspect
     except (MemoryError, SystemError) as error:  # a library's C code fails without saying why when memory runs out
         raise ImportError("no memory left") from error
     checked = inspect(task, path)

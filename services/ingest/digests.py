@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from services.model.manifest import SourceFile
-from services.model.version_files import open_regular
+from millstream.services.model.manifest import SourceFile
+from millstream.services.model.version_files import open_regular
 
 
 def described_file(folder: Path, path: str) -> SourceFile:

@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath
 
 import onnx
 
-from services.errors import invalid
-from services.ingest.archive import ENTRIES_MAX, PATH_BYTES_MAX
-from services.ingest.graph import tensors
+from millstream.services.errors import invalid
+from millstream.services.ingest.archive import ENTRIES_MAX, PATH_BYTES_MAX
+from millstream.services.ingest.graph import tensors
 
 #: files that hold one model's weights: an archive has no more
 FILES_MAX = ENTRIES_MAX

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 PROTOBUF_BYTES_MAX = 2**31 - 1
 _IR_DEFAULTS = 4  # the version from which on an initializer is an input's default

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from services.ingest.check_process import check
-from services.ingest.check_slots import turn
-from services.ingest.report import Checked, CheckTask
-from services.model.manifest import ROWS_MAX_DEFAULT
-from services.settings import Settings
+from millstream.services.ingest.check_process import check
+from millstream.services.ingest.check_slots import turn
+from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.model.manifest import ROWS_MAX_DEFAULT
+from millstream.services.settings import Settings
 
 
 async def examine(

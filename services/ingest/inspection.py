@@ -10,17 +10,17 @@ from pathlib import Path
 
 import onnx
 
-from services.ingest.batching_decision import BatchingDecision, Subject, decide, usable
-from services.ingest.external_data import external_files
-from services.ingest.graph import read_model
-from services.ingest.model_io import Dim, ModelTensor, in_order, read_defaults, read_ports, specs
-from services.ingest.onnx_checks import check_operators, check_structure, check_versions
-from services.ingest.report import Checked, CheckTask
-from services.ingest.trial_session import Array, Session
-from services.ingest.warmup_trial import rehearse, rehearse_requests
-from services.model.manifest import ModelConfig
-from services.model.signature import Signature
-from services.model.warmup_check import check_warmups
+from millstream.services.ingest.batching_decision import BatchingDecision, Subject, decide, usable
+from millstream.services.ingest.external_data import external_files
+from millstream.services.ingest.graph import read_model
+from millstream.services.ingest.model_io import Dim, ModelTensor, in_order, read_defaults, read_ports, specs
+from millstream.services.ingest.onnx_checks import check_operators, check_structure, check_versions
+from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.ingest.trial_session import Array, Session
+from millstream.services.ingest.warmup_trial import rehearse, rehearse_requests
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.signature import Signature
+from millstream.services.model.warmup_check import check_warmups
 
 
 def inspect(task: CheckTask, path: Path) -> Checked:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import onnx
 from onnx import TensorProto
 
-from services.errors import Failure, invalid
-from services.ingest.graph import default_inputs, fixed_inputs, nodes
-from services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX
-from services.model.datatypes import BYTES, ITEM_BYTES
-from services.model.signature import TensorSpec
+from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.graph import default_inputs, fixed_inputs, nodes
+from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES
+from millstream.services.model.signature import TensorSpec
 
 #: bytes of one tensor whose dimensions are all fixed: gateways make up such inputs to probe readiness
 ROW_BYTES_MAX = 1 << 30

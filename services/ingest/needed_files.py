@@ -7,7 +7,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from services.errors import Code, Failure
+from millstream.services.errors import Code, Failure
 
 
 def keep_only(folder: Path, files: Collection[str]) -> None:

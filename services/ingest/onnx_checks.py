@@ -12,8 +12,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from services.errors import Failure, invalid
-from services.ingest.graph import nodes
+from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.graph import nodes
 
 _OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _IR = re.compile(r"max supported IR version: (\d+)")

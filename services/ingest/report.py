@@ -11,9 +11,9 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from services.errors import Code
-from services.model.manifest import ROWS_MAX_DEFAULT, Batching, Warmup
-from services.model.signature import Signature
+from millstream.services.errors import Code
+from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Warmup
+from millstream.services.model.signature import Signature
 
 #: name of the uploaded file in the staging folder, until the checker has unpacked it
 UPLOAD = "upload"

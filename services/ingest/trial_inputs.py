@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.ingest.model_io import Dim, ModelTensor
-from services.ingest.trial_session import Array, Session, TrialError
-from services.model.agreement import FLOATS, as_float
-from services.model.datatypes import BYTES, NUMPY
+from millstream.services.ingest.model_io import Dim, ModelTensor
+from millstream.services.ingest.trial_session import Array, Session, TrialError
+from millstream.services.model.agreement import FLOATS, as_float
+from millstream.services.model.datatypes import BYTES, NUMPY
 
 ELEMENTS_MAX = 1 << 26
 #: sizes for variable dimensions, most likely first: images, audio and sequences have minimal lengths

@@ -11,11 +11,11 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto
 
-from services.errors import invalid
-from services.ingest.model_io import ModelTensor
-from services.ingest.onnx_checks import is_memory, reason
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
+from millstream.services.errors import invalid
+from millstream.services.ingest.model_io import ModelTensor
+from millstream.services.ingest.onnx_checks import is_memory, reason
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
 
 Array = np.ndarray[Any, Any]
 

@@ -16,21 +16,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, TypeVar
 
-from services.errors import Code, Failure, invalid
-from services.ingest.check_process import check
-from services.ingest.check_slots import turn
-from services.ingest.digests import described_file
-from services.ingest.needed_files import keep_only
-from services.ingest.report import UPLOAD, Checked, CheckTask
-from services.model.manifest import Manifest, ModelConfig, SourceFile
-from services.model.names import check_name, check_version
-from services.model.version_files import check_labels
-from services.model.warmup_check import check_warmups
-from services.process.uninterruptible import uninterrupted
-from services.repository.base import Repository, Staging
-from services.repository.disk import storage_errors
-from services.settings import Settings
-from services.wire.records import State
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.check_process import check
+from millstream.services.ingest.check_slots import turn
+from millstream.services.ingest.digests import described_file
+from millstream.services.ingest.needed_files import keep_only
+from millstream.services.ingest.report import UPLOAD, Checked, CheckTask
+from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
+from millstream.services.model.names import check_name, check_version
+from millstream.services.model.version_files import check_labels
+from millstream.services.model.warmup_check import check_warmups
+from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.repository.base import Repository, Staging
+from millstream.services.repository.disk import storage_errors
+from millstream.services.settings import Settings
+from millstream.services.wire.records import State
 
 PIECE_BYTES = 1 << 20
 #: kept, as it says how the model was meant to be served

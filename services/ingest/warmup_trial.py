@@ -1,6 +1,6 @@
 """The warm-up of a worker, run in the check: what kills or fails it there is refused at upload.
 
-Signature, config.warmup ─> the same inputs as in workers.profiler and workers.warmup ─> runs
+Signature, config.warmup ─> the same inputs as in millstream.workers.profiler and millstream.workers.warmup ─> runs
 Imported by the checker process only.
 """
 
@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.errors import Failure, invalid
-from services.ingest.trial_memory import room_for
-from services.ingest.trial_session import Session, TrialError
-from services.model.manifest import Warmup
-from services.model.signature import Signature
-from services.model.warmup_inputs import (
+from millstream.services.errors import Failure, invalid
+from millstream.services.ingest.trial_memory import room_for
+from millstream.services.ingest.trial_session import Session, TrialError
+from millstream.services.model.manifest import Warmup
+from millstream.services.model.signature import Signature
+from millstream.services.model.warmup_inputs import (
     FILLS,
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,

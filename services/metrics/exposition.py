@@ -1,4 +1,4 @@
-"""The metrics as prometheus_client has them: totals -> families. `services.metrics.page` makes text of them."""
+"""The metrics as prometheus_client has them: totals -> families. `millstream.services.metrics.page` makes text of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from services.metrics.catalogue import CATALOGUE, Kind, Metric
-from services.metrics.merge import Totals
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric
+from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.registry import MetricsRegistry
 
 Rows = list[tuple[tuple[str, ...], list[float]]]
 Shape = tuple[str, str, int, int]

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.metrics.catalogue import Kind
-from services.metrics.merge import Totals
-from services.metrics.read_cache import ReadCache
-from services.metrics.record import Key, records
+from millstream.services.metrics.catalogue import Kind
+from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.read_cache import ReadCache
+from millstream.services.metrics.record import Key, records
 
 VALUES_SUFFIX = ".values"
 NEW_SUFFIX = ".new"

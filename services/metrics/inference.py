@@ -2,7 +2,7 @@
 
 lanes ─> Sums by release ─(files of all gateways, dead ones too)─> Totals ─> recorded() ─> Recorded by release
 
-Not on the metrics page by these names: gateway.triton makes what clients read out of it. Times are seconds.
+Not on the metrics page by these names: millstream.gateway.triton makes what clients read out of it. Times are seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from services.errors import Code
-from services.metrics.catalogue import Kind, Metric
-from services.metrics.merge import Totals
+from millstream.services.errors import Code
+from millstream.services.metrics.catalogue import Kind, Metric
+from millstream.services.metrics.merge import Totals
 
 ROWS_EXACT_MAX = 128  # sizes of runs up to which each has its own series; larger ones are rounded up to powers of two
 
@@ -91,7 +91,7 @@ class Recorded:
 
 
 def recorded(totals: Totals) -> dict[str, Recorded]:
-    """By release (services.model.manifest.Manifest.release)."""
+    """By release (millstream.services.model.manifest.Manifest.release)."""
     found: dict[str, Recorded] = {}
     for key, values in totals.items():
         if len(key.labels) < len(_RELEASE):

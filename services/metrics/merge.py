@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from operator import add
 
-from services.metrics.record import Key
+from millstream.services.metrics.record import Key
 
 OTHER = "other"  # the label value of series beyond a bound
 

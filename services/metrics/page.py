@@ -15,10 +15,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from services.metrics.catalogue import CATALOGUE, Metric
-from services.metrics.exposition import Rows, family, rows_of, shape_of
-from services.metrics.merge import Totals
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.catalogue import CATALOGUE, Metric
+from millstream.services.metrics.exposition import Rows, family, rows_of, shape_of
+from millstream.services.metrics.merge import Totals
+from millstream.services.metrics.registry import MetricsRegistry
 
 _EOF = b"# EOF\n"
 #: Forms of the page that are remembered: Prometheus' own, and one more. A client may ask for any version of OpenMetrics.

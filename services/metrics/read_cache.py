@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.metrics.record import CHUNK_BYTES, Key, has_series, parsed_chunk
+from millstream.services.metrics.record import CHUNK_BYTES, Key, has_series, parsed_chunk
 
 Series = tuple[Key, list[float]]
 

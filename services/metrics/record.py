@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from services.metrics.catalogue import Kind
+from millstream.services.metrics.catalogue import Kind
 
 MAGIC = b"MILLRAC1"
 HEADER_BYTES = 64

@@ -17,11 +17,11 @@ from bisect import bisect_left
 from contextlib import suppress
 from pathlib import Path
 
-from services.metrics import files
-from services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
-from services.metrics.merge import OTHER, Totals
-from services.metrics.read_cache import ReadCache
-from services.metrics.record import (
+from millstream.services.metrics import files
+from millstream.services.metrics.catalogue import SERIES_REFUSED, Kind, Metric
+from millstream.services.metrics.merge import OTHER, Totals
+from millstream.services.metrics.read_cache import ReadCache
+from millstream.services.metrics.record import (
     CHUNK_BYTES,
     HEADER_BYTES,
     LABEL_CHARACTERS_MAX,

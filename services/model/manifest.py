@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from services.model.signature import Signature
+from millstream.services.model.signature import Signature
 
 ROWS_MAX_DEFAULT = 64
 LEVELS_MAX = 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 NAME_CHARACTERS_MAX = 128
 VERSION_MAX = 2**31 - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 PATH_CHARACTERS_MAX = 512
 COMPONENT_BYTES_MAX = 255

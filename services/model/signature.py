@@ -10,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
-from services.model.datatypes import DATATYPES
+from millstream.services.model.datatypes import DATATYPES
 
 
 def _known(datatype: str) -> str:

@@ -14,10 +14,10 @@ from io import BufferedReader
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from services.errors import Failure, invalid
-from services.model.manifest import ModelConfig, SourceFile
-from services.model.paths import plain_path
-from services.model.signature import Signature
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.manifest import ModelConfig, SourceFile
+from millstream.services.model.paths import plain_path
+from millstream.services.model.signature import Signature
 
 #: Bytes of one file of class names, and names in it. Gateways keep them in memory.
 LABEL_BYTES_MAX = 8 << 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from services.errors import invalid
-from services.model.datatypes import BYTES, ITEM_BYTES
-from services.model.manifest import ModelConfig, Warmup, WarmupInput
-from services.model.signature import Signature, TensorSpec, needed_inputs
-from services.model.version_files import is_readable_inside
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES
+from millstream.services.model.manifest import ModelConfig, Warmup, WarmupInput
+from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
+from millstream.services.model.version_files import is_readable_inside
 
 INPUT_BYTES_MAX = 1 << 28
 

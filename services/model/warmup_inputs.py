@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from services.model.bytes_tensor import decode_elements
-from services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
-from services.model.manifest import Warmup, WarmupInput
-from services.model.signature import Signature, TensorSpec, needed_inputs
-from services.model.version_files import read_inside
-from services.model.warmup_check import INPUT_BYTES_MAX as WARMUP_BYTES_MAX
+from millstream.services.model.bytes_tensor import decode_elements
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
+from millstream.services.model.manifest import Warmup, WarmupInput
+from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
+from millstream.services.model.version_files import read_inside
+from millstream.services.model.warmup_check import INPUT_BYTES_MAX as WARMUP_BYTES_MAX
 
 Array = np.ndarray[Any, Any]
 
@@ -116,7 +116,7 @@ def _described(made: WarmupInput, rows: int, folder: Path) -> Array:
 
 
 def _from_file(made: WarmupInput, rows: int, folder: Path) -> Array:
-    assert made.file is not None  # services.model.manifest sees to it
+    assert made.file is not None  # millstream.services.model.manifest sees to it
     raw = read_inside(folder, made.file, WARMUP_BYTES_MAX, "warm-up file")
     if made.datatype == BYTES:
         elements = decode_elements(memoryview(raw))

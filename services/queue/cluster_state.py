@@ -13,11 +13,11 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from services.errors import Code, Failure
-from services.queue.keys import InstanceKeys
-from services.queue.record_cache import RecordCache
-from services.queue.url import RedisAddress, async_client
-from services.wire.records import State, WorkerRecord
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.record_cache import RecordCache
+from millstream.services.queue.url import RedisAddress, async_client
+from millstream.services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.cluster_state")
 

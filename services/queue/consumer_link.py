@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import hiredis
 
-from services.errors import Code, Failure
-from services.queue.handshake import check_reply, greeting
-from services.queue.url import RedisAddress, locate
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.handshake import check_reply, greeting
+from millstream.services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
 #: errors that tell of the server's state or role, not of the command: on another connection, or later, it is taken

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
-from services.queue.keys import InstanceKeys
-from services.queue.url import RedisAddress, async_client
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.url import RedisAddress, async_client
 
 
 class Death(NamedTuple):
-    """A worker (`services.wire.worker_id`) that is gone, and what it was running.
+    """A worker (`millstream.services.wire.worker_id`) that is gone, and what it was running.
 
     `batches`: their names; None: nobody knows. `blamed`: the release that it died of, "" for none.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.errors import Code, Failure
-from services.queue.sentinel import is_master
-from services.queue.url import RedisAddress
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.sentinel import is_master
+from millstream.services.queue.url import RedisAddress
 
 _ROLE = ("ROLE",)
 

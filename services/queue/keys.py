@@ -40,7 +40,7 @@ class InstanceKeys:
     __slots__ = ("changes", "gateways", "instance", "pools", "uploads")
 
     def __init__(self, instance: str) -> None:
-        """`instance`: without colons and braces (`services.installation`)."""
+        """`instance`: without colons and braces (`millstream.services.installation`)."""
         self.instance = instance
         prefix = b"ms:%d:{%s}:" % (PROTOCOL, instance.encode())
         self.pools = prefix + b"pools"

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import hiredis
 
-from services.errors import Code, Failure
-from services.queue.handshake import check_reply, greeting
-from services.queue.url import RedisAddress, locate_async
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.handshake import check_reply, greeting
+from millstream.services.queue.url import RedisAddress, locate_async
 
 log = logging.getLogger("millstream.queue")
 

@@ -18,13 +18,13 @@ from typing import Any, cast
 
 import hiredis
 
-from services.errors import Code, Failure
-from services.queue.blob import is_last, read_command, write_commands
-from services.queue.clock import RedisClock
-from services.queue.keys import PoolKeys
-from services.queue.pipeline import Pipeline, connect
-from services.queue.scripts import script
-from services.queue.url import RedisAddress
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.blob import is_last, read_command, write_commands
+from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.keys import PoolKeys
+from millstream.services.queue.pipeline import Pipeline, connect
+from millstream.services.queue.scripts import script
+from millstream.services.queue.url import RedisAddress
 
 log = logging.getLogger("millstream.queue")
 

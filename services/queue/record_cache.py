@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from services.wire.records import InstanceRecord, WorkerRecord, readable_instances
+from millstream.services.wire.records import InstanceRecord, WorkerRecord, readable_instances
 
 
 class _Known(NamedTuple):

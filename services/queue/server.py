@@ -22,8 +22,8 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError
 
-from services.errors import Code, Failure
-from services.queue.url import RedisAddress, async_client
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.url import RedisAddress, async_client
 
 VERSION_MIN = (7, 0)
 #: bytes of a unix socket path with its final NUL: sockaddr_un.sun_path of Linux (macOS has 104)

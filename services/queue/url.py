@@ -23,8 +23,8 @@ from redis.connection import SSLConnection, parse_url
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from services.errors import Code, Failure, invalid
-from services.queue.sentinel import AsyncFinder, Finder, Sentinels
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels
 
 PORT_DEFAULT = 6379
 CONNECT_S_MAX = 5.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint
-from services.repository.base import Repository
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint
+from millstream.services.repository.base import Repository
 
 _TRIES_MAX = 100
 

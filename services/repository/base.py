@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
-from services.model.manifest import Endpoint, Manifest
-from services.repository.verdicts import Verdict
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.verdicts import Verdict
 
 
 class Staging(Protocol):

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint, Manifest
-from services.repository.disk import storage_failure
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.disk import storage_failure
 
 Document = TypeVar("Document", bound=BaseModel)
 

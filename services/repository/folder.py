@@ -20,12 +20,12 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from services.errors import Code, Failure, not_found
-from services.model.manifest import Endpoint, Manifest
-from services.model.names import check_name, check_version
-from services.repository.activation import activated
-from services.repository.base import Staging
-from services.repository.disk import (
+from millstream.services.errors import Code, Failure, not_found
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.model.names import check_name, check_version
+from millstream.services.repository.activation import activated
+from millstream.services.repository.base import Staging
+from millstream.services.repository.disk import (
     fsync,
     fsync_tree,
     locked,
@@ -36,10 +36,10 @@ from services.repository.disk import (
     storage_failure,
     try_lock,
 )
-from services.repository.documents import content_of, read_document, read_endpoint, read_manifest
-from services.repository.proposals import FolderProposals
-from services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
-from services.repository.verdicts import FolderVerdicts
+from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
+from millstream.services.repository.proposals import FolderProposals
+from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
+from millstream.services.repository.verdicts import FolderVerdicts
 
 _CHANGING = "changing"
 _SETTLED = "settled "

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint, Manifest
-from services.model.names import check_name, check_version
-from services.repository.base import Staging
-from services.repository.disk import fsync, fsync_tree, replace_file, storage_errors, try_lock
-from services.repository.documents import content_of, read_endpoint, read_manifest
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.model.names import check_name, check_version
+from millstream.services.repository.base import Staging
+from millstream.services.repository.disk import fsync, fsync_tree, replace_file, storage_errors, try_lock
+from millstream.services.repository.documents import content_of, read_endpoint, read_manifest
 
 _PROPOSED, _UPLOADED, _PUBLISHED = "proposed.json", "uploaded.json", "manifest.json"
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)

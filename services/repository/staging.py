@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from services.repository.disk import storage_errors, try_lock
+from millstream.services.repository.disk import storage_errors, try_lock
 
 _LOCK = ".lock"
 

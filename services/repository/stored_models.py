@@ -10,10 +10,10 @@ import logging
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint, Manifest
-from services.repository.base import Repository
-from services.repository.verdicts import Verdict
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.base import Repository
+from millstream.services.repository.verdicts import Verdict
 
 log = logging.getLogger("millstream.repository")
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.model.manifest import Manifest
-from services.model.names import check_name, check_version
-from services.repository.disk import replace_file, storage_errors
-from services.repository.documents import content_of
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.names import check_name, check_version
+from millstream.services.repository.disk import replace_file, storage_errors
+from millstream.services.repository.documents import content_of
 
 log = logging.getLogger("millstream.verdicts")
 

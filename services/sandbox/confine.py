@@ -16,14 +16,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from services.sandbox import landlock, seccomp
+from millstream.services.sandbox import landlock, seccomp
 
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPSET: dict[str, int] = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 #: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root in a container may own none of the files; Landlock bounds them
 _KEPT_CAPABILITIES = 0b110
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]  # in a checkout it holds links to the folders: a rule follows none
+_SERVICES = Path(__file__).resolve().parents[1]
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/etc/ld.so.cache",
     "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu",
@@ -59,10 +60,10 @@ def _library_paths(granted: Sequence[Path]) -> list[Path]:
     paths = sysconfig.get_paths()
     places = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     places += [Path(prefix) / "lib" for prefix in (sys.base_prefix, sys.base_exec_prefix)]
-    # A folder with the models in it is no library: of the folder that a checkout is in, this package alone is read.
-    imported = [Path(entry) for entry in sys.path if entry and Path(entry) != _PACKAGE.parent]
+    # A folder with the models in it is no library.
+    imported = [Path(entry) for entry in sys.path if entry]
     places += [place for place in imported if not any(path.is_relative_to(place) for path in granted)]
-    return [*dict.fromkeys(place for place in places if place.is_absolute()), _PACKAGE, *map(Path, _SYSTEM)]
+    return [*dict.fromkeys(place for place in places if place.is_absolute()), _PACKAGE, _SERVICES, *map(Path, _SYSTEM)]
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
@@ -87,7 +88,7 @@ def _permitted() -> int:
 def probe() -> Layers:
     """The layers that a new process of this installation gets, found out in one. Raises OSError."""
     done = subprocess.run(
-        [sys.executable, "-m", "services.sandbox.confine"],
+        [sys.executable, "-m", "millstream.services.sandbox.confine"],
         cwd=_PACKAGE.parent,
         stdin=subprocess.DEVNULL,
         capture_output=True,

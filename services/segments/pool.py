@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from services.errors import Failure
-from services.metrics.registry import Gauge
-from services.segments.segment import Segment
-from services.wire.batch import Place
+from millstream.services.errors import Failure
+from millstream.services.metrics.registry import Gauge
+from millstream.services.segments.segment import Segment
+from millstream.services.wire.batch import Place
 
 SEGMENT_BYTES = 32 << 20
 

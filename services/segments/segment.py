@@ -13,9 +13,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from services.errors import Code, Failure
-from services.segments.arena import Arena
-from services.wire.batch import Place
+from millstream.services.errors import Code, Failure
+from millstream.services.segments.arena import Arena
+from millstream.services.wire.batch import Place
 
 
 def host_token(folder: Path) -> str:

@@ -13,13 +13,13 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from services.crashes.exit_status import cause
-from services.process.backoff import Backoff
-from services.settings import child_environment
-from services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
-from services.supervisor.parent_death import tied_to_this_process
-from services.supervisor.plan import Program
-from services.wire.worker_id import new_start
+from millstream.services.crashes.exit_status import cause
+from millstream.services.process.backoff import Backoff
+from millstream.services.settings import child_environment
+from millstream.services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
+from millstream.services.supervisor.parent_death import tied_to_this_process
+from millstream.services.supervisor.plan import Program
+from millstream.services.wire.worker_id import new_start
 
 READ_BYTES = 64 << 10
 LAST_WORDS_S_MAX = 1.0

@@ -10,7 +10,7 @@ import errno
 import ipaddress
 import socket
 
-from services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 
 BACKLOG = 2048
 

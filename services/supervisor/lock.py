@@ -8,7 +8,7 @@ import json
 import os
 from pathlib import Path
 
-from services.errors import Code, Failure
+from millstream.services.errors import Code, Failure
 
 
 class HomeLock:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from services.process.printable import printable
+from millstream.services.process.printable import printable
 
 LOG_BYTES_MAX = 16 << 20
 KEPT = 3

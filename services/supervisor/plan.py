@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from services.errors import Failure, invalid
-from services.installation import shm_prefix
-from services.model.names import check_name
-from services.settings import ADMIN_KEY, Settings
+from millstream.services.errors import Failure, invalid
+from millstream.services.installation import shm_prefix
+from millstream.services.model.names import check_name
+from millstream.services.settings import ADMIN_KEY, Settings
 
 WORKERS_MAX = 1024
 DRAIN_SHARE = 0.9  # of the time that an installation may take to stop: what one of its processes may
@@ -26,7 +26,7 @@ _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 class Program:
     """A child to run. `environment`: what it gets on top of this process's, without the variables in `withheld`.
 
-    `worker`: it has an id (services.wire.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
+    `worker`: it has an id (millstream.services.wire.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
     is. `cores`: the only ones it may use; empty: any.
     """
 
@@ -47,8 +47,8 @@ class Entry:
     `-P`: the user's folder is not searched for modules, whatever its folders are called.
     """
 
-    gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "gateway")
-    worker: tuple[str, ...] = (sys.executable, "-P", "-m", "workers")
+    gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.gateway")
+    worker: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.workers")
 
 
 def parse_pools(text: str) -> dict[str, int]:

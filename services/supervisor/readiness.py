@@ -6,13 +6,13 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from services.errors import Code, Failure
-from services.queue.cluster_state import ClusterState
-from services.queue.keys import InstanceKeys
-from services.queue.url import RedisAddress
-from services.supervisor.child import Child
-from services.wire.records import State, WorkerRecord
-from services.wire.worker_id import worker_id
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.url import RedisAddress
+from millstream.services.supervisor.child import Child
+from millstream.services.wire.records import State, WorkerRecord
+from millstream.services.wire.worker_id import worker_id
 
 LOOK_S = 0.1
 GATEWAY_S_MAX = 60.0

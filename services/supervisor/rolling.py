@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.errors import Code, Failure
-from services.process.cancel import cancel_all
-from services.supervisor.child import Child
-from services.supervisor.control import Tell
-from services.supervisor.plan import Program
+from millstream.services.errors import Code, Failure
+from millstream.services.process.cancel import cancel_all
+from millstream.services.supervisor.child import Child
+from millstream.services.supervisor.control import Tell
+from millstream.services.supervisor.plan import Program
 
 Start = Callable[[Program], Child]
 Ready = Callable[[Child, Child], Awaitable[None]]

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from services.crashes.culprits import Culprits
-from services.crashes.run_marks import runs_dir
-from services.errors import Code, Failure, invalid
-from services.installation import instance_of, shm_prefix
-from services.process.private_files import make_private_folder
-from services.queue.death_notices import publish_death
-from services.queue.keys import InstanceKeys
-from services.queue.server import (
+from millstream.services.crashes.culprits import Culprits
+from millstream.services.crashes.run_marks import runs_dir
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.installation import instance_of, shm_prefix
+from millstream.services.process.private_files import make_private_folder
+from millstream.services.queue.death_notices import publish_death
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.server import (
     check_server,
     choose_binary,
     remove_socket,
@@ -30,18 +30,18 @@ from services.queue.server import (
     socket_path,
     wait_until_answers,
 )
-from services.queue.url import RedisAddress
-from services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
-from services.supervisor import listener, machine, plan
-from services.supervisor.child import Child
-from services.supervisor.control import ControlSocket, Event, Tell
-from services.supervisor.cpu_affinity import Cores, keep_apart
-from services.supervisor.lock import HomeLock
-from services.supervisor.plan import Entry, Program, Running
-from services.supervisor.readiness import until_ready
-from services.supervisor.rolling import Rolling
-from services.supervisor.shm_cleanup import remove_segments
-from services.wire.worker_id import worker_id
+from millstream.services.queue.url import RedisAddress
+from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
+from millstream.services.supervisor import listener, machine, plan
+from millstream.services.supervisor.child import Child
+from millstream.services.supervisor.control import ControlSocket, Event, Tell
+from millstream.services.supervisor.cpu_affinity import Cores, keep_apart
+from millstream.services.supervisor.lock import HomeLock
+from millstream.services.supervisor.plan import Entry, Program, Running
+from millstream.services.supervisor.readiness import until_ready
+from millstream.services.supervisor.rolling import Rolling
+from millstream.services.supervisor.shm_cleanup import remove_segments
+from millstream.services.wire.worker_id import worker_id
 
 REDIS_S_MAX = 10.0
 #: a child that dies so often in a row before anything was ever ready will not be ready

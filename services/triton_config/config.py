@@ -1,6 +1,6 @@
 """A model configuration as it is given: config.pbtxt, or its JSON form, into the message that both are forms of.
 
-text or JSON ─> Given (ModelConfig message, and what the message cannot say) ─> services.triton_config.to_model_config, .tensors
+text or JSON ─> Given (ModelConfig message, and what the message cannot say) ─> millstream.services.triton_config.to_model_config, .tensors
 Source: Triton's model_config.proto. Imported by gateways only: the message comes with a gRPC client.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 CONFIG_BYTES_MAX = 1 << 20
 NESTING_MAX = 32

@@ -5,8 +5,8 @@ Source: model_config.proto, enum DataType.
 
 from __future__ import annotations
 
-from services.errors import invalid
-from services.model.datatypes import BYTES, DATATYPES
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES, DATATYPES
 
 #: number of the enum -> v2 datatype
 BY_NUMBER = dict(

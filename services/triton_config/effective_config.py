@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.model.manifest import Manifest
-from services.model.paths import FILE
-from services.model.signature import TensorSpec
-from services.triton_config.config import from_document
-from services.triton_config.datatypes import NUMBERS
-from services.triton_config.unsupported_fields import BACKEND, PLATFORM
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.paths import FILE
+from millstream.services.model.signature import TensorSpec
+from millstream.services.triton_config.config import from_document
+from millstream.services.triton_config.datatypes import NUMBERS
+from millstream.services.triton_config.unsupported_fields import BACKEND, PLATFORM
 
 _GPU, _CPU = 1, 2
 

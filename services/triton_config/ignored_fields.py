@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from services.model.manifest import ModelConfig
+from millstream.services.model.manifest import ModelConfig
 
 #: `parameters` that ONNX Runtime's backend of Triton knows, and what is done here instead
 _THREADS = "each worker has the threads that `millstream up --threads` gives it"

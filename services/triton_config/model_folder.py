@@ -1,6 +1,6 @@
 """A model's folder as Triton lays it out, read in place.
 
-<folder>/config.pbtxt      optional: services.triton_config.config
+<folder>/config.pbtxt      optional: millstream.services.triton_config.config
 <folder>/<n>/model.onnx    a version, with its external data beside it; or a folder of that name with both in it
 <folder>/labels.txt, <folder>/warmup/…    what the configuration names
 """
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from services.errors import Code, Failure, invalid
-from services.model.manifest import ModelConfig
-from services.model.names import VERSION_MAX
-from services.model.paths import FILE, is_version, plain_path
-from services.model.version_files import open_regular
-from services.triton_config.config import CONFIG_BYTES_MAX, Given, from_text, nothing
-from services.triton_config.unsupported_fields import check_supported
-from services.triton_config.version_policy import chosen
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.names import VERSION_MAX
+from millstream.services.model.paths import FILE, is_version, plain_path
+from millstream.services.model.version_files import open_regular
+from millstream.services.triton_config.config import CONFIG_BYTES_MAX, Given, from_text, nothing
+from millstream.services.triton_config.unsupported_fields import check_supported
+from millstream.services.triton_config.version_policy import chosen
 
 CONFIG = "config.pbtxt"
 

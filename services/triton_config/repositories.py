@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.errors import Failure, invalid
-from services.model.names import check_name
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.names import check_name
 
 MODELS_MAX = 10_000
 

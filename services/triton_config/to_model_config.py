@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from services.errors import invalid
-from services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
-from services.model.paths import plain_path
-from services.model.signature import Signature
-from services.triton_config.config import Given
-from services.triton_config.ignored_fields import notes_of
-from services.triton_config.to_warmup import warmups
+from millstream.services.errors import invalid
+from millstream.services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
+from millstream.services.model.paths import plain_path
+from millstream.services.model.signature import Signature
+from millstream.services.triton_config.config import Given
+from millstream.services.triton_config.ignored_fields import notes_of
+from millstream.services.triton_config.to_warmup import warmups
 
 DELAY_MS_MAX = 10_000
 _MICROSECONDS = 1000

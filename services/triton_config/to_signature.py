@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from services.errors import Failure, invalid
-from services.model.signature import Signature, TensorSpec
-from services.triton_config.config import Given
-from services.triton_config.datatypes import datatype_of, type_name
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.triton_config.config import Given
+from millstream.services.triton_config.datatypes import datatype_of, type_name
 
 ROWS_LIMIT = 65_536
 

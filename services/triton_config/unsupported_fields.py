@@ -1,13 +1,13 @@
 """What a model configuration may ask for and this server does not do. Ignoring it would give wrong answers: it is refused.
 
-What can be ignored without harm becomes a note instead (services.triton_config.to_model_config).
+What can be ignored without harm becomes a note instead (millstream.services.triton_config.to_model_config).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 PLATFORM, BACKEND = "onnxruntime_onnx", "onnxruntime"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 
 def chosen(message: Any, versions: Sequence[int]) -> tuple[int, ...]:

@@ -92,7 +92,7 @@ def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[
     """Millstream with one gateway and one worker of one thread, serving `models`."""
     arguments = [
         "-m",
-        "services.cli",
+        "millstream.services.cli",
         "up",
         "--home",
         str(folder / name),

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.queue.server import Binary
+from millstream.services.queue.server import Binary
 from tests.kit.pool import Pool
 from tests.kit.redis_server import binaries, redis_server
 

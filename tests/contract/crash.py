@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from services.repository.activation import endpoint_activate
-from services.repository.base import Repository
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.base import Repository
 from tests.contract.repositories import FACTORIES, publish
 
 _TOUCHES = ("open", "os.", "shutil.", "fcntl.")

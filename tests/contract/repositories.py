@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from services.model.manifest import Manifest, ModelConfig, SourceFile
-from services.model.signature import Signature, TensorSpec
-from services.repository.base import Repository
-from services.repository.folder import FolderRepository
+from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 
 #: name -> opens a repository that keeps everything at, or named after, a folder of the test
 FACTORIES: dict[str, Callable[[Path], Repository]] = {"folder": FolderRepository}

@@ -13,14 +13,14 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from services.errors import Code, Failure
-from services.model.datatypes import NUMPY
-from services.model.signature import Signature, TensorSpec
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Array, Instance
+from millstream.workers.backends.onnxruntime import OnnxRuntime
+from millstream.workers.profiler import measure
 from tests.kit import models
-from workers.backends import get_backend
-from workers.backends.base import Array, Instance
-from workers.backends.onnxruntime import OnnxRuntime
-from workers.profiler import measure
 
 Spec = tuple[str, str, tuple[int, ...]]
 
@@ -121,7 +121,7 @@ def test_an_unknown_backend_is_named() -> None:
 
 
 def test_importing_the_backends_imports_no_library() -> None:
-    code = "import sys, workers.backends, workers.profiler; print({'onnxruntime', 'onnx'} & set(sys.modules))"
+    code = "import sys, millstream.workers.backends, millstream.workers.profiler; print({'onnxruntime', 'onnx'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 
@@ -144,7 +144,7 @@ class TestEcho:
         path.write_text(json.dumps({"crash_if": 99}))
         code = (
             "import sys, numpy, pathlib; from tests.contract.test_backend import same\n"
-            "from workers.backends import get_backend\n"
+            "from millstream.workers.backends import get_backend\n"
             "instance = get_backend('echo').load(pathlib.Path(sys.argv[1]), same(), 'cpu', 1)\n"
             "for value in (98, 99): instance.run({'x': numpy.full((1, 2), value)}); print(value, flush=True)\n"
         )
@@ -289,8 +289,8 @@ class TestOnnxRuntime:
 THREADS = """
 import sys
 from pathlib import Path
-from services.model.signature import Signature
-from workers.backends import get_backend
+from millstream.services.model.signature import Signature
+from millstream.workers.backends import get_backend
 
 path, signature = Path(sys.argv[1]), Signature.model_validate_json(sys.argv[2])
 backend = get_backend("onnxruntime")

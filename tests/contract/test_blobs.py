@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from services.errors import Code, Failure
-from services.queue.blob import PART_BYTES_MAX
-from services.queue.producer_link import ProducerLink
-from services.queue.url import RedisAddress
-from services.wire.batch import decode_reply
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.blob import PART_BYTES_MAX
+from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.url import RedisAddress
+from millstream.services.wire.batch import decode_reply
+from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.lease import Lease
+from millstream.workers.reply_limits import LOSSES_MAX
 from tests.kit.pool import Pool
-from workers.consumer import Consumer, Finished
-from workers.lease import Lease
-from workers.reply_limits import LOSSES_MAX
 
 MIB = 1 << 20
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from services.queue.scripts import script
+from millstream.services.queue.scripts import script
 
 FIRST_S, MOST_S = 10, 600
 

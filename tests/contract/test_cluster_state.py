@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.errors import Code, Failure
-from services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, ClusterState
-from services.queue.death_notices import Death, publish_death
-from services.queue.keys import InstanceKeys
-from services.queue.server import choose_binary
-from services.queue.url import RedisAddress, client
-from services.wire.records import State
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, ClusterState
+from millstream.services.queue.death_notices import Death, publish_death
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import RedisAddress, client
+from millstream.services.wire.records import State
 from tests.kit.catalog import worker
 from tests.kit.pool import Pool
 from tests.kit.redis_server import redis_server

@@ -12,12 +12,12 @@ from typing import Any
 import hiredis
 import pytest
 
-from services.errors import Code, Failure
-from services.queue.consumer_link import ConsumerLink
-from services.queue.handshake import greeting
-from services.queue.pipeline import connect
-from services.queue.server import choose_binary
-from services.queue.url import RedisAddress, client
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.consumer_link import ConsumerLink
+from millstream.services.queue.handshake import greeting
+from millstream.services.queue.pipeline import connect
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import RedisAddress, client
 from tests.kit.redis_server import redis_server
 
 
@@ -143,7 +143,7 @@ def test_a_server_that_does_not_answer_is_a_failure(tmp_path):
 
 
 def test_a_pipeline_does_not_wait_for_ever_to_be_connected(tmp_path, monkeypatch):
-    monkeypatch.setattr("services.queue.url.REPLY_S_MAX", 0.01)
+    monkeypatch.setattr("millstream.services.queue.url.REPLY_S_MAX", 0.01)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen(1)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from millstream.workers.consumer import Consumer
+from millstream.workers.heartbeat import Heartbeat
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool
 from tests.kit.wait import wait_until
-from workers.consumer import Consumer
-from workers.heartbeat import Heartbeat
 
 NAME = "beating"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from services.queue.cluster_state import ClusterState
-from services.queue.death_notices import Death, publish_death
-from services.queue.keys import InstanceKeys
-from services.queue.server import choose_binary
-from services.wire.records import State
+from millstream.services.queue.cluster_state import ClusterState
+from millstream.services.queue.death_notices import Death, publish_death
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.server import choose_binary
+from millstream.services.wire.records import State
 from tests.kit.catalog import worker
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.redis_server import redis_server

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint, Manifest
-from services.repository.activation import endpoint_activate
-from services.repository.folder import FolderRepository
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 
 

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from services.errors import Code, Failure
-from services.queue.producer_link import ProducerLink
-from services.wire.batch import BatchHeader, BatchInput, encode_batch
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.wire.batch import BatchHeader, BatchInput, encode_batch
+from millstream.workers.consumer import Consumer, Finished
 from tests.kit.pool import ATTEMPTS_MAX, Pool, names
 from tests.kit.wait import wait_until
-from workers.consumer import Consumer, Finished
 
 
 def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.wire.batch import decode_reply
+from millstream.services.wire.batch import decode_reply
+from millstream.workers.consumer import Finished
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, names
-from workers.consumer import Finished
 
 
 def test_a_reply_to_a_lost_lease_is_dropped(pool):

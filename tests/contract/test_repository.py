@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint
-from services.repository.activation import endpoint_activate
-from services.repository.base import Repository
-from services.repository.folder import FolderRepository
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.base import Repository
+from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import FACTORIES, is_whole, manifest, publish
 
 Open = Callable[[], Repository]

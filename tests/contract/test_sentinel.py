@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from redis.exceptions import RedisError
 
-from services.errors import Failure
-from services.queue.consumer_link import ConsumerLink
-from services.queue.pipeline import connect
-from services.queue.server import check_server
-from services.queue.url import RedisAddress, async_client, client
+from millstream.services.errors import Failure
+from millstream.services.queue.consumer_link import ConsumerLink
+from millstream.services.queue.pipeline import connect
+from millstream.services.queue.server import check_server
+from millstream.services.queue.url import RedisAddress, async_client, client
 from tests.kit.sentinel import NAME, PASSWORD, Watched, watched_redis
 from tests.kit.tls import AUTHORITY, tls_before
 

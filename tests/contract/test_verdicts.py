@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Code, Failure
-from services.model.manifest import Manifest
-from services.repository.folder import FolderRepository
-from services.repository.verdicts import DOCUMENT_BYTES_MAX, FILES_MAX, NO_VERDICT, Verdict, content_id
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.verdicts import DOCUMENT_BYTES_MAX, FILES_MAX, NO_VERDICT, Verdict, content_id
 from tests.contract.repositories import manifest, publish
 
 

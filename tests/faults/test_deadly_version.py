@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.repository.folder import FolderRepository
+from millstream.services.repository.folder import FolderRepository
 from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.stack import Stack, running_stack

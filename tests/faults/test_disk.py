@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 import pytest
 
-from services.errors import Code, Failure
-from services.repository.folder import FolderRepository
+from millstream.services.errors import Code, Failure
+from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import manifest, publish
 from tests.kit import models, v2
 from tests.kit.disk import Disk, plain_disk, small_disk

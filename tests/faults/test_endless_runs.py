@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.model.manifest import ModelConfig
-from services.repository.folder import FolderRepository
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
 from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.stack import Stack, asleep, running_stack

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from services.model.manifest import ModelConfig
-from services.repository.folder import FolderRepository
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
 from tests.kit import models
 from tests.kit.stack import running_stack
 from tests.kit.versions import publish

@@ -18,8 +18,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
-from services.queue.server import choose_binary
-from services.queue.url import client
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import client
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.metrics import Page

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from services.queue.url import client
+from millstream.services.queue.url import client
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.sentinel import PASSWORD, SENTINEL_PASSWORD, Server, Watched, watched_redis

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from services.queue.server import choose_binary, remove_socket, server_command, socket_path, wait_until_answers
-from services.queue.url import RedisAddress, client
+from millstream.services.queue.server import (
+    choose_binary,
+    remove_socket,
+    server_command,
+    socket_path,
+    wait_until_answers,
+)
+from millstream.services.queue.url import RedisAddress, client
 from tests.kit import models
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers

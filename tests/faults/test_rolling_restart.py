@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 import pytest
 
-from services.settings import child_environment
+from millstream.services.settings import child_environment
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.scale_model import BODIES, check_answers
@@ -43,7 +43,7 @@ WAIT_S = 60.0
 def restart(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`millstream restart`, to its end."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "services.cli", "restart", "--home", str(stack.home), *arguments],
+        [sys.executable, "-P", "-m", "millstream.services.cli", "restart", "--home", str(stack.home), *arguments],
         env=child_environment({}),
         capture_output=True,
         text=True,

@@ -19,12 +19,12 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from gateway.app import build_app
-from gateway.connection.fast_path import fast_path_protocol
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.connection.request_cycle import is_whole
-from services.metrics import catalogue
+from millstream.gateway.app import build_app
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.request_cycle import is_whole
+from millstream.services.metrics import catalogue
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
 

@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.connection.error_reply import error_reply
-from gateway.protocols.http.compression import decompress
-from gateway.protocols.v2.decode import V2Decoder, parse_header_length
-from gateway.tensors.input_plans import InputPlans
-from services.errors import Code, Failure
-from services.model.datatypes import BYTES, ITEM_BYTES
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.connection.error_reply import error_reply
+from millstream.gateway.protocols.http.compression import decompress
+from millstream.gateway.protocols.v2.decode import V2Decoder, parse_header_length
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import BYTES, ITEM_BYTES
+from millstream.services.model.signature import Signature, TensorSpec
 
 ROWS_MAX = 8
 JSON_BYTES_MAX = 1 << 20

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.model.manifest import Manifest, ModelConfig
-from services.repository.activation import endpoint_activate
-from services.wire.records import State
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.wire.records import State
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.catalog.upload_slots import AT_ONCE_MAX
-from services.wire.records import State
+from millstream.gateway.catalog.upload_slots import AT_ONCE_MAX
+from millstream.services.wire.records import State
 from tests.kit import models
 from tests.kit.application import Application, Exchange
 from tests.kit.catalog import instance, worker

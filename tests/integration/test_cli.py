@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.settings import child_environment
+from millstream.services.settings import child_environment
 from tests.kit import models
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ class Millstream:
     def run(self, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [sys.executable, "-m", "services.cli", *map(str, arguments)],
+            [sys.executable, "-m", "millstream.services.cli", *map(str, arguments)],
             cwd=ROOT,
             env=self.environment(),
             input=stdin if stdin is not None else "",
@@ -70,7 +70,17 @@ class Millstream:
     def up(self, *options: object) -> Iterator[subprocess.Popen[str]]:
         """A running `up`: a test ends it with `end`; one that failed before that leaves nothing behind."""
         with subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "up", "--http-port", "0", "--grpc-port", "0", *map(str, options)],
+            [
+                sys.executable,
+                "-m",
+                "millstream.services.cli",
+                "up",
+                "--http-port",
+                "0",
+                "--grpc-port",
+                "0",
+                *map(str, options),
+            ],
             cwd=ROOT,
             env=self.environment(),
             stdout=subprocess.PIPE,
@@ -317,7 +327,7 @@ def test_an_address_where_something_else_answers(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with subprocess.Popen(
-            [sys.executable, "-m", "services.cli", "models", "--url", f"http://127.0.0.1:{port}"],
+            [sys.executable, "-m", "millstream.services.cli", "models", "--url", f"http://127.0.0.1:{port}"],
             cwd=ROOT,
             env=Millstream(tmp_path).environment(),
             stderr=subprocess.PIPE,
@@ -334,7 +344,7 @@ def test_an_address_where_something_else_answers(tmp_path):
 
 def test_a_bad_variable_is_named():
     done = subprocess.run(
-        [sys.executable, "-m", "services.cli", "models"],
+        [sys.executable, "-m", "millstream.services.cli", "models"],
         cwd=ROOT,
         env=child_environment({"MILLSTREAM_GATEWAYS": "many"}),
         capture_output=True,

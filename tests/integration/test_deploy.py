@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.errors import Code
-from services.metrics.catalogue import CATALOGUE, Kind
-from services.metrics.page import MetricsPage
-from services.metrics.registry import MetricsRegistry
-from services.settings import Settings
+from millstream.services.errors import Code
+from millstream.services.metrics.catalogue import CATALOGUE, Kind
+from millstream.services.metrics.page import MetricsPage
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.settings import Settings
 from tests.kit.tools import program
 
 ROOT = Path(__file__).parents[2]
@@ -93,18 +93,23 @@ def test_what_an_image_copies_is_let_through(dockerfile):
 @pytest.mark.parametrize(
     ("dockerfile", "package"),
     [
-        ("gateway.Dockerfile", "gateway"),
-        ("serving.Dockerfile", "gateway"),
-        ("serving.Dockerfile", "services.supervisor"),
-        ("serving.Dockerfile", "workers"),
-        ("worker-cpu.Dockerfile", "workers"),
-        ("worker-gpu.Dockerfile", "workers"),
+        ("gateway.Dockerfile", "millstream.gateway"),
+        ("serving.Dockerfile", "millstream.gateway"),
+        ("serving.Dockerfile", "millstream.services.supervisor"),
+        ("serving.Dockerfile", "millstream.workers"),
+        ("worker-cpu.Dockerfile", "millstream.workers"),
+        ("worker-gpu.Dockerfile", "millstream.workers"),
     ],
 )
 def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, package):
     for line in instructions(DEPLOY / dockerfile):
         if line[0] == "COPY" and line[2].startswith("/opt/millstream/"):
-            shutil.copytree(ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millstream/"), ignore=CACHES)
+            source, target = ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millstream/")
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=CACHES)
+            else:
+                target.parent.mkdir(exist_ok=True)
+                shutil.copy(source, target)
     code = (
         "import importlib, pkgutil, sys\n"
         f"import {package}\n"

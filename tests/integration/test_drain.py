@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import gateway.connection.server
-from gateway.connection.drain import Drain
-from gateway.connection.server import Server
+import millstream.gateway.connection.server
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.server import Server
 from tests.kit.handlers import HeldRequest
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, WireReply, post, request
@@ -76,7 +76,7 @@ def closes(reply: WireReply) -> bool:
 async def test_whoever_asks_meanwhile_is_answered_and_told_to_go(
     tmp_path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.connection.server, "NOTICE_S_MAX", LONG_S)  # it ends when all have gone
+    monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", LONG_S)  # it ends when all have gone
     async with leaving(tmp_path, fast=fast) as (front, leaver):
         idle, halfway, busy, fresh = [await Wire.connect(front.port) for _ in range(4)]
         await idle.send(LIVE)
@@ -129,7 +129,7 @@ async def test_a_client_that_pipelines_is_told_by_the_last_answer(tmp_path: Path
 async def test_idle_connections_close_when_the_notice_is_over_and_half_requests_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.connection.server, "NOTICE_S_MAX", 0.05)
+    monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", 0.05)
     async with leaving(tmp_path) as (front, leaver):
         idle, halfway = [await Wire.connect(front.port) for _ in range(2)]
         half = post(PATH, b"half")
@@ -149,7 +149,7 @@ async def test_idle_connections_close_when_the_notice_is_over_and_half_requests_
 async def test_with_a_port_of_its_own_it_goes_on_accepting_until_everybody_can_have_seen_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.connection.server, "NOTICE_S_MAX", 2.0)
+    monkeypatch.setattr(millstream.gateway.connection.server, "NOTICE_S_MAX", 2.0)
     async with leaving(tmp_path, shared=False) as (front, leaver):
         await told_to_stop(front, leaver)
         async with await Wire.connect(front.port) as wire:

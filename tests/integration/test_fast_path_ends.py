@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import gateway.connection.fast_path
-from gateway.connection.fast_path import fast_path_protocol
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
+import millstream.gateway.connection.fast_path
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
@@ -284,7 +284,7 @@ async def test_shutdown_answers_what_was_pipelined(tmp_path: Path) -> None:
 
 
 async def test_a_refused_client_that_does_not_leave_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.connection.fast_path, "LINGER_S", 0.01)
+    monkeypatch.setattr(millstream.gateway.connection.fast_path, "LINGER_S", 0.01)
     async with await Wire.connect(front.port) as wire:
         await wire.send(b"garbage\r\n\r\n")
         assert (await wire.reply()).status == 400

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import gateway.connection.fast_path
-from gateway.connection.fast_path import fast_path_protocol
-from gateway.connection.path_cache import PATHS_MAX, InferPath, learn
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.connection.request_head import HEAD_BYTES_MAX
+import millstream.gateway.connection.fast_path
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.path_cache import PATHS_MAX, InferPath, learn
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.request_head import HEAD_BYTES_MAX
 from tests.kit.handlers import Held
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import PATIENCE_S, Wire, chunked, post, request, serving
@@ -43,7 +43,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fro
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a refused client has the time to send all it has."""
-    monkeypatch.setattr(gateway.connection.fast_path, "LINGER_S", PATIENCE_S)
+    monkeypatch.setattr(millstream.gateway.connection.fast_path, "LINGER_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gateway.connection.error_reply import JSON_HEADERS
-from gateway.connection.fast_path import PIPELINE_MAX, fast_path_protocol
-from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.error_reply import JSON_HEADERS
+from millstream.gateway.connection.fast_path import PIPELINE_MAX, fast_path_protocol
+from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gateway.app import build_app
-from gateway.connection.fast_path import fast_path_protocol
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.app import build_app
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.handlers import Echo
 from tests.kit.wire import Wire, chunked, post, request, serving

@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
-from services.queue.server import choose_binary
-from services.queue.url import RedisAddress
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import RedisAddress
 from tests.kit import models, v2
 from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server

@@ -24,7 +24,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from services.model.datatypes import NUMPY
+from millstream.services.model.datatypes import NUMPY
 from tests.kit import models
 from tests.kit.blocking import Blocking
 from tests.kit.stack import ROOT, Stack, asleep, assert_quiet, running_stack

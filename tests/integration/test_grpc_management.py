@@ -15,13 +15,13 @@ import tritonclient.grpc.aio as triton
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import InferenceServerException
 
-from gateway.connection.drain import Drain
-from gateway.protocols.grpc import auth
-from gateway.protocols.grpc.server import GrpcServer
-from gateway.protocols.http.deps import Deps
-from gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
-from services.errors import Code, Failure, invalid, not_found
-from services.settings import Settings
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.protocols.grpc import auth
+from millstream.gateway.protocols.grpc.server import GrpcServer
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.triton.interfaces import BatchStatistics, Duration, IndexEntry, ModelStatistics, Region
+from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.settings import Settings
 from tests.kit.application import Application
 
 KEY = {"authorization": "Bearer secret"}

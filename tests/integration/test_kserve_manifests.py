@@ -13,9 +13,9 @@ import pytest
 import typer
 import yaml
 
-from services.cli.app import app
-from services.cli.commands.serve import found
-from services.settings import Settings, child_environment
+from millstream.services.cli.app import app
+from millstream.services.cli.commands.serve import found
+from millstream.services.settings import Settings, child_environment
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.stack import ROOT
@@ -101,7 +101,7 @@ def test_what_the_command_serves(tmp_path: Path) -> None:
             sys.executable,
             "-P",
             "-m",
-            "services.cli",
+            "millstream.services.cli",
             "serve",
             folder,
             "--name",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.scheduling.readiness import PROBE_BYTES_MAX, probe_bytes, zero_inputs
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.scheduling.readiness import PROBE_BYTES_MAX, probe_bytes, zero_inputs
+from millstream.services.model.signature import Signature, TensorSpec
 from tests.kit import models
 from tests.kit.stack import running_stack
 from tests.kit.wait import wait_until

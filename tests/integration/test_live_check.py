@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from services.wire.records import WorkerRecord
+from millstream.services.wire.records import WorkerRecord
 from tests.kit import models, v2
 from tests.kit.stack import Stack, asleep, running_stack
 from tests.kit.wait import wait_until

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from services.installation import instance_of
-from services.model.manifest import Manifest, ModelConfig, SourceFile
-from services.repository.folder import FolderRepository
-from services.settings import Settings, child_environment
-from services.supervisor.plan import metrics_dir_of
+from millstream.services.installation import instance_of
+from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import Settings, child_environment
+from millstream.services.supervisor.plan import metrics_dir_of
 from tests.kit import v2
 from tests.kit.stack import Stack, running_stack
 from tests.kit.versions import SIGNATURE
@@ -59,7 +59,7 @@ def echo_worker(stack: Stack) -> Iterator[None]:
         "MILLSTREAM_INSTANCE": instance_of(settings),
         "MILLSTREAM_METRICS_DIR": str(metrics_dir_of(settings)),
     }
-    command = [sys.executable, "-P", "-m", "workers", "--pool", POOL, "--index", "0", "--backend", "echo"]
+    command = [sys.executable, "-P", "-m", "millstream.workers", "--pool", POOL, "--index", "0", "--backend", "echo"]
     process = subprocess.Popen(command, env=child_environment(environment), stdout=subprocess.DEVNULL)
     try:
         yield

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from services.metrics.catalogue import CATALOGUE
+from millstream.services.metrics.catalogue import CATALOGUE
 from tests.kit import models, tools, v2
 from tests.kit.metrics import Page
 from tests.kit.stack import Stack, assert_quiet, running_stack

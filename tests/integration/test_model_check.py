@@ -17,15 +17,15 @@ import pytest
 import uvloop
 from onnx import TensorProto, helper, numpy_helper
 
-from services.errors import Code, Failure
-from services.ingest import check_process
-from services.ingest.check_slots import CHECKS_MAX
-from services.ingest.in_place import examine
-from services.ingest.upload import PIECE_BYTES, Incoming
-from services.model.manifest import Manifest, ModelConfig
-from services.repository.folder import FolderRepository
-from services.settings import Settings
-from services.wire.records import State
+from millstream.services.errors import Code, Failure
+from millstream.services.ingest import check_process
+from millstream.services.ingest.check_slots import CHECKS_MAX
+from millstream.services.ingest.in_place import examine
+from millstream.services.ingest.upload import PIECE_BYTES, Incoming
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import Settings
+from millstream.services.wire.records import State
 from tests.kit import models
 
 
@@ -46,7 +46,7 @@ def checkers(root: Path) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"services.ingest.checker" in command and str(root).encode() in command:
+            if b"millstream.services.ingest.checker" in command and str(root).encode() in command:
                 found.append(int(entry.name))
     return found
 
@@ -398,7 +398,7 @@ def test_uploads_at_once_get_numbers_of_their_own_and_one_wins_a_given_number(
                 checking -= 1
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("services.ingest.upload.check", counted)
+            patch.setattr("millstream.services.ingest.upload.check", counted)
             uploads = [upload(repository, content, version=version) for version in (None, None, None, 9, 9)]
             return await asyncio.gather(*uploads, return_exceptions=True)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.settings import child_environment
-from services.supervisor.supervisor import make_home
+from millstream.services.settings import child_environment
+from millstream.services.supervisor.supervisor import make_home
 from tests.kit.models import mlp
 from tests.kit.stack import ROOT, running_stack
 
@@ -52,7 +52,9 @@ def test_a_folder_with_other_things_in_it_keeps_its_mode(tmp_path: Path) -> None
     assert (tmp_path / "repository").stat().st_mode & _OTHERS == 0
 
 
-@pytest.mark.parametrize("command", [["-m", "gateway"], ["-m", "workers"], ["-m", "services.cli", "up"]])
+@pytest.mark.parametrize(
+    "command", [["-m", "millstream.gateway"], ["-m", "millstream.workers"], ["-m", "millstream.services.cli", "up"]]
+)
 def test_an_empty_key_is_refused_at_start(command: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, *command],

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from services.errors import Failure
-from services.queue.server import (
+from millstream.services.errors import Failure
+from millstream.services.queue.server import (
     check_server,
     choose_binary,
     remove_socket,
@@ -19,7 +19,7 @@ from services.queue.server import (
     socket_path,
     wait_until_answers,
 )
-from services.queue.url import RedisAddress, async_client, client
+from millstream.services.queue.url import RedisAddress, async_client, client
 from tests.kit.tls import AUTHORITY, tls_before
 
 Serve = Callable[..., RedisAddress]

@@ -13,9 +13,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from services.queue.server import choose_binary
-from services.queue.url import RedisAddress, client
-from services.wire.batch import BATCH_FORMATS
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import RedisAddress, client
+from millstream.services.wire.batch import BATCH_FORMATS
 from tests.kit import models, other_release, v2
 from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server

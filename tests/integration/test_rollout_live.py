@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import numpy as np
 
-from services.model.manifest import Manifest
+from millstream.services.model.manifest import Manifest
 from tests.kit import models, v2
 from tests.kit.load import Answer, Load, constant_load
 from tests.kit.stack import Stack, asleep, running_stack

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Failure
-from services.ingest.in_place import examine
-from services.ingest.upload import Incoming
-from services.model.manifest import ModelConfig
-from services.repository.folder import FolderRepository
-from services.sandbox import landlock, seccomp
-from services.sandbox.confine import probe
-from services.settings import Settings
+from millstream.services.errors import Failure
+from millstream.services.ingest.in_place import examine
+from millstream.services.ingest.upload import Incoming
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.sandbox import landlock, seccomp
+from millstream.services.sandbox.confine import probe
+from millstream.services.settings import Settings
 from tests.kit import models
 
 ROOT = Path(__file__).parents[2]
@@ -87,8 +87,8 @@ HONEST = {
 PROGRAM = """
 import ctypes, json, os, resource, socket, subprocess, sys, threading
 from pathlib import Path
-from services.sandbox.confine import confine
-from services.sandbox.seccomp import _machine
+from millstream.services.sandbox.confine import confine
+from millstream.services.sandbox.seccomp import _machine
 
 given = json.loads(sys.argv[1])
 own, other, root, port, unix = Path(given["own"]), Path(given["other"]), given["root"], given["port"], given["unix"]

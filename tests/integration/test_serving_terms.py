@@ -17,10 +17,10 @@ import httpx
 import numpy as np
 import pytest
 
-from services.cli.infer_codec import made_up_call
-from services.model.manifest import Manifest, ModelConfig, SourceFile
-from services.model.signature import Signature, TensorSpec
-from services.repository.folder import FolderRepository
+from millstream.services.cli.infer_codec import made_up_call
+from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.repository.folder import FolderRepository
 from tests.kit import models, v2
 from tests.kit.stack import Stack, asleep, assert_quiet, running_stack
 from tests.kit.wait import wait_until

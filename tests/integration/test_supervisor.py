@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from services.installation import instance_of
-from services.process.backoff import Backoff
-from services.queue.keys import InstanceKeys
-from services.queue.server import socket_path
-from services.queue.url import RedisAddress, client
-from services.settings import Settings, child_environment
-from services.wire.worker_id import worker_id
+from millstream.services.installation import instance_of
+from millstream.services.process.backoff import Backoff
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.server import socket_path
+from millstream.services.queue.url import RedisAddress, client
+from millstream.services.settings import Settings, child_environment
+from millstream.services.wire.worker_id import worker_id
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]

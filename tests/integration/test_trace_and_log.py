@@ -238,7 +238,16 @@ def test_settings_of_the_start_are_in_force_from_the_first_request_on(tmp_path: 
 
 
 def test_a_start_setting_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.cli", "up", "--home", str(tmp_path), "--trace-config", "level=LOUD"]
+    command = [
+        sys.executable,
+        "-m",
+        "millstream.services.cli",
+        "up",
+        "--home",
+        str(tmp_path),
+        "--trace-config",
+        "level=LOUD",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "--trace-config: unknown trace level 'LOUD'; known: OFF, TIMESTAMPS, TENSORS" in done.stderr

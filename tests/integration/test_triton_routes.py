@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.triton.await_ready import Trial
-from gateway.triton.loader import RepositoryLoader
-from services.repository.activation import endpoint_activate
-from services.wire.records import State
+from millstream.gateway.triton.await_ready import Trial
+from millstream.gateway.triton.loader import RepositoryLoader
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.wire.records import State
 from tests.kit import models
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker

@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 import pytest
 
-from services.ingest.in_place import examine
-from services.ingest.inspection import inspect
-from services.ingest.report import Checked, CheckTask
-from services.model.agreement import agree
-from services.settings import Settings
-from workers.backends.onnxruntime import OnnxRuntime
-from workers.profiler import measure
+from millstream.services.ingest.in_place import examine
+from millstream.services.ingest.inspection import inspect
+from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.model.agreement import agree
+from millstream.services.settings import Settings
+from millstream.workers.backends.onnxruntime import OnnxRuntime
+from millstream.workers.profiler import measure
 
 #: taken by every ONNX Runtime that is supported; the onnx package may write a newer one
 IR_VERSION = 10

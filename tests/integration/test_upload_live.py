@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstanceKeys
 from tests.kit import models, v2
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.wait import wait_until

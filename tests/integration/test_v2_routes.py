@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
-from services.repository.activation import endpoint_activate
-from services.wire.records import State
+from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.wire.records import State
 from tests.kit.application import Application, Exchange
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish

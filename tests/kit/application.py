@@ -12,26 +12,26 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Scope
 
-from gateway.app import build_app
-from gateway.catalog.shared_settings import SharedDocument
-from gateway.catalog.snapshot import version_number
-from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.protocols.http.deps import Deps
-from gateway.scheduling.caller import Caller
-from gateway.scheduling.router import ModelRoute
-from gateway.scheduling.traces import Traces
-from gateway.triton.loader import RepositoryLoader
-from gateway.triton.log import SharedLogSettings
-from gateway.triton.model_config import VersionConfigurations
-from gateway.triton.shared_memory import ClientMemory
-from gateway.triton.statistics import MachineStatistics
-from gateway.triton.trace import SharedTraceSettings
-from services.errors import Code, Failure
-from services.metrics.registry import MetricsRegistry
-from services.repository.folder import FolderRepository
-from services.settings import Settings
+from millstream.gateway.app import build_app
+from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.catalog.snapshot import version_number
+from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.traces import Traces
+from millstream.gateway.triton.loader import RepositoryLoader
+from millstream.gateway.triton.log import SharedLogSettings
+from millstream.gateway.triton.model_config import VersionConfigurations
+from millstream.gateway.triton.shared_memory import ClientMemory
+from millstream.gateway.triton.statistics import MachineStatistics
+from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import Settings
 from tests.kit.catalog import RepositoryCatalog
 
 LOCAL = "http://127.0.0.1"

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gateway.catalog.interfaces import UploadKey
-from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from services.model.manifest import Manifest
-from services.repository.base import Repository
-from services.wire.batch import BATCH_FORMATS
-from services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.gateway.catalog.interfaces import UploadKey
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.base import Repository
+from millstream.services.wire.batch import BATCH_FORMATS
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 #: the best state of a version's instances is its own
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
 class RepositoryCatalog:
-    """The Catalog interface of gateway.protocols.http.deps. `announced`: the models that were announced, in order."""
+    """The Catalog interface of millstream.gateway.protocols.http.deps. `announced`: the models that were announced, in order."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository

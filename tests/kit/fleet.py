@@ -17,10 +17,11 @@ from typing import Any
 
 import httpx
 
-from services.queue.url import RedisAddress
+from millstream.services.queue.url import RedisAddress
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
 PROGRAMS = ROOT / "tests" / "integration" / "programs"
 WAIT_S = 60.0
 
@@ -43,7 +44,7 @@ class Fleet:
         """
         listener = socket.create_server(("127.0.0.1", 0))
         port, fd = listener.getsockname()[1], listener.fileno()
-        words = ("gateway", "--fd", str(fd), "--index", str(len(self._started)))
+        words = ("millstream.gateway", "--fd", str(fd), "--index", str(len(self._started)))
         self._start(ahead_s, newer, words, fd)
         listener.close()
         http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
@@ -53,7 +54,7 @@ class Fleet:
 
     def worker(self, ahead_s: float = 0.0, *, index: str = "host", newer: bool = False) -> subprocess.Popen[bytes]:
         """Start a worker of the pool cpu."""
-        return self._start(ahead_s, newer, ("workers", "--pool", "cpu", "--index", index))
+        return self._start(ahead_s, newer, ("millstream.workers", "--pool", "cpu", "--index", index))
 
     def _start(
         self, ahead_s: float, newer: bool, words: tuple[str, ...], fd: int | None = None
@@ -121,7 +122,7 @@ def _ready(worker: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def fleet(folder: Path, address: RedisAddress, tree: Path = ROOT, **settings: object) -> Iterator[Fleet]:
+def fleet(folder: Path, address: RedisAddress, tree: Path = SOURCE, **settings: object) -> Iterator[Fleet]:
     """A fleet without processes yet; at its end all are stopped. `settings`: MILLSTREAM_… of all, in capitals."""
     running = Fleet(folder, address, tree, settings)
     try:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import orjson
 
-from gateway.connection.error_reply import JSON_HEADERS
-from gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
+from millstream.gateway.connection.error_reply import JSON_HEADERS
+from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
 
 Done = Callable[[HttpReply], None]
 

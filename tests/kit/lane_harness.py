@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.scheduling.admission import Admission
-from gateway.scheduling.lane import Lane
-from gateway.scheduling.lane_metrics import LaneMetrics
-from gateway.scheduling.packer import Packer
-from gateway.scheduling.pool_context import PoolContext
-from gateway.scheduling.producer import Producer
-from gateway.scheduling.quarantine import Quarantine
-from gateway.scheduling.request import Request, Responder
-from gateway.tensors.inputs import InputTensor
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
-from services.model.manifest import ModelConfig
-from services.model.profile import Profile
-from services.queue.keys import InstanceKeys
-from services.repository.folder import FolderRepository
-from services.segments.pool import SegmentPool
-from services.wire.batch import ReplyHeader, ReplyOutput, decode_batch
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.pool_context import PoolContext
+from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.request import Request, Responder
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.profile import Profile
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch
 from tests.kit.loopback import NOWHERE, LoopbackLink
 from tests.kit.responders import NOBODY
 from tests.kit.versions import publish

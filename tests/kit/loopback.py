@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.protocols.v2.service import InferService
-from gateway.scheduling.admission import Admission
-from gateway.scheduling.producer import Producer
-from gateway.scheduling.router import Router
-from gateway.triton.shared_memory import ClientMemory
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
-from services.model.manifest import ModelConfig
-from services.queue.keys import InstanceKeys
-from services.queue.producer_link import ProducerLink
-from services.queue.url import RedisAddress
-from services.repository.folder import FolderRepository
-from services.settings import Settings
-from services.wire.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
-from services.wire.records import State
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.v2.service import InferService
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.producer import Producer
+from millstream.gateway.scheduling.router import Router
+from millstream.gateway.triton.shared_memory import ClientMemory
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.url import RedisAddress
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.settings import Settings
+from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch, encode_reply
+from millstream.services.wire.records import State
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 

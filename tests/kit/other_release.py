@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("gateway", "workers", "services")
+PACKAGE = ROOT / "src" / "millstream"  # its links become folders of the copy
 
 
 def write(folder: Path) -> Path:
     """Write the programs of that release to `folder`, which must not exist; returns it."""
-    for program in PROGRAMS:
-        shutil.copytree(ROOT / program, folder / program, ignore=shutil.ignore_patterns("__pycache__"))
-    keys = folder / "services" / "queue" / "keys.py"
+    shutil.copytree(PACKAGE, folder / "millstream", ignore=shutil.ignore_patterns("__pycache__"))
+    keys = folder / "millstream" / "services" / "queue" / "keys.py"
     text, changed = re.subn(
         r"^PROTOCOL = (\d+)$", lambda found: f"PROTOCOL = {int(found[1]) + 1}", keys.read_text(), flags=re.MULTILINE
     )

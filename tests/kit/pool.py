@@ -1,6 +1,6 @@
 """A pool's part of a real Redis: what gateways do to it, workers on it, and a picture of its state with what must hold.
 
-put, reclaim (a gateway's scripts) ── worker(name) -> workers.consumer.Consumer ── picture() -> Picture ── broken()
+put, reclaim (a gateway's scripts) ── worker(name) -> millstream.workers.consumer.Consumer ── picture() -> Picture ── broken()
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple, cast
 
 import msgpack
 
-from services.queue.blob import write_commands
-from services.queue.clock import RedisClock
-from services.queue.consumer_link import ConsumerLink
-from services.queue.keys import InstanceKeys
-from services.queue.scripts import script
-from services.queue.url import RedisAddress, client
-from services.wire.batch import BatchHeader, encode_batch
-from workers.consumer import Consumer, Finished
-from workers.lease import Lease
+from millstream.services.queue.blob import write_commands
+from millstream.services.queue.clock import RedisClock
+from millstream.services.queue.consumer_link import ConsumerLink
+from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.scripts import script
+from millstream.services.queue.url import RedisAddress, client
+from millstream.services.wire.batch import BatchHeader, encode_batch
+from millstream.workers.consumer import Consumer, Finished
+from millstream.workers.lease import Lease
 
 LEASE_MS = 60_000  # no test lasts that long: workers are silenced, not waited for
 ATTEMPTS_MAX = 3

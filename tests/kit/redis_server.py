@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.queue.server import (
+from millstream.services.queue.server import (
     VERSION_MIN,
     Binary,
     binary_version,
@@ -19,7 +19,7 @@ from services.queue.server import (
     socket_path,
     wait_until_answers,
 )
-from services.queue.url import RedisAddress
+from millstream.services.queue.url import RedisAddress
 
 START_S_MAX = 30
 

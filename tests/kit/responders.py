@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.scheduling.request import Request
-from gateway.tensors.outputs import Outputs, Reply
-from services.errors import Failure
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.errors import Failure
 
 
 class Nobody:

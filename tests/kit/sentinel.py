@@ -18,8 +18,8 @@ import redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-from services.queue.server import choose_binary
-from services.queue.url import RedisAddress
+from millstream.services.queue.server import choose_binary
+from millstream.services.queue.url import RedisAddress
 from tests.kit.wait import wait_until
 
 NAME = "steady"

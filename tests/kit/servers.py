@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.app import build_app
-from gateway.connection.drain import Drain, asgi_protocol
-from gateway.connection.fast_path import fast_path_protocol
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.app import build_app
+from millstream.gateway.connection.drain import Drain, asgi_protocol
+from millstream.gateway.connection.fast_path import fast_path_protocol
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
 from tests.kit.application import Application
 from tests.kit.handlers import Held
 from tests.kit.wire import PATIENCE_S, Served, serving

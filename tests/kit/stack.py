@@ -20,12 +20,12 @@ from typing import Any
 import httpx
 import redis
 
-from services.installation import instance_of, shm_prefix
-from services.queue.keys import PROTOCOL
-from services.queue.server import socket_path
-from services.queue.url import RedisAddress, client
-from services.settings import Settings, child_environment
-from services.supervisor.shm_cleanup import remove_segments
+from millstream.services.installation import instance_of, shm_prefix
+from millstream.services.queue.keys import PROTOCOL
+from millstream.services.queue.server import socket_path
+from millstream.services.queue.url import RedisAddress, client
+from millstream.services.settings import Settings, child_environment
+from millstream.services.supervisor.shm_cleanup import remove_segments
 from tests.kit.disk import Disk
 from tests.kit.metrics import Page
 from tests.kit.wait import wait_for_none, wait_until
@@ -33,7 +33,7 @@ from tests.kit.wait import wait_for_none, wait_until
 ROOT = Path(__file__).parents[2]
 READY = "ready http://"
 START_S_MAX = 60.0
-_UP = (sys.executable, "-P", "-m", "services.cli", "up", "--http-port", "0", "--grpc-port", "0")
+_UP = (sys.executable, "-P", "-m", "millstream.services.cli", "up", "--http-port", "0", "--grpc-port", "0")
 WAIT_S = 60.0
 
 
@@ -259,7 +259,7 @@ def running_stack(
 ) -> Iterator[Stack]:
     """Start everything, give it, and at the end make sure that nothing leaked, stop it, and that nothing is left.
 
-    `settings`: fields of services.settings.Settings. `models`: in all workers, if they can be served. `disk`: where its
+    `settings`: fields of millstream.services.settings.Settings. `models`: in all workers, if they can be served. `disk`: where its
     home is; None: in `tmp_path`.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--threads", "1"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from services.queue.url import RedisAddress
+from millstream.services.queue.url import RedisAddress
 
 CERTIFICATES = Path(__file__).parents[1] / "integration" / "certificates"
 AUTHORITY = f"ssl_ca_certs={CERTIFICATES / 'ca.pem'}"

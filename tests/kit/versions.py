@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from services.model.manifest import Batching, Manifest, ModelConfig, SourceFile
-from services.model.signature import Signature, TensorSpec
-from services.repository.base import Repository
+from millstream.services.model.manifest import Batching, Manifest, ModelConfig, SourceFile
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.repository.base import Repository
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),

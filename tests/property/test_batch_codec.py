@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.model.bytes_tensor import decode_elements, encode_elements
-from services.wire.batch import (
+from millstream.services.model.bytes_tensor import decode_elements, encode_elements
+from millstream.services.wire.batch import (
     ALIGN_BYTES,
     BATCH_FORMATS,
     KIND_GIVEN_UP,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
-from gateway.scheduling.request import Request
+from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
+from millstream.gateway.scheduling.request import Request
 from tests.kit.responders import NOBODY
 
 TIMES = st.integers(0, 20)

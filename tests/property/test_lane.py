@@ -21,12 +21,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gateway.scheduling.lane import ABANDON_S, DEPTH, Lane
-from gateway.scheduling.request import Request
-from gateway.tensors.outputs import Outputs, Reply
-from services.errors import Code, Failure
-from services.model.profile import Profile
-from services.wire.batch import decode_batch
+from millstream.gateway.scheduling.lane import ABANDON_S, DEPTH, Lane
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.errors import Code, Failure
+from millstream.services.model.profile import Profile
+from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import REST_S, LaneBench
 
 PERMITS = 12

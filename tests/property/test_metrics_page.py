@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.metrics import catalogue
-from services.metrics.page import GaugeSample, MetricsPage
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.page import GaugeSample, MetricsPage
+from millstream.services.metrics.registry import MetricsRegistry
 
 _MODELS = st.sampled_from(["a", "b", 'quo"te', "c\\d", "new\nline"])
 _STEPS = st.lists(

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.protocols.sagemaker import forms
-from gateway.protocols.torchserve.predictions import read as read_prediction
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.nested import from_array
-from services.errors import Code, Failure
-from services.model.datatypes import ITEM_BYTES
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.sagemaker import forms
+from millstream.gateway.protocols.torchserve.predictions import read as read_prediction
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.nested import from_array
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import ITEM_BYTES
+from millstream.services.model.signature import Signature, TensorSpec
 
 DATATYPES = [*ITEM_BYTES, "BYTES"]
 DTYPES = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalog.placements import Placements
-from services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.gateway.catalog.placements import Placements
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 _STATES = st.sampled_from([State.LOADING, State.READY, State.FAILED])
 _HOLDINGS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), _STATES)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.model.profile import EFFICIENT_SHARE, Profile
+from millstream.services.model.profile import EFFICIENT_SHARE, Profile
 
 SECONDS = st.floats(min_value=1e-9, max_value=1e4)
 MEASURED = st.dictionaries(st.integers(1, 65536), SECONDS, min_size=1, max_size=20)

@@ -9,18 +9,18 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.protocols.openai import request as openai
-from gateway.protocols.openai.embedder import embedder
-from gateway.protocols.sagemaker import forms
-from gateway.protocols.tfserving.cloud_events import open_event
-from gateway.protocols.tfserving.predict import read_document, read_examples, read_predict
-from gateway.protocols.torchserve import predictions
-from gateway.protocols.torchserve.form import parts_of
-from gateway.protocols.v2 import generate
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.nested import Inputs
-from services.errors import Code, Failure
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.openai import request as openai
+from millstream.gateway.protocols.openai.embedder import embedder
+from millstream.gateway.protocols.sagemaker import forms
+from millstream.gateway.protocols.tfserving.cloud_events import open_event
+from millstream.gateway.protocols.tfserving.predict import read_document, read_examples, read_predict
+from millstream.gateway.protocols.torchserve import predictions
+from millstream.gateway.protocols.torchserve.form import parts_of
+from millstream.gateway.protocols.v2 import generate
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.nested import Inputs
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 def plans(*inputs: tuple[str, str, tuple[int, ...]], batching: bool = True) -> InputPlans:

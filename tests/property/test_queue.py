@@ -22,11 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from services.queue.server import Binary
-from services.wire.batch import decode_reply
+from millstream.services.queue.server import Binary
+from millstream.services.wire.batch import decode_reply
+from millstream.workers.lease import Lease
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Picture, Pool, keys, names, reply
 from tests.kit.redis_server import binaries, redis_server
-from workers.lease import Lease
 
 LANES = ("l0", "l1", "l2")
 GATEWAYS = ("g0", "g1")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.scheduling.admission import Admission
-from gateway.scheduling.request import Request
-from services.errors import Code, Failure
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.request import Request
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
 from tests.kit.responders import NOBODY
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.model.agreement import SUMMING, agree, column_scale, disagreeing_rows
+from millstream.services.model.agreement import SUMMING, agree, column_scale, disagreeing_rows
 
 
 def test_sums_in_another_order_agree() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from services.process.allocator import GROWN_BYTES_MIN, LOOKS_IDLE, LOOKS_QUIET, IdleTrim
+from millstream.services.process.allocator import GROWN_BYTES_MIN, LOOKS_IDLE, LOOKS_QUIET, IdleTrim
 
 START = 100 << 20
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.errors import Code, Failure
-from services.ingest import archive
-from services.ingest.archive import unpack
+from millstream.services.errors import Code, Failure
+from millstream.services.ingest import archive
+from millstream.services.ingest.archive import unpack
 
 LIMIT = 1 << 20
 Entry = tuple[str, bytes]

@@ -6,9 +6,9 @@ from collections.abc import Hashable
 
 import pytest
 
-from gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import InputTensor
+from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import InputTensor
 from tests.kit.responders import NOBODY
 
 TENSORS = (InputTensor((1,), b"data", 4),)

@@ -13,13 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from services.errors import Failure
-from services.ingest import batching_decision
-from services.ingest.batch_trials import batch_sizes
-from services.ingest.independence import Proof
-from services.ingest.inspection import inspect
-from services.ingest.report import Checked, CheckTask
-from services.model.manifest import Batching
+from millstream.services.errors import Failure
+from millstream.services.ingest import batching_decision
+from millstream.services.ingest.batch_trials import batch_sizes
+from millstream.services.ingest.independence import Proof
+from millstream.services.ingest.inspection import inspect
+from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.model.manifest import Batching
 from tests.kit import models
 
 node = helper.make_node

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from services.errors import Code, Failure
-from services.ingest.check_process import _REPORT_BYTES_MAX, _outcome
-from services.ingest.inspection import inspect
-from services.ingest.needed_files import keep_only
-from services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX, CheckTask
+from millstream.services.errors import Code, Failure
+from millstream.services.ingest.check_process import _REPORT_BYTES_MAX, _outcome
+from millstream.services.ingest.inspection import inspect
+from millstream.services.ingest.needed_files import keep_only
+from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX, CheckTask
 
 
 def task(folder: Path) -> CheckTask:

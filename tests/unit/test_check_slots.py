@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.ingest.check_slots import CHECKS_BESIDE_MAX, CHECKS_MAX, CheckSlots
+from millstream.services.ingest.check_slots import CHECKS_BESIDE_MAX, CHECKS_MAX, CheckSlots
 
 
 class Checks:

@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.tensors.classification import check_classifiable, classify
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure
-from services.model.signature import TensorSpec
+from millstream.gateway.tensors.classification import check_classifiable, classify
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import TensorSpec
 
 
 def best(array, count=3, labels=(), *, batching=True, datatype="FP32"):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.cli.infer_codec import answer_of, made_up_call
-from services.cli.inputs import call_from
-from services.cli.tensors import decode, encode
-from services.errors import Code, Failure
-from services.model.datatypes import DATATYPES
+from millstream.services.cli.infer_codec import answer_of, made_up_call
+from millstream.services.cli.inputs import call_from
+from millstream.services.cli.tensors import decode, encode
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import DATATYPES
 
 ADDER = {
     "name": "adder",

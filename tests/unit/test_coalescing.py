@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Coalescer, CpuPressure
+from millstream.gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Coalescer, CpuPressure
 from tests.kit.lane_harness import LaneBench
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from examples.digits import demo, train
-from examples.digits.demo import ACCURACY_MIN, HERE
+from millstream.examples.digits import demo, train
+from millstream.examples.digits.demo import ACCURACY_MIN, HERE
 
 Answer = Callable[[np.ndarray], tuple[int, object]]
 

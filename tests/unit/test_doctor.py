@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.commands import doctor
-from services.sandbox import confine, landlock, seccomp
-from services.settings import Settings, child_environment
+from millstream.services.cli.commands import doctor
+from millstream.services.sandbox import confine, landlock, seccomp
+from millstream.services.settings import Settings, child_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ def states(settings: Settings) -> dict[str, str]:
 
 def test_this_machine_is_shown_for_people_and_for_scripts(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "services.cli", "doctor", *arguments]
+        command = [sys.executable, "-m", "millstream.services.cli", "doctor", *arguments]
         environment = child_environment({"MILLSTREAM_HOME": str(tmp_path), "NO_COLOR": "1"})
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False

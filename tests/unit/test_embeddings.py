@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.protocols.openai import request
-from gateway.protocols.openai.embedder import embedder, shortened, unit
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Failure
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.openai import request
+from millstream.gateway.protocols.openai.embedder import embedder, shortened, unit
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Failure
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 def read(**members: Any) -> request.EmbeddingRequest:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.scheduling.estimator import OUTLIER, PACE_MAX, LatencyEstimator
-from gateway.scheduling.request import Request
-from services.model.profile import Profile
+from millstream.gateway.scheduling.estimator import OUTLIER, PACE_MAX, LatencyEstimator
+from millstream.gateway.scheduling.request import Request
+from millstream.services.model.profile import Profile
 from tests.kit.responders import NOBODY
 
 

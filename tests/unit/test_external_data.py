@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.message import Message
 from onnx import TensorProto, helper
 
-from services.errors import Failure
-from services.ingest.external_data import external_files
-from services.ingest.graph import tensors
+from millstream.services.errors import Failure
+from millstream.services.ingest.external_data import external_files
+from millstream.services.ingest.graph import tensors
 
 
 def external(location: str, **entries: str) -> onnx.TensorProto:

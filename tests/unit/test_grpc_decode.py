@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
-from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.output_options import Extensions, OutputOption
-from services.errors import Code, Failure
-from services.model.datatypes import NUMPY
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.output_options import Extensions, OutputOption
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
 
 RAW = b"\0" * 8
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc import messages, status
-from gateway.protocols.grpc.encode import FINAL, GrpcEncoder, stream_response, varint
-from gateway.tensors.output_options import Extensions, OutputOption
-from gateway.tensors.outputs import OutputTensor
-from services.errors import GRPC_STATUS, Code, Failure
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.grpc import messages, status
+from millstream.gateway.protocols.grpc.encode import FINAL, GrpcEncoder, stream_response, varint
+from millstream.gateway.tensors.output_options import Extensions, OutputOption
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import GRPC_STATUS, Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
 
 SIGNATURE = Signature(
     inputs=(),

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
-from gateway.protocols.grpc.envelopes import Envelopes, inputs_of
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.output_options import Extensions
+from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.protocols.grpc.envelopes import Envelopes, inputs_of
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.output_options import Extensions
 from tests.unit.test_grpc_decode import raw, request, signature
 
 PLANS = InputPlans("m", signature(("a", "FP32"), ("b", "FP32")), 8000)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.connection.head_cache import HEADS_MAX, CachedHead, learn_head, read_head
-from gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.connection.head_cache import HEADS_MAX, CachedHead, learn_head, read_head
+from millstream.gateway.connection.infer_handler import InferHeaders
 
 MIB = 1 << 20
 

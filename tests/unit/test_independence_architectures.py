@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.ingest.independence import Proof, prove
+from millstream.services.ingest.independence import Proof, prove
 from tests.kit import architectures
 from tests.kit.independence import assert_independent, load, run_alone
 

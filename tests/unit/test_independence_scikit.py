@@ -31,7 +31,7 @@ from sklearn import (
 )
 from sklearn.datasets import load_iris
 
-from services.ingest.independence import Proof, prove
+from millstream.services.ingest.independence import Proof, prove
 from tests.kit.independence import assert_independent, load, run_alone
 
 OPSETS = {"": 17, "ai.onnx.ml": 3}

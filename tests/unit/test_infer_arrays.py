@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from services.process.offload import APART_AT_ONCE_MAX, APART_BYTES_MIN, run_in_thread_if_large
+from millstream.services.process.offload import APART_AT_ONCE_MAX, APART_BYTES_MIN, run_in_thread_if_large
 
 
 def test_short_work_is_done_at_once() -> None:

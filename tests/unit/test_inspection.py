@@ -14,10 +14,10 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from services.errors import Code, Failure
-from services.ingest.inspection import inspect
-from services.ingest.report import Checked, CheckTask
-from services.model.manifest import Batching
+from millstream.services.errors import Code, Failure
+from millstream.services.ingest.inspection import inspect
+from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.model.manifest import Batching
 from tests.kit import models
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

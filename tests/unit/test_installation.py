@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.errors import Code, Failure
-from services.installation import FILE, instance_of, shm_prefix
-from services.settings import Settings
+from millstream.services.errors import Code, Failure
+from millstream.services.installation import FILE, instance_of, shm_prefix
+from millstream.services.settings import Settings
 
 
 def test_two_homes_have_two_names_that_stay(tmp_path: Path) -> None:

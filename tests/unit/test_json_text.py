@@ -11,20 +11,20 @@ import numpy as np
 import orjson
 import pytest
 
-import gateway.tensors.json_text
-import gateway.tensors.number_list
-import gateway.tensors.strict_json
-from gateway.protocols.sagemaker import forms
-from gateway.protocols.tfserving.predict import read_document, read_predict
-from gateway.protocols.torchserve.predictions import read as read_prediction
-from gateway.protocols.v2.decode import V2Decoder
-from gateway.protocols.v2.generate import read as read_prompt
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.json_text import JsonLimits, parse
-from gateway.tensors.nested import from_lists, row_of_lists
-from gateway.tensors.number_list import NumberList
-from services.errors import Code, Failure
-from services.model.signature import Signature, TensorSpec
+import millstream.gateway.tensors.json_text
+import millstream.gateway.tensors.number_list
+import millstream.gateway.tensors.strict_json
+from millstream.gateway.protocols.sagemaker import forms
+from millstream.gateway.protocols.tfserving.predict import read_document, read_predict
+from millstream.gateway.protocols.torchserve.predictions import read as read_prediction
+from millstream.gateway.protocols.v2.decode import V2Decoder
+from millstream.gateway.protocols.v2.generate import read as read_prompt
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_text import JsonLimits, parse
+from millstream.gateway.tensors.nested import from_lists, row_of_lists
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
 
 MIB = 1 << 20
 SMALL = JsonLimits(bytes_max=4096, values_max=500)
@@ -34,12 +34,12 @@ LARGE = JsonLimits(bytes_max=1 << 20, values_max=1_000_000)
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Everything counts as long, so that every kind of cut is seen in texts that a person can read."""
-    monkeypatch.setattr(gateway.tensors.json_text, "UNCOUNTED_BYTES_MAX", 1)
-    monkeypatch.setattr(gateway.tensors.json_text, "LIST_BYTES_MIN", 8)
-    monkeypatch.setattr(gateway.tensors.json_text, "_WINDOW_BYTES", 7)
-    monkeypatch.setattr(gateway.tensors.number_list, "LIST_BYTES_MIN", 8)
-    monkeypatch.setattr(gateway.tensors.number_list, "PIECE_BYTES", 23)
-    monkeypatch.setattr(gateway.tensors.number_list, "_EDGE_BYTES_MAX", 32)
+    monkeypatch.setattr(millstream.gateway.tensors.json_text, "UNCOUNTED_BYTES_MAX", 1)
+    monkeypatch.setattr(millstream.gateway.tensors.json_text, "LIST_BYTES_MIN", 8)
+    monkeypatch.setattr(millstream.gateway.tensors.json_text, "_WINDOW_BYTES", 7)
+    monkeypatch.setattr(millstream.gateway.tensors.number_list, "LIST_BYTES_MIN", 8)
+    monkeypatch.setattr(millstream.gateway.tensors.number_list, "PIECE_BYTES", 23)
+    monkeypatch.setattr(millstream.gateway.tensors.number_list, "_EDGE_BYTES_MAX", 32)
     yield
 
 
@@ -192,17 +192,17 @@ def test_documents_of_millions_of_values_are_refused_before_they_are_parsed(
     def never(text: bytes) -> Any:
         pytest.fail(f"{len(text)} bytes were parsed")
 
-    monkeypatch.setattr(gateway.tensors.json_text, "loads", never)
+    monkeypatch.setattr(millstream.gateway.tensors.json_text, "loads", never)
     text = around % b",".join([element] * (6 * MIB // (len(element) + 1)))
     assert refused(text, JsonLimits(values_max=100_000), depth=3, in_lists=True).code is Code.TOO_LARGE
 
 
 @pytest.mark.parametrize("element", [b"[]", b"1", b"[[[[[[[[1]]]]]]]]", b"[1,2,3]", b"1" * 4000], ids=len)
 def test_lists_of_millions_of_numbers_are_never_parsed_at_once(element: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_once = gateway.tensors.strict_json.loads
+    at_once = millstream.gateway.tensors.strict_json.loads
 
     def counted(text: bytes) -> Any:
-        assert len(text) < 2 * gateway.tensors.number_list.PIECE_BYTES
+        assert len(text) < 2 * millstream.gateway.tensors.number_list.PIECE_BYTES
         return at_once(text)
 
     lists = element.count(b"[")
@@ -211,7 +211,7 @@ def test_lists_of_millions_of_numbers_are_never_parsed_at_once(element: bytes, m
         assert refused(b"[%b]" % b",".join([element] * (2_000_000 // lists)), depth=0).code is Code.TOO_LARGE
         count = min(count, 1_999_999 // lists)
     text = b"[%b]" % b",".join([element] * count)
-    monkeypatch.setattr(gateway.tensors.number_list, "loads", counted)
+    monkeypatch.setattr(millstream.gateway.tensors.number_list, "loads", counted)
     numbers = parse(text, depth=0)
     assert type(numbers) is NumberList
     assert sum(len(piece) for piece in numbers.pieces()) > 20

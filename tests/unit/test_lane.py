@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.scheduling.contention import SEVERAL_S
-from gateway.scheduling.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
-from gateway.scheduling.request import Request
-from services.errors import Code, Failure
-from services.segments.pool import SegmentPool
-from services.wire.batch import AGAIN, decode_batch
+from millstream.gateway.scheduling.contention import SEVERAL_S
+from millstream.gateway.scheduling.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
+from millstream.gateway.scheduling.request import Request
+from millstream.services.errors import Code, Failure
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.wire.batch import AGAIN, decode_batch
 from tests.kit.lane_harness import REST_S, ROW, SPIN_S, LaneBench
 from tests.kit.responders import Nobody
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.scheduling.request import Request
-from gateway.tensors.outputs import Outputs, Reply
-from services.errors import Failure
-from services.model.profile import Profile
-from services.wire.batch import decode_batch
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.errors import Failure
+from millstream.services.model.profile import Profile
+from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import LaneBench
 
 TIMES = 5  # the capacity

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from gateway.scheduling.request import Request
-from gateway.tensors.outputs import Outputs, Reply
-from services.errors import Code, Failure
-from services.metrics.inference import Field, recorded
-from services.model.manifest import ModelConfig, QueuePolicy
-from services.wire.batch import decode_batch
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.outputs import Outputs, Reply
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.inference import Field, recorded
+from millstream.services.model.manifest import ModelConfig, QueuePolicy
+from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import LaneBench
 
 RUN_S = 0.05  # so long that what waits behind one run waits

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.connection.infer_handler import HttpReply
-from gateway.connection.reply_budget import ReplyBudget, ReplyPermit
-from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import V2Encoder
-from gateway.protocols.v2.responder import RestRequest, RestResponder
-from gateway.tensors.outputs import Column, Outputs
-from services.errors import Code, Failure
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
+from millstream.gateway.protocols.v2.call import Options
+from millstream.gateway.protocols.v2.encode import V2Encoder
+from millstream.gateway.protocols.v2.responder import RestRequest, RestResponder
+from millstream.gateway.tensors.outputs import Column, Outputs
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
 
 pytestmark = pytest.mark.anyio
 COLUMNS = 100_000

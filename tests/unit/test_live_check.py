@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.errors import Code, Failure
-from services.model.manifest import Manifest, ModelConfig
-from services.model.signature import Signature, TensorSpec
-from services.wire.records import State
-from workers.live_check import (
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.wire.records import State
+from millstream.workers.live_check import (
     BUSY_STEP_S,
     BYTES_MAX,
     ROWS_MAX,
@@ -24,7 +24,7 @@ from workers.live_check import (
     compare,
     sampled,
 )
-from workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
 
 Array = np.ndarray[Any, Any]
 Model = Callable[[Array], Array]

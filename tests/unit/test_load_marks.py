@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from services.crashes import culprits
-from services.crashes.culprits import Culprits
-from services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
-from services.crashes.load_marks import DEATHS_ALONE, DEATHS_MAX, LoadMarks, Mark, blame, left_behind, marks_dir
-from services.model.manifest import Manifest
-from services.repository.folder import FolderRepository
+from millstream.services.crashes import culprits
+from millstream.services.crashes.culprits import Culprits
+from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
+from millstream.services.crashes.load_marks import (
+    DEATHS_ALONE,
+    DEATHS_MAX,
+    LoadMarks,
+    Mark,
+    blame,
+    left_behind,
+    marks_dir,
+)
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import publish
 
 WORKER = "cpu-0-abcdef01-77"

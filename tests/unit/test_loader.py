@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from millstream.workers.loader import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loader, LoadRequest
 from tests.contract.repositories import manifest
 from tests.kit.wait import wait_until
-from workers.loader import GRACE_S, LOADS_MAX, NOT_WANTED, SET_ASIDE_S, Limits, Load, Loader, LoadRequest
 
 
 class Bench:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from services.metrics.registry import MetricsRegistry
-from services.model.manifest import Manifest, ModelConfig
-from services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
-from services.wire.records import State
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.process.memory_share import WORKER_BYTES_MIN, total_bytes, worker_share
+from millstream.services.wire.records import State
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.metrics import WorkerMetrics
+from millstream.workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy
 from tests.kit.versions import SIGNATURE
-from workers.loaded_models import LoadedModel, LoadedModels
-from workers.metrics import WorkerMetrics
-from workers.out_of_memory import REBUILD_S_MIN, OutOfMemoryPolicy
 
 GIB = 1 << 30
 MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +60,7 @@ def test_workers_share_what_there_is_and_leave_some_to_the_others() -> None:
 
 LIMITED = """
 import sys
-from workers.memory_limit import go_first, limit_memory
+from millstream.workers.memory_limit import go_first, limit_memory
 go_first()
 limit_memory(int(sys.argv[1]))
 limit_memory(0)
@@ -135,7 +135,7 @@ def test_a_size_is_learnt_from_halves_that_ran_and_rebuilding_is_bounded() -> No
 
 @pytest.mark.parametrize("value", ["-1", "much"])
 def test_a_limit_that_is_none_stops_the_process_at_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    from services.settings import Settings
+    from millstream.services.settings import Settings
 
     monkeypatch.setenv("MILLSTREAM_WORKER_MEMORY_BYTES_MAX", value)
     with pytest.raises(ValueError, match="worker_memory_bytes_max"):

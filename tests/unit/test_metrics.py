@@ -13,13 +13,21 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from services.metrics import catalogue, files
-from services.metrics.catalogue import CATALOGUE, Kind
-from services.metrics.exposition import serve
-from services.metrics.page import MetricsPage
-from services.metrics.read_cache import ReadCache
-from services.metrics.record import CHUNK_BYTES, HEADER_BYTES, MAGIC, Key, records, values_offset, write_record
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics import catalogue, files
+from millstream.services.metrics.catalogue import CATALOGUE, Kind
+from millstream.services.metrics.exposition import serve
+from millstream.services.metrics.page import MetricsPage
+from millstream.services.metrics.read_cache import ReadCache
+from millstream.services.metrics.record import (
+    CHUNK_BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    Key,
+    records,
+    values_offset,
+    write_record,
+)
+from millstream.services.metrics.registry import MetricsRegistry
 from tests.kit import tools
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +36,8 @@ ROOT = Path(__file__).parents[2]
 COUNTER = """
 import sys
 from pathlib import Path
-from services.metrics import catalogue as c
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics import catalogue as c
+from millstream.services.metrics.registry import MetricsRegistry
 tally = MetricsRegistry(Path(sys.argv[1]), "gateway")
 requests = tally.counter(c.REQUESTS, "digits", "1", "ok")
 seconds = tally.histogram(c.REQUEST_SECONDS, "digits", "1", "cpu")
@@ -45,8 +53,8 @@ for line in sys.stdin:
 BUSY = """
 import sys
 from pathlib import Path
-from services.metrics import catalogue as c
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics import catalogue as c
+from millstream.services.metrics.registry import MetricsRegistry
 tally = MetricsRegistry(Path(sys.argv[1]), "worker")
 mark = tally.counter(c.REDIS_RECONNECTS)
 for i in range(10**9):
@@ -62,8 +70,8 @@ for i in range(10**9):
 SHORT = """
 import sys
 from pathlib import Path
-from services.metrics import catalogue as c
-from services.metrics.registry import MetricsRegistry
+from millstream.services.metrics import catalogue as c
+from millstream.services.metrics.registry import MetricsRegistry
 for _ in range(int(sys.argv[2])):
     tally = MetricsRegistry(Path(sys.argv[1]), "worker")
     tally.counter(c.REDIS_RECONNECTS).add()

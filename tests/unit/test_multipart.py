@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
-from services.errors import Code, Failure
+from millstream.gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
+from millstream.services.errors import Code, Failure
 
 TYPE = 'multipart/form-data; boundary="xYz"'
 

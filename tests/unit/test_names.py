@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.errors import Code, Failure
-from services.model.names import NAME_CHARACTERS_MAX, VERSION_MAX, check_name, check_version
+from millstream.services.errors import Code, Failure
+from millstream.services.model.names import NAME_CHARACTERS_MAX, VERSION_MAX, check_name, check_version
 
 
 @pytest.mark.parametrize("name", ["a", "Z", "7", "res-net_50.v1", "x" * NAME_CHARACTERS_MAX, "a..b"])

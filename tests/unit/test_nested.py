@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gateway.tensors.input_plan import InputPlan
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.nested import Found, from_array, from_lists, join, owned, row_of_lists, rows_of, text_of
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Failure
-from services.model.bytes_tensor import decode_elements
-from services.model.datatypes import NUMPY
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.nested import Found, from_array, from_lists, join, owned, row_of_lists, rows_of, text_of
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Failure
+from millstream.services.model.bytes_tensor import decode_elements
+from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 def plans(*inputs: tuple[str, str, tuple[int, ...]]) -> InputPlans:

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from gateway.protocols.v2.decode import V2Decoder
-from gateway.scheduling.packer import Packer
-from gateway.scheduling.readiness import zero_inputs
-from gateway.scheduling.request import Request
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.inputs import ABSENT, InputTensor
-from services.errors import Failure
-from services.model.signature import Signature, TensorSpec, needed_inputs
-from services.segments.segment import Segments
-from services.wire.batch import decode_batch
+from millstream.gateway.protocols.v2.decode import V2Decoder
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.readiness import zero_inputs
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.services.errors import Failure
+from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
+from millstream.services.segments.segment import Segments
+from millstream.services.wire.batch import decode_batch
+from millstream.workers.lease import Lease, input_arrays
 from tests.kit import v2
 from tests.kit.responders import NOBODY
-from workers.lease import Lease, input_arrays
 
 X = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))
 BIAS = TensorSpec(name="bias", datatype="FP32", shape=(-1,), optional=True)

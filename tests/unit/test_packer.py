@@ -14,20 +14,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.scheduling import packer as packing
-from gateway.scheduling.packer import Packed, Packer
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure
-from services.model.bytes_tensor import decode_elements, encode_elements
-from services.model.datatypes import BYTES, DATATYPES, NUMPY
-from services.model.signature import Signature, TensorSpec
-from services.segments.pool import SegmentPool
-from services.segments.segment import Segments
-from services.wire.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
+from millstream.gateway.scheduling import packer as packing
+from millstream.gateway.scheduling.packer import Packed, Packer
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure
+from millstream.services.model.bytes_tensor import decode_elements, encode_elements
+from millstream.services.model.datatypes import BYTES, DATATYPES, NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.segment import Segments
+from millstream.services.wire.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
+from millstream.workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 from tests.kit.responders import NOBODY
-from workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 
 NOW, WALL_MS = 100.0, 5_000_000.0
 FAR = NOW + 60

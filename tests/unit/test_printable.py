@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.terminal import escape
-from services.process.printable import printable
-from services.supervisor.log import Alerts
+from millstream.services.cli.terminal import escape
+from millstream.services.process.printable import printable
+from millstream.services.supervisor.log import Alerts
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from services.supervisor.child import Child
-from services.supervisor.log import ALERTS_MAX, ALERTS_S, Alerts, LogFile
-from services.supervisor.plan import Program
+from millstream.services.supervisor.child import Child
+from millstream.services.supervisor.log import ALERTS_MAX, ALERTS_S, Alerts, LogFile
+from millstream.services.supervisor.plan import Program
 from tests.kit.disk import small_disk
 
 CHATTY = """

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from services.errors import Code, Failure
-from services.model.signature import Signature, TensorSpec
-from services.model.warmup_inputs import INPUT_BYTES_MAX
-from workers.backends.base import Array, OutOfMemory
-from workers.profiler import measure
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.model.warmup_inputs import INPUT_BYTES_MAX
+from millstream.workers.backends.base import Array, OutOfMemory
+from millstream.workers.profiler import measure
 
 Shapes = list[tuple[int, ...]]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gateway.scheduling.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
-from gateway.scheduling.request import Request
-from gateway.tensors.inputs import InputTensor
-from services.errors import Code, Failure
-from services.metrics import catalogue
-from services.metrics.registry import MetricsRegistry
+from millstream.gateway.scheduling.quarantine import DIED, DIGESTS_MAX, REST_S, Quarantine
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
 from tests.kit.responders import NOBODY
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from services.cli.app import app
-from services.settings import MIB, Settings
+from millstream.services.cli.app import app
+from millstream.services.settings import MIB, Settings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

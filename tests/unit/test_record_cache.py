@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.queue.record_cache import RecordCache
-from services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.services.queue.record_cache import RecordCache
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 
 def _record(*instances: InstanceRecord, device: str = "cpu") -> WorkerRecord:

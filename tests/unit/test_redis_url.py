@@ -4,8 +4,8 @@ import ssl
 
 import pytest
 
-from services.errors import Code, Failure
-from services.queue.url import RedisAddress, Tls, async_client, client
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.url import RedisAddress, Tls, async_client, client
 
 
 @pytest.mark.parametrize(

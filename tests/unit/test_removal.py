@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.removal import remove_version
-from services.errors import Code, Failure
-from services.model.manifest import Endpoint
-from services.repository.activation import endpoint_activate
-from services.repository.folder import FolderRepository
+from millstream.gateway.admin.removal import remove_version
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.batch_split import parts_within
-from gateway.scheduling.request import Request
-from services.errors import Code, Failure
-from services.model.bytes_tensor import encode_elements
-from services.queue.blob import PART_BYTES_MAX, PARTS_AT_ONCE, is_last, read_command, write_commands
-from services.wire.batch import AGAIN, BatchHeader, decode_reply, encode_batch
+from millstream.gateway.scheduling.batch_split import parts_within
+from millstream.gateway.scheduling.request import Request
+from millstream.services.errors import Code, Failure
+from millstream.services.model.bytes_tensor import encode_elements
+from millstream.services.queue.blob import PART_BYTES_MAX, PARTS_AT_ONCE, is_last, read_command, write_commands
+from millstream.services.wire.batch import AGAIN, BatchHeader, decode_reply, encode_batch
+from millstream.workers.lease import Lease
+from millstream.workers.reply_limits import fit, refusal
 from tests.kit.responders import NOBODY
-from workers.lease import Lease
-from workers.reply_limits import fit, refusal
 
 Array = np.ndarray[Any, Any]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from services.errors import Code, Failure, invalid
-from services.supervisor.child import TRIAL_DEATHS_MAX, Child
-from services.supervisor.control import ControlSocket, Event, Tell, ask
-from services.supervisor.plan import Program
-from services.supervisor.readiness import behind
-from services.supervisor.rolling import Rolling
-from services.wire.records import InstanceRecord, State, WorkerRecord
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
+from millstream.services.supervisor.control import ControlSocket, Event, Tell, ask
+from millstream.services.supervisor.plan import Program
+from millstream.services.supervisor.readiness import behind
+from millstream.services.supervisor.rolling import Rolling
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 PATIENCE_S = 30.0
 

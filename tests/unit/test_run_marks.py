@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.crashes.culprits import Culprits
-from services.crashes.run_marks import PAGE_BYTES, FatalRun, RunMark, left_behind, take
-from services.queue.death_notices import Death
+from millstream.services.crashes.culprits import Culprits
+from millstream.services.crashes.run_marks import PAGE_BYTES, FatalRun, RunMark, left_behind, take
+from millstream.services.queue.death_notices import Death
 
 
 def die_running(folder: Path, worker: str, lane: str, *batches: str, over: bool = False) -> None:

@@ -15,19 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.errors import Code
-from services.model.manifest import Manifest, ModelConfig
-from services.model.signature import Signature, TensorSpec
-from services.queue.clock import RedisClock
-from services.segments.segment import Segments
-from services.wire.batch import BatchHeader, BatchInput, Place, encode_batch
-from services.wire.records import State
+from millstream.services.errors import Code
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.queue.clock import RedisClock
+from millstream.services.segments.segment import Segments
+from millstream.services.wire.batch import BatchHeader, BatchInput, Place, encode_batch
+from millstream.services.wire.records import State
+from millstream.workers.backends import get_backend
+from millstream.workers.backends.base import Array, Instance, OutOfMemory
+from millstream.workers.lease import Lease
+from millstream.workers.loaded_models import LoadedModel
+from millstream.workers.runner import RunResult, merge, run
 from tests.kit import models
-from workers.backends import get_backend
-from workers.backends.base import Array, Instance, OutOfMemory
-from workers.lease import Lease
-from workers.loaded_models import LoadedModel
-from workers.runner import RunResult, merge, run
 
 SEGMENTS = Segments(Path("/dev/shm"))
 CLOCK = RedisClock()
@@ -362,7 +362,7 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkey
 
     held = echo()
     without: list[int] = []
-    monkeypatch.setattr("workers.runner.np.concatenate", full)
+    monkeypatch.setattr("millstream.workers.runner.np.concatenate", full)
     fit: list[int] = []
     one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, without.append, fit.append)
     assert (values(one), values(two)) == ([1, 2], [3])

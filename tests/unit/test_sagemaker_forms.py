@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from botocore.eventstream import EventStreamBuffer
 
-from gateway.catalog.snapshot import ModelView, Snapshot
-from gateway.protocols.sagemaker import binary, forms
-from gateway.protocols.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
-from gateway.protocols.sagemaker.target import default_model, named_model, variant_version
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure
-from services.model.signature import Signature, TensorSpec
-from services.settings import Settings
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot
+from millstream.gateway.protocols.sagemaker import binary, forms
+from millstream.gateway.protocols.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
+from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.settings import Settings
 
 
 def plans(datatype: str = "FP32", shape: tuple[int, ...] = (-1, 4), count: int = 1) -> InputPlans:

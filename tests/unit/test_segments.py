@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.errors import Code, Failure
-from services.segments import pool as pool_module
-from services.segments.pool import SEGMENT_BYTES, SegmentPool
-from services.segments.segment import Segment, Segments, host_token, remove_leftovers
-from services.wire.batch import Place
+from millstream.services.errors import Code, Failure
+from millstream.services.segments import pool as pool_module
+from millstream.services.segments.pool import SEGMENT_BYTES, SegmentPool
+from millstream.services.segments.segment import Segment, Segments, host_token, remove_leftovers
+from millstream.services.wire.batch import Place
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -176,7 +176,7 @@ def removed_maps(folder: Path) -> int:
 OWNER = """
 import sys, time
 from pathlib import Path
-from services.segments.pool import SegmentPool
+from millstream.services.segments.pool import SegmentPool
 pool = SegmentPool(Path(sys.argv[1]), "app.1", 1 << 26)
 print(pool.allocate(100).segment, flush=True)
 time.sleep(600)
@@ -205,9 +205,9 @@ def test_what_a_killed_owner_left_is_removed_and_nothing_else(folder):
 FILLED = """
 import sys
 from pathlib import Path
-from services.errors import Code, Failure
-from services.segments.pool import SegmentPool
-from services.segments.segment import Segment
+from millstream.services.errors import Code, Failure
+from millstream.services.segments.pool import SegmentPool
+from millstream.services.segments.segment import Segment
 folder = Path(sys.argv[1])
 assert SegmentPool(folder, "a", 1 << 30).allocate(1) is None
 try:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.errors import Code, Failure
-from services.queue.handshake import check_reply, greeting
-from services.queue.sentinel import Sentinels
-from services.queue.url import REPLY_S_MAX, WATCHED_REPLY_S_MAX, RedisAddress, Tls, async_client, client
+from millstream.services.errors import Code, Failure
+from millstream.services.queue.handshake import check_reply, greeting
+from millstream.services.queue.sentinel import Sentinels
+from millstream.services.queue.url import REPLY_S_MAX, WATCHED_REPLY_S_MAX, RedisAddress, Tls, async_client, client
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.errors import Failure
-from services.settings import child_environment, read_settings
+from millstream.services.errors import Failure
+from millstream.services.settings import child_environment, read_settings
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t\n", "two words", " padded", "line\nbreak", "schlüssel", "delete\x7f"])

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Failure
-from services.model.manifest import Manifest
-from services.repository.activation import endpoint_activate
-from services.repository.folder import FolderRepository
-from services.repository.stored_models import StoredModels
-from services.repository.verdicts import Verdict
+from millstream.services.errors import Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.repository.stored_models import StoredModels
+from millstream.services.repository.verdicts import Verdict
 from tests.kit.versions import publish
 
 

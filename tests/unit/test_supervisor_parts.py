@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from services.crashes.exit_status import cause
-from services.errors import Failure
-from services.settings import Settings
-from services.supervisor import plan
-from services.supervisor.cpu_affinity import Cores, keep_apart
-from services.supervisor.listener import is_loopback, local_url_of, reserve, url_of
-from services.supervisor.log import Alerts, LogFile
-from services.supervisor.machine import cpus
-from services.supervisor.plan import Entry, parse_pools
-from services.supervisor.shm_cleanup import remove_segments
-from services.supervisor.supervisor import check_exposure
+from millstream.services.crashes.exit_status import cause
+from millstream.services.errors import Failure
+from millstream.services.settings import Settings
+from millstream.services.supervisor import plan
+from millstream.services.supervisor.cpu_affinity import Cores, keep_apart
+from millstream.services.supervisor.listener import is_loopback, local_url_of, reserve, url_of
+from millstream.services.supervisor.log import Alerts, LogFile
+from millstream.services.supervisor.machine import cpus
+from millstream.services.supervisor.plan import Entry, parse_pools
+from millstream.services.supervisor.shm_cleanup import remove_segments
+from millstream.services.supervisor.supervisor import check_exposure
 
 
 def test_pools():

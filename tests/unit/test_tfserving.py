@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gateway.catalog.snapshot import ModelView, VersionView
-from gateway.protocols.tfserving.documents import model_status
-from gateway.protocols.tfserving.predict import write_classes, write_predict
-from gateway.tensors.outputs import OutputTensor
-from services.model.manifest import Manifest, ModelConfig
-from services.model.signature import Signature, TensorSpec
-from services.wire.records import State
+from millstream.gateway.catalog.snapshot import ModelView, VersionView
+from millstream.gateway.protocols.tfserving.documents import model_status
+from millstream.gateway.protocols.tfserving.predict import write_classes, write_predict
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.wire.records import State
 
 
 def test_outputs_whose_name_ends_in_bytes_are_base64() -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gateway.protocols.openai.tokenizer_thread import VERSIONS_MAX, TokenizerThread
-from services.errors import Code, Failure
+from millstream.gateway.protocols.openai.tokenizer_thread import VERSIONS_MAX, TokenizerThread
+from millstream.services.errors import Code, Failure
 
 
 def test_one_that_does_not_end_is_refused_and_others_go_on() -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.admin.local_files import content, locate
-from gateway.catalog.snapshot import ModelView, Snapshot
-from gateway.protocols.torchserve.documents import find, page
-from gateway.protocols.torchserve.form import PARTS_MAX, parts_of
-from gateway.protocols.torchserve.predictions import read, write
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure
-from services.model.bytes_tensor import decode_elements
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.admin.local_files import content, locate
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot
+from millstream.gateway.protocols.torchserve.documents import find, page
+from millstream.gateway.protocols.torchserve.form import PARTS_MAX, parts_of
+from millstream.gateway.protocols.torchserve.predictions import read, write
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure
+from millstream.services.model.bytes_tensor import decode_elements
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 def plans(*inputs: tuple[str, str, tuple[int, ...]]) -> InputPlans:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gateway.triton.trace
-from gateway.catalog.shared_settings import SharedDocument
-from gateway.scheduling.request import Request
-from gateway.scheduling.traces import (
+import millstream.gateway.triton.trace
+from millstream.gateway.catalog.shared_settings import SharedDocument
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.traces import (
     ELEMENTS_BYTES_MAX,
     ELEMENTS_MAX,
     KEPT_BYTES_MAX,
@@ -24,18 +24,18 @@ from gateway.scheduling.traces import (
     Traces,
     text_bytes_max,
 )
-from gateway.tensors.inputs import InputTensor
-from gateway.triton import trace_file
-from gateway.triton.log import SharedLogSettings
-from gateway.triton.trace import SharedTraceSettings
-from gateway.triton.trace_file import TraceFile
-from services.errors import Code, Failure
-from services.model.bytes_tensor import encode_elements
-from services.model.manifest import Manifest
-from services.model.signature import TensorSpec
-from services.repository.folder import FolderRepository
-from services.trace_settings import at_start
-from services.wire.batch import ReplyHeader
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.triton import trace_file
+from millstream.gateway.triton.log import SharedLogSettings
+from millstream.gateway.triton.trace import SharedTraceSettings
+from millstream.gateway.triton.trace_file import TraceFile
+from millstream.services.errors import Code, Failure
+from millstream.services.model.bytes_tensor import encode_elements
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import TensorSpec
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.trace_settings import at_start
+from millstream.services.wire.batch import ReplyHeader
 from tests.kit.disk import small_disk
 from tests.kit.lane_harness import ROW, LaneBench
 from tests.kit.responders import NOBODY
@@ -286,7 +286,7 @@ async def test_traces_that_wait_for_others_are_written_before_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log frequency that is never reached keeps them in memory; those of many models add up."""
-    monkeypatch.setattr(gateway.triton.trace, "KEPT_MAX", 10)
+    monkeypatch.setattr(millstream.gateway.triton.trace, "KEPT_MAX", 10)
     traces, path = Traces(), tmp_path / "t.json"
     models = [f"m{number}" for number in range(6)]
     settings = SharedTraceSettings(SharedDocument(tmp_path / "s.json"), traces, path, lambda: models, {})

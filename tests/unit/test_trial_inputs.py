@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from services.ingest.model_io import ModelTensor
-from services.ingest.trial_inputs import Style, draw, extreme_row, find_probe, shape_of
-from services.ingest.trial_memory import available_bytes, room_for
-from services.ingest.trial_session import Session, TrialError
+from millstream.services.ingest.model_io import ModelTensor
+from millstream.services.ingest.trial_inputs import Style, draw, extreme_row, find_probe, shape_of
+from millstream.services.ingest.trial_memory import available_bytes, room_for
+from millstream.services.ingest.trial_session import Session, TrialError
 from tests.kit import models
 
 

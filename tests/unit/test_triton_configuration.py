@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from services.errors import Code, Failure
-from services.model.manifest import Manifest, ModelConfig, QueuePolicy
-from services.model.signature import Signature, TensorSpec
-from services.triton_config.config import CONFIG_BYTES_MAX, Given, from_json, from_text, nothing
-from services.triton_config.effective_config import described
-from services.triton_config.to_model_config import Serving, serving
-from services.triton_config.to_signature import fitted, wanted_batching
-from services.triton_config.unsupported_fields import check_supported
-from services.triton_config.version_policy import chosen
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy
+from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.triton_config.config import CONFIG_BYTES_MAX, Given, from_json, from_text, nothing
+from millstream.services.triton_config.effective_config import described
+from millstream.services.triton_config.to_model_config import Serving, serving
+from millstream.services.triton_config.to_signature import fitted, wanted_batching
+from millstream.services.triton_config.unsupported_fields import check_supported
+from millstream.services.triton_config.version_policy import chosen
 
 SIGNATURE = Signature(
     inputs=(

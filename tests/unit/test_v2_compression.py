@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from gateway.protocols.http.compression import choose_encoding, compress, decompress
-from services.errors import Code, Failure
+from millstream.gateway.protocols.http.compression import choose_encoding, compress, decompress
+from millstream.services.errors import Code, Failure
 
 CONTENT = b"some content, some content, " * 1000
 

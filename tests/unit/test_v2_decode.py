@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.protocols.v2.decode import VIEW_BYTES_MIN, InferCall, V2Decoder, parse_header_length
-from gateway.tensors.input_plans import InputPlans
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.v2.decode import VIEW_BYTES_MIN, InferCall, V2Decoder, parse_header_length
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.services.model.signature import Signature, TensorSpec
 
 MLP = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),

@@ -9,13 +9,13 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import V2Encoder
-from gateway.tensors.json_numbers import numbers
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure
-from services.model.datatypes import NUMPY
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.v2.call import Options
+from millstream.gateway.protocols.v2.encode import V2Encoder
+from millstream.gateway.tensors.json_numbers import numbers
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import NUMPY
+from millstream.services.model.signature import Signature, TensorSpec
 
 START = b'{"model_name":"m","model_version":"7","outputs":['
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import orjson
 
-from gateway.connection.error_reply import error_body
-from gateway.protocols.v2.metadata import EXTENSIONS, model_metadata, server_metadata
-from services.model.manifest import Manifest, ModelConfig
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.connection.error_reply import error_body
+from millstream.gateway.protocols.v2.metadata import EXTENSIONS, model_metadata, server_metadata
+from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.signature import Signature, TensorSpec
 
 
 def test_server_metadata() -> None:

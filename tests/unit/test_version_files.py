@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from services.errors import Failure
-from services.ingest.digests import described_file
-from services.model.manifest import ModelConfig, SourceFile
-from services.model.version_files import LABEL_BYTES_MAX, LABEL_NAMES_MAX, check_labels, read_inside, read_label_names
-from services.repository.folder import FolderRepository
-from services.triton_config.model_folder import read_model_folder
+from millstream.services.errors import Failure
+from millstream.services.ingest.digests import described_file
+from millstream.services.model.manifest import ModelConfig, SourceFile
+from millstream.services.model.version_files import (
+    LABEL_BYTES_MAX,
+    LABEL_NAMES_MAX,
+    check_labels,
+    read_inside,
+    read_label_names,
+)
+from millstream.services.repository.folder import FolderRepository
+from millstream.services.triton_config.model_folder import read_model_folder
+from millstream.workers.load_version import verify
 from tests.kit.versions import SIGNATURE, publish
-from workers.load_version import verify
 
 
 @pytest.fixture

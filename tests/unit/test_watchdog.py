@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from services.errors import Code
-from services.queue.clock import RedisClock
-from services.wire.batch import ENDLESS
+from millstream.services.errors import Code
+from millstream.services.queue.clock import RedisClock
+from millstream.services.wire.batch import ENDLESS
+from millstream.workers.lease import Lease
+from millstream.workers.watchdog import GRACE_S, SUSPICIOUS_RUNS, SUSPICIOUS_S, UNMEASURED_S, Guarded, Watchdog
 from tests.unit.test_runner import holding, lease, signature
-from workers.lease import Lease
-from workers.watchdog import GRACE_S, SUSPICIOUS_RUNS, SUSPICIOUS_S, UNMEASURED_S, Guarded, Watchdog
 
 
 class Told:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from services.wire.worker_id import new_start, pool_of, worker_id
+from millstream.services.wire.worker_id import new_start, pool_of, worker_id
 
 
 def test_a_worker_has_one_id_for_its_supervisor_and_itself():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from services.errors import invalid
-from workers.backends.base import Backend
-from workers.backends.echo import Echo
-from workers.backends.onnxruntime import OnnxRuntime
+from millstream.services.errors import invalid
+from millstream.workers.backends.base import Backend
+from millstream.workers.backends.echo import Echo
+from millstream.workers.backends.onnxruntime import OnnxRuntime
 
 _BACKENDS: dict[str, Callable[[Path | None], Backend]] = {"onnxruntime": OnnxRuntime, "echo": lambda _: Echo()}
 

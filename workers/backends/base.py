@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from services.errors import Code, Failure
-from services.model.signature import Signature
+from millstream.services.errors import Code, Failure
+from millstream.services.model.signature import Signature
 
 Array = np.ndarray[Any, Any]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from services.errors import Code, Failure
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
-from workers.backends.base import Array, Stop, Terminated
+from millstream.services.errors import Code, Failure
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
+from millstream.workers.backends.base import Array, Stop, Terminated
 
 
 class Behaviour(BaseModel):

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from services.errors import Code, Failure, invalid
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
-from services.process.allocator import resident_bytes, trim
-from workers.backends.base import Array, OutOfMemory, Stop, Terminated
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
+from millstream.services.process.allocator import resident_bytes, trim
+from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
 MESSAGE_CHARACTERS_MAX = 1000
 

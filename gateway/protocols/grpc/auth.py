@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 import grpc
 
-from gateway.protocols.http.local_caller import forwarding_header, is_loopback
-from services.errors import Code, Failure
-from services.settings import Settings
+from millstream.gateway.protocols.http.local_caller import forwarding_header, is_loopback
+from millstream.services.errors import Code, Failure
+from millstream.services.settings import Settings
 
 _BEARER = "bearer "
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.protocols.grpc.parameters import read_tensor, read_terms
-from gateway.protocols.grpc.typed_contents import no_data, tensor_of
-from gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
-from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.input_plans import InputPlans, raw_tensor
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.json_document import shown
-from gateway.tensors.output_options import Extensions, OutputOption
-from services.errors import invalid
+from millstream.gateway.protocols.grpc.parameters import read_tensor, read_terms
+from millstream.gateway.protocols.grpc.typed_contents import no_data, tensor_of
+from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.output_options import Extensions, OutputOption
+from millstream.services.errors import invalid
 
 
 class GrpcCall(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.tensors.output_options import Extensions, OutputOption
-from gateway.tensors.outputs import OutputTensor, Reply, raw_bytes
-from services.model.signature import Signature
+from millstream.gateway.tensors.output_options import Extensions, OutputOption
+from millstream.gateway.tensors.outputs import OutputTensor, Reply, raw_bytes
+from millstream.services.model.signature import Signature
 
 _HEADS_MAX = 256
 _NOTHING = np.empty(0, np.uint8)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.decode import GrpcCall
-from gateway.protocols.grpc.encode import varint
-from gateway.scheduling.caller import DEFAULT_OPTIONS
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.inputs import InputTensor
+from millstream.gateway.protocols.grpc.decode import GrpcCall
+from millstream.gateway.protocols.grpc.encode import varint
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.inputs import InputTensor
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
 _KEY_BYTES = 16  # the model, mostly; no shorter head can be known

@@ -10,19 +10,19 @@ import grpc
 from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.connection.drain import Drain
-from gateway.connection.error_reply import unexpected
-from gateway.protocols.grpc.health import Health
-from gateway.protocols.grpc.infer import InferCalls
-from gateway.protocols.grpc.messages import Messages, answer_alike, parse
-from gateway.protocols.grpc.metadata import MetadataCalls
-from gateway.protocols.grpc.repository import RepositoryCalls
-from gateway.protocols.grpc.shared_memory import SharedMemoryCalls
-from gateway.protocols.grpc.statistics import StatisticsCalls
-from gateway.protocols.grpc.stream import Stream
-from gateway.protocols.grpc.trace_and_log import TraceAndLogCalls
-from gateway.protocols.http.deps import Deps
-from services.errors import Failure
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.protocols.grpc.health import Health
+from millstream.gateway.protocols.grpc.infer import InferCalls
+from millstream.gateway.protocols.grpc.messages import Messages, answer_alike, parse
+from millstream.gateway.protocols.grpc.metadata import MetadataCalls
+from millstream.gateway.protocols.grpc.repository import RepositoryCalls
+from millstream.gateway.protocols.grpc.shared_memory import SharedMemoryCalls
+from millstream.gateway.protocols.grpc.statistics import StatisticsCalls
+from millstream.gateway.protocols.grpc.stream import Stream
+from millstream.gateway.protocols.grpc.trace_and_log import TraceAndLogCalls
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.errors import Failure
 
 _Call = Callable[[Any, Any], Awaitable[Any]]
 _Handler = Callable[[Any, Any], Awaitable[bytes]]

@@ -10,18 +10,18 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from gateway.connection.error_reply import unexpected
-from gateway.connection.reply_budget import ReplyPermit
-from gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
-from gateway.protocols.grpc.encode import GrpcEncoder
-from gateway.protocols.grpc.envelopes import Envelopes, inputs_of
-from gateway.protocols.grpc.messages import PACKED, Messages, answer_alike, parse_infer
-from gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.json_document import shown
-from services.errors import Failure, invalid
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.reply_budget import ReplyPermit
+from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
+from millstream.gateway.protocols.grpc.encode import GrpcEncoder
+from millstream.gateway.protocols.grpc.envelopes import Envelopes, inputs_of
+from millstream.gateway.protocols.grpc.messages import PACKED, Messages, answer_alike, parse_infer
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_document import shown
+from millstream.services.errors import Failure, invalid
+from millstream.services.process.offload import run_in_thread_if_large
 
 
 class _Codec(NamedTuple):
@@ -30,7 +30,7 @@ class _Codec(NamedTuple):
 
 
 class InferCalls:
-    """All inference calls: unary ones here, streams in `gateway.protocols.grpc.stream`."""
+    """All inference calls: unary ones here, streams in `millstream.gateway.protocols.grpc.stream`."""
 
     def __init__(self, caller: Caller, messages: Messages) -> None:
         self._caller = caller

@@ -13,16 +13,16 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.connection.error_reply import too_large
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget, ReplyPermit
-from gateway.protocols.grpc import parse_cost
-from gateway.protocols.grpc.receiver import Receiver
-from gateway.protocols.grpc.stalled_replies import StalledReplies
-from gateway.protocols.grpc.status import refuse
-from gateway.protocols.http.compression import choose_encoding, decompress
-from services.errors import Code, Failure, invalid
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.connection.error_reply import too_large
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
+from millstream.gateway.protocols.grpc import parse_cost
+from millstream.gateway.protocols.grpc.receiver import Receiver
+from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
+from millstream.gateway.protocols.grpc.status import refuse
+from millstream.gateway.protocols.http.compression import choose_encoding, decompress
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.offload import run_in_thread_if_large
 
 #: the first byte of a gzip stream and of a zlib stream: as the first byte of a message they would be a wire type that
 #: does not exist, and a field 15, which no message of these services has

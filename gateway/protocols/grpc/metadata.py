@@ -6,12 +6,12 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.catalog.snapshot import ModelView, VersionView, version_number
-from gateway.connection.drain import Drain
-from gateway.protocols.grpc.infer import check_version
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.v2.metadata import model_metadata, server_metadata
-from services.errors import Code, Failure
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.protocols.grpc.infer import check_version
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.v2.metadata import model_metadata, server_metadata
+from millstream.services.errors import Code, Failure
 
 
 class MetadataCalls:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
-from gateway.tensors.json_document import shown
-from services.errors import Code, Failure, invalid
+from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
+from millstream.gateway.tensors.json_document import shown
+from millstream.services.errors import Code, Failure, invalid
 
 _INTEGER = ("int64_param",)
 _STRING = ("string_param",)

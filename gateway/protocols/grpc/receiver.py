@@ -16,9 +16,9 @@ from typing import Any
 
 from grpc.aio import EOF
 
-from gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
-from gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
-from services.errors import Code, Failure, invalid
+from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
+from millstream.gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
+from millstream.services.errors import Code, Failure, invalid
 
 #: how often unfinished reads are looked at: what a client can send in between is not bounded
 TICK_S = 0.025

@@ -18,15 +18,15 @@ from typing import Any
 
 import grpc
 
-from gateway.connection.drain import Drain
-from gateway.protocols.grpc import proc_net
-from gateway.protocols.grpc.handlers import MethodTable
-from gateway.protocols.grpc.messages import Messages
-from gateway.protocols.grpc.receiver import Receiver
-from gateway.protocols.grpc.stalled_replies import StalledReplies
-from gateway.protocols.http.deps import Deps
-from services.errors import Code, Failure
-from services.settings import Settings
+from millstream.gateway.connection.drain import Drain
+from millstream.gateway.protocols.grpc import proc_net
+from millstream.gateway.protocols.grpc.handlers import MethodTable
+from millstream.gateway.protocols.grpc.messages import Messages
+from millstream.gateway.protocols.grpc.receiver import Receiver
+from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.services.errors import Code, Failure
+from millstream.services.settings import Settings
 
 LOOK_S = 0.05
 LOOK_FIRST_S = 0.5
@@ -60,7 +60,7 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", int(shared)),
         ("grpc.max_receive_message_length", settings.body_bytes_max),
         ("grpc.max_send_message_length", -1),
-        ("grpc.per_message_decompression", 0),  # gateway.protocols.grpc.messages does it
+        ("grpc.per_message_decompression", 0),  # millstream.gateway.protocols.grpc.messages does it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.max_allowed_incoming_connections", settings.connections_max),
         ("grpc.max_connection_age_ms", round(age_s(settings) * SECOND_MS)),

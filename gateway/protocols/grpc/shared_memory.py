@@ -6,11 +6,11 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc import auth
-from gateway.tensors.json_document import shown
-from gateway.triton.interfaces import MemoryRegistry
-from services.errors import invalid, not_found
-from services.settings import Settings
+from millstream.gateway.protocols.grpc import auth
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.triton.interfaces import MemoryRegistry
+from millstream.services.errors import invalid, not_found
+from millstream.services.settings import Settings
 
 
 class SharedMemoryCalls:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import Any
 
-from gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
+from millstream.gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
 
 log = logging.getLogger("millstream.grpc")
 

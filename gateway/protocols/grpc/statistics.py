@@ -7,8 +7,8 @@ from typing import Any
 from google.protobuf import json_format
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.protocols.grpc.infer import check_version
-from gateway.triton.interfaces import Configurations, Duration, ModelStatistics, Statistics
+from millstream.gateway.protocols.grpc.infer import check_version
+from millstream.gateway.triton.interfaces import Configurations, Duration, ModelStatistics, Statistics
 
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from services.errors import GRPC_STATUS, Failure
+from millstream.services.errors import GRPC_STATUS, Failure
 
 #: details travel in a header, of which clients take some 8 KiB in all
 DETAILS_CHARACTERS_MAX = 2048

@@ -14,14 +14,14 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.connection.error_reply import unexpected
-from gateway.connection.reply_budget import ReplyPermit
-from gateway.protocols.grpc.encode import FINAL, stream_response
-from gateway.protocols.grpc.infer import InferCalls
-from gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
-from gateway.protocols.grpc.status import details
-from services.errors import Code, Failure
-from services.process.cancel import cancel_all
+from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.reply_budget import ReplyPermit
+from millstream.gateway.protocols.grpc.encode import FINAL, stream_response
+from millstream.gateway.protocols.grpc.infer import InferCalls
+from millstream.gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
+from millstream.gateway.protocols.grpc.status import details
+from millstream.services.errors import Code, Failure
+from millstream.services.process.cancel import cancel_all
 
 #: requests of one stream that are in flight, at most
 STREAM_REQUESTS_MAX = 128

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gateway.tensors.elements import raw_from_strings
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.inputs import InputTensor
-from services.errors import invalid
-from services.model.datatypes import BYTES, NUMPY
+from millstream.gateway.tensors.elements import raw_from_strings
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES, NUMPY
 
 #: datatype -> its field, and the type that the field's elements are read with; FP16 and BF16 have none
 _FIELDS: dict[str, tuple[str, type[np.generic]]] = {

@@ -15,9 +15,9 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.local_caller import forwarding_header, is_loopback
-from services.errors import Code, Failure
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.local_caller import forwarding_header, is_loopback
+from millstream.services.errors import Code, Failure
 
 _bearer = HTTPBearer(
     auto_error=False,

@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from gateway.connection.error_reply import too_large
-from gateway.connection.receive_budget import HeldBody, ReceiveBudget
-from gateway.protocols.http.compression import decompress, inflated_bytes_max
-from gateway.protocols.http.deps import Deps
-from gateway.tensors.json_document import parse_json
-from services.errors import invalid
+from millstream.gateway.connection.error_reply import too_large
+from millstream.gateway.connection.receive_budget import HeldBody, ReceiveBudget
+from millstream.gateway.protocols.http.compression import decompress, inflated_bytes_max
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.tensors.json_document import parse_json
+from millstream.services.errors import invalid
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import zlib
 from functools import lru_cache
 
-from services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 _FAST = 1

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
-from gateway.catalog.upload_slots import Uploads
-from gateway.protocols.http.deps import Deps
+from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.protocols.http.deps import Deps
 
 
 def _deps(request: Request) -> Deps:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gateway.catalog.interfaces import ModelCatalog
-from gateway.connection.infer_handler import InferHandler
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.scheduling.caller import Caller
-from gateway.triton import interfaces
-from services.repository.base import Repository
-from services.settings import Settings
+from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.connection.infer_handler import InferHandler
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.triton import interfaces
+from millstream.services.repository.base import Repository
+from millstream.services.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

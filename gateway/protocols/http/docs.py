@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import FileResponse, HTMLResponse
 
-from services.errors import not_found
+from millstream.services.errors import not_found
 
 router = APIRouter(include_in_schema=False)
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import BaseModel, ConfigDict
 
-from gateway.connection.error_reply import error_body
-from services.errors import SAGEMAKER_ERROR, Code
+from millstream.gateway.connection.error_reply import error_body
+from millstream.services.errors import SAGEMAKER_ERROR, Code
 
 
 class ErrorContext(NamedTuple):

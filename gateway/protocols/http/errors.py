@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, shape_of
-from services.errors import HTTP_STATUS, Code, Failure
+from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, shape_of
+from millstream.services.errors import HTTP_STATUS, Code, Failure
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.context import DepsOf
 
 router = APIRouter(tags=["SageMaker"])
 

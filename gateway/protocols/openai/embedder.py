@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.tensors.input_plan import InputPlan
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.nested import Inputs, as_numbers, from_array, from_lists, join
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Failure, invalid
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.nested import Inputs, as_numbers, from_array, from_lists, join
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _INTEGERS = frozenset({"INT32", "INT64"})

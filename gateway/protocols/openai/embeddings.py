@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.protocols.openai.embedder import Embedder, embedder, shortened
-from gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
-from gateway.protocols.openai.tokenizer_thread import TokenizerThread
-from gateway.protocols.openai.tokenizers import Tokenizers
-from gateway.scheduling.caller import Caller
-from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.json_numbers import numbers
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.protocols.openai.embedder import Embedder, embedder, shortened
+from millstream.gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
+from millstream.gateway.protocols.openai.tokenizer_thread import TokenizerThread
+from millstream.gateway.protocols.openai.tokenizers import Tokenizers
+from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.json_numbers import numbers
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.services.process.offload import run_in_thread_if_large
 
 RUNS_AT_ONCE_MAX = 16
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from gateway.tensors.json_document import shown
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from services.errors import invalid
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.services.errors import invalid
 
 ENTRIES_MAX = 2048
 TOKENS_MAX = 8192  # of one entry

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from gateway.protocols.http.body import unless_gone, whole_body
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.openai.embeddings import Embeddings
-from gateway.protocols.tfserving.documents import model_list
+from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.openai.embeddings import Embeddings
+from millstream.gateway.protocols.tfserving.documents import model_list
 
 router = APIRouter(tags=["OpenAI"])
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from services.errors import Code, Failure
+from millstream.services.errors import Code, Failure
 
 T = TypeVar("T")
 

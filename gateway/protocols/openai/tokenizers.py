@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from gateway.protocols.openai.request import unknown_words
-from services.errors import invalid
-from services.model.manifest import Manifest
-from services.model.version_files import read_inside
-from services.repository.base import Repository
+from millstream.gateway.protocols.openai.request import unknown_words
+from millstream.services.errors import invalid
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.version_files import read_inside
+from millstream.services.repository.base import Repository
 
 FILE = "tokenizer.json"
 FILE_BYTES_MAX = 64 << 20

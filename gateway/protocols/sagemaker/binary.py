@@ -5,7 +5,7 @@ Source: Triton, sagemaker_server.cc, "application/vnd.sagemaker-triton.binary+js
 
 from __future__ import annotations
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 PREFIX = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict, write_predict
-from gateway.tensors.input_plan import InputPlan
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.json_document import shown
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.tensors.nested import Found, Inputs, as_numbers, from_array, from_lists, join
-from gateway.tensors.number_list import NumberList
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure, invalid
-from services.model.datatypes import BYTES, ELEMENTS_MAX
-from services.model.signature import Signature
+from millstream.gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_instances, read_predict, write_predict
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.tensors.nested import Found, Inputs, as_numbers, from_array, from_lists, join
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX
+from millstream.services.model.signature import Signature
 
 JSON = "application/json"
 CSV = "text/csv"

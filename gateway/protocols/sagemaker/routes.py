@@ -8,21 +8,21 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from gateway.protocols.http.body import unless_gone, whole_body
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.sagemaker import binary, forms
-from gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
-from gateway.protocols.sagemaker.event_stream import payload_parts
-from gateway.protocols.sagemaker.target import default_model, named_model, variant_version
-from gateway.protocols.v2.decode import parse_header_length
-from gateway.protocols.v2.embedded import infer_v2
-from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.outputs import size_of
-from services.errors import Code, Failure, invalid
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.sagemaker import binary, forms
+from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
+from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
+from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
+from millstream.gateway.protocols.v2.decode import parse_header_length
+from millstream.gateway.protocols.v2.embedded import infer_v2
+from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.outputs import size_of
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["SageMaker"])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.catalog.snapshot import Snapshot
-from gateway.tensors.json_document import shown
-from services.errors import invalid, not_found
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.tensors.json_document import shown
+from millstream.services.errors import invalid, not_found
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
 INFERENCE_COMPONENT = "x-amzn-sagemaker-inference-component"

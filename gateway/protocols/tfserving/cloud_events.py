@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.tensors.json_document import shown
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from services.errors import invalid
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.services.errors import invalid
 
 STRUCTURED = "application/cloudevents+json"
 _REQUIRED = ("specversion", "id", "source", "type")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.catalog.snapshot import ModelView, Snapshot, VersionView
-from gateway.protocols.tfserving.predict import SIGNATURE_NAME
-from services.model.manifest import Manifest
-from services.model.signature import TensorSpec
-from services.wire.records import State
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
+from millstream.gateway.protocols.tfserving.predict import SIGNATURE_NAME
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import TensorSpec
+from millstream.services.wire.records import State
 
 OWNER = "millstream"
 

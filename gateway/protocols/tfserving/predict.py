@@ -12,14 +12,14 @@ from typing import Any
 
 import orjson
 
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.json_document import shown
-from gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from gateway.tensors.nested import Found, Inputs, from_lists, is_b64, join, row_of_lists, rows_of, text_of
-from gateway.tensors.number_list import NumberList
-from gateway.tensors.outputs import OutputTensor
-from services.errors import invalid, not_found
-from services.model.signature import Signature
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.tensors.nested import Found, Inputs, from_lists, is_b64, join, row_of_lists, rows_of, text_of
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import invalid, not_found
+from millstream.services.model.signature import Signature
 
 SIGNATURE_NAME = "serving_default"
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.catalog.snapshot import ModelView, VersionView, shown, version_number
-from gateway.protocols.http.body import unless_gone, whole_body
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.tfserving import documents
-from gateway.protocols.tfserving.cloud_events import close_event, open_event
-from gateway.protocols.tfserving.predict import (
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown, version_number
+from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.tfserving import documents
+from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
+from millstream.gateway.protocols.tfserving.predict import (
     read_document,
     read_examples,
     read_predict,
@@ -23,12 +23,12 @@ from gateway.protocols.tfserving.predict import (
     write_predict,
     write_values,
 )
-from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.nested import Inputs
-from gateway.tensors.outputs import OutputTensor, size_of
-from services.errors import Code, Failure, not_found
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.nested import Inputs
+from millstream.gateway.tensors.outputs import OutputTensor, size_of
+from millstream.services.errors import Code, Failure, not_found
+from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["v1: TensorFlow Serving, KServe"])
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, version_number
-from gateway.tensors.json_document import shown
-from services.errors import Failure, invalid, not_found
-from services.wire.records import State
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, version_number
+from millstream.gateway.tensors.json_document import shown
+from millstream.services.errors import Failure, invalid, not_found
+from millstream.services.wire.records import State
 
 LIMIT_MAX = 1000
 

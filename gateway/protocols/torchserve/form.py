@@ -6,7 +6,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from services.errors import invalid
+from millstream.services.errors import invalid
 
 PARTS_MAX = 64
 

@@ -13,20 +13,20 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.protocols.sagemaker import forms
-from gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_predict
-from gateway.protocols.torchserve.form import parts_of
-from gateway.tensors.elements import raw_from_strings
-from gateway.tensors.input_plan import InputPlan
-from gateway.tensors.input_plans import InputPlans, raw_tensor
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.json_text import JsonLimits, parse
-from gateway.tensors.nested import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
-from gateway.tensors.number_list import NumberList
-from gateway.tensors.outputs import OutputTensor
-from services.errors import Code, Failure, invalid
-from services.model.datatypes import BYTES
-from services.model.signature import Signature
+from millstream.gateway.protocols.sagemaker import forms
+from millstream.gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_predict
+from millstream.gateway.protocols.torchserve.form import parts_of
+from millstream.gateway.tensors.elements import raw_from_strings
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.json_text import JsonLimits, parse
+from millstream.gateway.tensors.nested import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES
+from millstream.services.model.signature import Signature
 
 _DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
 _NUMPY_MAGIC = b"\x93NUMPY"

@@ -8,17 +8,17 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from gateway.protocols.http.body import unless_gone, whole_body
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.torchserve.documents import find, plain, unknown_version
-from gateway.protocols.torchserve.predictions import read, write
-from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
-from gateway.scheduling.router import ModelRoute
-from gateway.tensors.outputs import size_of
-from services.errors import Code, Failure
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
+from millstream.gateway.protocols.torchserve.predictions import read, write
+from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.outputs import size_of
+from millstream.services.errors import Code, Failure
+from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["TorchServe"])
 

@@ -12,23 +12,23 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
-from gateway.admin import routes_models as admin_models
-from gateway.admin.local_files import content, locate
-from gateway.admin.removal import remove_version
-from gateway.admin.upload import Upload, receive, wait_until_ready
-from gateway.catalog.snapshot import ModelView, VersionView, shown
-from gateway.catalog.upload_slots import Uploads
-from gateway.protocols.http.auth import models_api
-from gateway.protocols.http.body import unless_gone, whole_body
-from gateway.protocols.http.context import DepsOf, UploadsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.sagemaker.routes import invoke
-from gateway.protocols.torchserve import documents
-from gateway.protocols.torchserve.routes import TorchServeError
-from services.errors import Code, Failure, invalid, not_found
-from services.model.manifest import Manifest
-from services.wire.records import State
+from millstream.gateway.admin import routes_models as admin_models
+from millstream.gateway.admin.local_files import content, locate
+from millstream.gateway.admin.removal import remove_version
+from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown
+from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.protocols.http.auth import models_api
+from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.sagemaker.routes import invoke
+from millstream.gateway.protocols.torchserve import documents
+from millstream.gateway.protocols.torchserve.routes import TorchServeError
+from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.model.manifest import Manifest
+from millstream.services.wire.records import State
 
 router = APIRouter(tags=["TorchServe"])
 managed = APIRouter(

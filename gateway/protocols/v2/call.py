@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gateway.tensors.inputs import InputTensor
-from gateway.tensors.output_options import OutputOption
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.output_options import OutputOption
 
 
 class Options(NamedTuple):

@@ -4,7 +4,7 @@ body ── envelope seen before? ──yes──> only the numbers are read
              └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope remembered
 
 Clients repeat themselves: all of a body but its numbers is mostly the same from request to request. Such envelopes
-are remembered (gateway.protocols.v2.envelopes), since checking them takes longer than reading the numbers.
+are remembered (millstream.gateway.protocols.v2.envelopes), since checking them takes longer than reading the numbers.
 
 Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import orjson
 
-from gateway.protocols.v2.call import InferCall, Options
-from gateway.protocols.v2.envelopes import (
+from millstream.gateway.protocols.v2.call import InferCall, Options
+from millstream.gateway.protocols.v2.envelopes import (
     PREFIX_BYTES_MAX,
     BinaryEnvelope,
     JsonEnvelope,
@@ -26,15 +26,15 @@ from gateway.protocols.v2.envelopes import (
     json_envelope,
     remember,
 )
-from gateway.protocols.v2.options import read_options, read_span
-from gateway.tensors.elements import raw_from_json, raw_from_strings
-from gateway.tensors.input_plan import Extent, InputPlan
-from gateway.tensors.input_plans import InputPlans, raw_tensor
-from gateway.tensors.inputs import ABSENT, InputTensor
-from gateway.tensors.json_document import members, missing, mistyped, parse_json, shown, whole
-from gateway.tensors.output_options import Extensions
-from services.errors import Code, Failure, invalid
-from services.model.datatypes import BYTES
+from millstream.gateway.protocols.v2.options import read_options, read_span
+from millstream.gateway.tensors.elements import raw_from_json, raw_from_strings
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
+from millstream.gateway.tensors.inputs import ABSENT, InputTensor
+from millstream.gateway.tensors.json_document import members, missing, mistyped, parse_json, shown, whole
+from millstream.gateway.tensors.output_options import Extensions
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES
 
 __all__ = ["InferCall", "V2Decoder", "parse_header_length"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gateway.protocols.v2.encode import V2Encoder
-from gateway.scheduling.caller import Caller, RequestOptions
-from gateway.scheduling.infer_arrays import count_rejections
-from gateway.scheduling.router import ModelRoute
+from millstream.gateway.protocols.v2.encode import V2Encoder
+from millstream.gateway.scheduling.caller import Caller, RequestOptions
+from millstream.gateway.scheduling.infer_arrays import count_rejections
+from millstream.gateway.scheduling.router import ModelRoute
 
 
 async def infer_v2(

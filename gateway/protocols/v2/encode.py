@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.protocols.v2.call import Options
-from gateway.tensors.json_numbers import PIECE_ELEMENTS, numbers
-from gateway.tensors.output_options import Extensions, OutputOption
-from gateway.tensors.outputs import VIEW_BYTES_MIN, Outputs, OutputTensor, Reply, raw_bytes
-from services.errors import invalid
-from services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
-from services.model.signature import Signature, TensorSpec
+from millstream.gateway.protocols.v2.call import Options
+from millstream.gateway.tensors.json_numbers import PIECE_ELEMENTS, numbers
+from millstream.gateway.tensors.output_options import Extensions, OutputOption
+from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN, Outputs, OutputTensor, Reply, raw_bytes
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BINARY_ONLY, BYTES, ITEM_BYTES
+from millstream.services.model.signature import Signature, TensorSpec
 
 __all__ = ["V2Encoder"]
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.protocols.v2.call import InferCall, Options
-from gateway.tensors.input_plan import InputPlan
-from gateway.tensors.inputs import ABSENT
+from millstream.gateway.protocols.v2.call import InferCall, Options
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.inputs import ABSENT
 
 PREFIX_BYTES_MAX = 1024
 _SUFFIX_BYTES_MAX = 512

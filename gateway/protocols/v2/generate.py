@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.protocols.v2.options import ID_CHARACTERS_MAX
-from gateway.scheduling.caller import RequestOptions
-from gateway.tensors.input_plans import InputPlans
-from gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
-from gateway.tensors.nested import Inputs, join, row_of_lists, text_of
-from gateway.tensors.outputs import OutputTensor
-from services.errors import invalid
-from services.model.manifest import Manifest
+from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX
+from millstream.gateway.scheduling.caller import RequestOptions
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
+from millstream.gateway.tensors.nested import Inputs, join, row_of_lists, text_of
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.services.errors import invalid
+from millstream.services.model.manifest import Manifest
 
 _SCALARS = (str, int, float, bool, type(None))
 

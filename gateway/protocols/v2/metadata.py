@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from services.model.manifest import Manifest
-from services.model.signature import TensorSpec
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.signature import TensorSpec
 
 #: the extensions of the protocol that are served, under the reference's names
 EXTENSIONS = (

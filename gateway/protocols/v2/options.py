@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.protocols.v2.call import Options
-from gateway.tensors.json_document import flag, members, missing, mistyped, shown, whole
-from gateway.tensors.output_options import Extensions, OutputOption, Span
-from services.errors import Code, Failure, invalid
-from services.model.datatypes import ELEMENTS_MAX
+from millstream.gateway.protocols.v2.call import Options
+from millstream.gateway.tensors.json_document import flag, members, missing, mistyped, shown, whole
+from millstream.gateway.tensors.output_options import Extensions, OutputOption, Span
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import ELEMENTS_MAX
 
 ID_CHARACTERS_MAX = 4096
 

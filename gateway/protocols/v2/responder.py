@@ -12,18 +12,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
-from gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
-from gateway.connection.reply_budget import ReplyBudget
-from gateway.protocols.http.compression import choose_encoding, compress
-from gateway.protocols.v2.call import Options
-from gateway.protocols.v2.encode import V2Encoder
-from gateway.scheduling.lane import Lane
-from gateway.scheduling.request import Request
-from gateway.tensors.nested import owned
-from gateway.tensors.outputs import Outputs, Reply, size_of
-from services.errors import Failure
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
+from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.http.compression import choose_encoding, compress
+from millstream.gateway.protocols.v2.call import Options
+from millstream.gateway.protocols.v2.encode import V2Encoder
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.nested import owned
+from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
+from millstream.services.errors import Failure
+from millstream.services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
 
 router = APIRouter(tags=["v2 model repository"])
 

@@ -6,14 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.protocols.http.body import unless_gone, whole_body
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.v2.generate import event, read, write
-from gateway.scheduling.infer_arrays import count_rejections, infer_arrays
-from gateway.tensors.outputs import size_of
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.v2.generate import event, read, write
+from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.tensors.outputs import size_of
+from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter(tags=["v2 inference"])
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.v2.metadata import server_metadata
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.v2.metadata import server_metadata
 
 router = APIRouter(tags=["v2 inference"])
 

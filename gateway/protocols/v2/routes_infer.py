@@ -10,11 +10,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.connection.infer_handler import HttpReply, InferHeaders
-from gateway.protocols.http.body import disconnected, read_body
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented, error_reply
-from services.errors import HTTP_STATUS, Code
+from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
+from millstream.gateway.protocols.http.body import disconnected, read_body
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented, error_reply
+from millstream.services.errors import HTTP_STATUS, Code
 
 router = APIRouter(tags=["v2 inference"])
 

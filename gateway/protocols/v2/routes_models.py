@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from gateway.catalog.snapshot import ModelView, VersionView, version_number
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.deps import Deps
-from gateway.protocols.http.errors import documented
-from gateway.protocols.v2.metadata import model_metadata
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_number
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.v2.metadata import model_metadata
 
 router = APIRouter(tags=["v2 inference"])
 

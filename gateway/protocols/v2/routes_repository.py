@@ -9,15 +9,15 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from gateway.connection.error_reply import too_large
-from gateway.protocols.http.auth import admin
-from gateway.protocols.http.body import declared_bytes
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
-from gateway.tensors.json_document import parse_json
-from gateway.tensors.json_text import JsonLimits
-from gateway.triton.interfaces import IndexEntry
-from services.errors import Code, Failure, invalid
+from millstream.gateway.connection.error_reply import too_large
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.http.body import declared_bytes
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.tensors.json_document import parse_json
+from millstream.gateway.tensors.json_text import JsonLimits
+from millstream.gateway.triton.interfaces import IndexEntry
+from millstream.services.errors import Code, Failure, invalid
 
 router = APIRouter(prefix="/v2/repository", tags=["v2 model repository"])
 

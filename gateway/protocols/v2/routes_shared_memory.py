@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, Field
 
-from gateway.protocols.http.auth import admin
-from gateway.protocols.http.body import describes, read_document
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
-from gateway.triton.interfaces import Region
-from services.errors import invalid, not_found
-from services.model.datatypes import ELEMENTS_MAX
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.http.body import describes, read_document
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.triton.interfaces import Region
+from millstream.services.errors import invalid, not_found
+from millstream.services.model.datatypes import ELEMENTS_MAX
 
 router = APIRouter(
     prefix="/v2", tags=["v2 shared memory"], dependencies=[Depends(admin)], responses=documented(401, 403)

@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
-from gateway.triton.statistics import stats_document
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.triton.statistics import stats_document
 
 router = APIRouter(tags=["v2 extensions"])
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 
-from gateway.protocols.http.auth import admin
-from gateway.protocols.http.body import declared_bytes
-from gateway.protocols.http.context import DepsOf
-from gateway.protocols.http.errors import documented
-from gateway.tensors.json_document import parse_json
-from services.errors import Code, Failure
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.http.body import declared_bytes
+from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.tensors.json_document import parse_json
+from millstream.services.errors import Code, Failure
 
 router = APIRouter(tags=["v2 extensions"])
 

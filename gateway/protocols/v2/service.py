@@ -11,15 +11,15 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from gateway.connection.error_reply import error_reply, unexpected
-from gateway.connection.infer_handler import Cancel, InferHeaders
-from gateway.connection.receive_budget import ReceiveBudget
-from gateway.protocols.http.compression import decompress
-from gateway.protocols.v2.decode import InferCall, parse_header_length
-from gateway.protocols.v2.responder import Done, RestRequest
-from gateway.scheduling.router import ModelRoute, Router
-from services.errors import Code, Failure
-from services.process.offload import run_in_thread_if_large
+from millstream.gateway.connection.error_reply import error_reply, unexpected
+from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.protocols.http.compression import decompress
+from millstream.gateway.protocols.v2.decode import InferCall, parse_header_length
+from millstream.gateway.protocols.v2.responder import Done, RestRequest
+from millstream.gateway.scheduling.router import ModelRoute, Router
+from millstream.services.errors import Code, Failure
+from millstream.services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
 

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import typer
 
-from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
-from services.errors import Code, Failure
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from services.cli.infer_codec import EncodedRequest
-    from services.cli.load_generator import LoadTotals
+    from millstream.services.cli.infer_codec import EncodedRequest
+    from millstream.services.cli.load_generator import LoadTotals
 
 _METRIC = "millstream_batch_rows"
 
@@ -38,7 +38,7 @@ def bench(
     """
     outcome = asyncio.run(_bench(endpoint(context, url, key), name, connections, seconds, rows, quiet=json_output))
     if json_output:
-        from services.cli.terminal import emit
+        from millstream.services.cli.terminal import emit
 
         emit(outcome)
     else:
@@ -50,9 +50,9 @@ async def _bench(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from services.cli.client import Api
-    from services.cli.infer_codec import made_up_call
-    from services.cli.load_generator import LoadTarget, LoadTotals, load
+    from millstream.services.cli.client import Api
+    from millstream.services.cli.infer_codec import made_up_call
+    from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
 
     async with Api(where) as api:
         call = made_up_call(await api.metadata(name), rows, np.random.default_rng(0))
@@ -78,7 +78,7 @@ def _target(where: ServerAddress, name: str, call: EncodedRequest, target: Any) 
 async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from services.cli.terminal import notices
+    from millstream.services.cli.terminal import notices
 
     console = notices()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -140,7 +140,7 @@ def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, 
 
 
 def _show(outcome: dict[str, Any]) -> None:
-    from services.cli.terminal import escape, results
+    from millstream.services.cli.terminal import escape, results
 
     console = results()
     console.print(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import Json, Key, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, ServerAddress, Url, endpoint
 
 
 def number() -> str:
@@ -24,7 +24,7 @@ def number() -> str:
 def version(json_output: Json = False) -> None:
     """Print the version of Millstream."""
     if json_output:
-        from services.cli.terminal import emit
+        from millstream.services.cli.terminal import emit
 
         emit({"version": number(), "python": platform.python_version(), "system": platform.platform()})
     else:
@@ -44,14 +44,14 @@ def demo(
     """
     where = endpoint(context, url, key)
     asyncio.run(_check(where))
-    from examples.digits.demo import run
+    from millstream.examples.digits.demo import run
 
     raise typer.Exit(run(where.url, connections=connections, json_output=json_output))
 
 
 async def _check(where: ServerAddress) -> None:
     """Raises Failure, as every command does, if nothing answers or the example is not there."""
-    from services.cli.client import Api
+    from millstream.services.cli.client import Api
 
     async with Api(where) as api:
         await api.metadata("digits")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def describe(context: typer.Context, name: Name, json_output: Json = False, url: Url = None, key: Key = None) -> None:
     """Show a model: its versions, signature, state on each worker and measured execution times."""
-    from services.cli.terminal import emit, escape, results
+    from millstream.services.cli.terminal import emit, escape, results
 
     where = endpoint(context, url, key)
     model = asyncio.run(_model(where, name))
@@ -44,7 +44,7 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
 
 
 async def _model(where: ServerAddress, name: str) -> dict[str, Any]:
-    from services.cli.client import Api
+    from millstream.services.cli.client import Api
 
     async with Api(where) as api:
         return await api.model(name)
@@ -64,7 +64,7 @@ def batching(version: dict[str, Any]) -> str:
 
 
 def _show(console: Console, version: dict[str, Any]) -> None:
-    from services.cli.terminal import ago, escape, size, state
+    from millstream.services.cli.terminal import ago, escape, size, state
 
     console.print(f"\n[bold]version {version['version'] or '(being uploaded)'}[/]  {state(version['state'])}")
     if version["reason"]:
@@ -87,7 +87,7 @@ def _show(console: Console, version: dict[str, Any]) -> None:
 
 
 def _profile(profile: dict[str, float]) -> str:
-    from services.cli.terminal import duration
+    from millstream.services.cli.terminal import duration
 
     parts = [f"{rows} in {duration(profile[rows])}" for rows in sorted(profile, key=int)]
     return "rows: " + ", ".join(parts)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
-from services.cli.options import Json
+from millstream.services.cli.options import Json
 
 if TYPE_CHECKING:
-    from services.settings import Settings
+    from millstream.services.settings import Settings
 
 State = Literal["ok", "warn", "fail"]
 _COLOURS: dict[State, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -36,8 +36,8 @@ def doctor(json_output: Json = False) -> None:
 
     Ends with exit code 1 if something is missing that Millstream cannot do without. Settings are those of the environment.
     """
-    from services.cli.terminal import emit, escape, results
-    from services.settings import Settings
+    from millstream.services.cli.terminal import emit, escape, results
+    from millstream.services.settings import Settings
 
     found = examine(Settings())
     if json_output:
@@ -83,8 +83,8 @@ def _runtime() -> list[Check]:
 
 
 def _redis(settings: Settings) -> list[Check]:
-    from services.errors import Failure
-    from services.queue.server import choose_binary
+    from millstream.services.errors import Failure
+    from millstream.services.queue.server import choose_binary
 
     if settings.redis_url is not None:
         return [Check("Redis", "ok", "a server of your own (MILLSTREAM_REDIS_URL)")]
@@ -119,7 +119,7 @@ def _files(settings: Settings) -> list[Check]:
 
 
 def _sandbox() -> list[Check]:
-    from services.sandbox.confine import probe
+    from millstream.services.sandbox.confine import probe
 
     try:
         layers = probe()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
 
 LOAD_S_MAX = 900.0
 
@@ -28,7 +28,7 @@ def load(
 
     What served before goes on until the new one is ready, and if it fails.
     """
-    from services.cli.terminal import duration, emit, working
+    from millstream.services.cli.terminal import duration, emit, working
 
     began = time.monotonic()
     with working(f"loading {name}", quiet=json_output):
@@ -47,7 +47,7 @@ def unload(context: typer.Context, name: Name, json_output: Json = False, url: U
     """
     asyncio.run(_unload(endpoint(context, url, key), name))
     if json_output:
-        from services.cli.terminal import emit
+        from millstream.services.cli.terminal import emit
 
         emit({"unloaded": name})
     else:
@@ -55,14 +55,14 @@ def unload(context: typer.Context, name: Name, json_output: Json = False, url: U
 
 
 async def _load(where: ServerAddress, name: str, config: str | None) -> None:
-    from services.cli.client import Api
+    from millstream.services.cli.client import Api
 
     async with Api(where) as api:
         await api.load(name, config=config, wait_s=LOAD_S_MAX)
 
 
 async def _unload(where: ServerAddress, name: str) -> None:
-    from services.cli.client import Api
+    from millstream.services.cli.client import Api
 
     async with Api(where) as api:
         await api.model(name)

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
-from services.errors import invalid
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.errors import invalid
 
 
 def models(context: typer.Context, json_output: Json = False, url: Url = None, key: Key = None) -> None:
     """List the models and their versions."""
-    from services.cli.terminal import ago, emit, escape, results, size, state, table
+    from millstream.services.cli.terminal import ago, emit, escape, results, size, state, table
 
     found = asyncio.run(_models(endpoint(context, url, key)))
     if json_output:
@@ -46,7 +46,7 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
 
 
 async def _models(where: ServerAddress) -> list[dict[str, Any]]:
-    from services.cli.client import Api
+    from millstream.services.cli.client import Api
 
     async with Api(where) as api:
         return await api.models()
@@ -88,7 +88,7 @@ def rm(
         typer.confirm(f"Delete {what}?", abort=True)
     asyncio.run(_remove(where, name, version))
     if json_output:
-        from services.cli.terminal import emit
+        from millstream.services.cli.terminal import emit
 
         emit({"deleted": {"model": name, "version": version}})
     else:
@@ -96,7 +96,7 @@ def rm(
 
 
 async def _remove(where: ServerAddress, name: str, version: int | None) -> None:
-    from services.cli.client import Api
+    from millstream.services.cli.client import Api
 
     async with Api(where) as api:
         await api.remove(name, version)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.cli.options import Json, Key, Name, ServerAddress, Url, Version, endpoint
-from services.errors import invalid
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, Version, endpoint
+from millstream.services.errors import invalid
 
 if TYPE_CHECKING:
-    from services.cli.infer_codec import Answer
+    from millstream.services.cli.infer_codec import Answer
 
 
 def predict(
@@ -44,9 +44,9 @@ def predict(
 async def _predict(
     where: ServerAddress, name: str, version: int | None, source: str, output: Path | None, json_output: bool
 ) -> None:
-    from services.cli.client import Api
-    from services.cli.infer_codec import answer_of
-    from services.cli.inputs import call_from, read
+    from millstream.services.cli.client import Api
+    from millstream.services.cli.infer_codec import answer_of
+    from millstream.services.cli.inputs import call_from, read
 
     content = read(source)
     async with Api(where) as api:
@@ -79,7 +79,7 @@ def _save(path: Path, answer: Answer) -> None:
 def _show(answer: Answer, saved: Path | None) -> None:
     import numpy as np
 
-    from services.cli.terminal import escape, results
+    from millstream.services.cli.terminal import escape, results
 
     console = results()
     document = answer.document

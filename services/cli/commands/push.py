@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
-from services.errors import Code, Failure, invalid
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.errors import Code, Failure, invalid
 
 WAIT_S = 300.0
 
@@ -49,7 +49,7 @@ def push(
     if document["state"] == "failed":
         raise Failure(Code.MODEL, f"{name} version {document['version']} failed: {document['reason']}")
     if json_output:
-        from services.cli.terminal import emit
+        from millstream.services.cli.terminal import emit
 
         emit(document)
     else:
@@ -77,8 +77,8 @@ async def _push(
 ) -> dict[str, Any]:
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
 
-    from services.cli.client import Api
-    from services.cli.terminal import escape, notices
+    from millstream.services.cli.client import Api
+    from millstream.services.cli.terminal import escape, notices
 
     columns = (
         SpinnerColumn(finished_text="[green]✓[/]"),
@@ -128,8 +128,8 @@ def _config(given: str | None) -> dict[str, Any] | None:
 
 
 def _show(document: dict[str, Any], where: ServerAddress, *, activate: bool) -> None:
-    from services.cli.commands.describe import batching, tensors
-    from services.cli.terminal import escape, results, size, state
+    from millstream.services.cli.commands.describe import batching, tensors
+    from millstream.services.cli.terminal import escape, results, size, state
 
     console = results()
     name = escape(document["model"])

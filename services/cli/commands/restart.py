@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from services.cli.commands.up import Home
-from services.cli.options import Json, load_settings
-from services.errors import Code, Failure
+from millstream.services.cli.commands.up import Home
+from millstream.services.cli.options import Json, load_settings
+from millstream.services.errors import Code, Failure
 
 
 class What(StrEnum):
@@ -35,7 +35,7 @@ def restart(
     answers what it has and ends. If a new one does not become ready, the old one goes on serving and the rest is left
     alone. The settings stay those of `millstream up`; so does Redis. SIGHUP to `millstream up` does the same.
     """
-    from services.cli.terminal import duration, emit, escape, results, table, working
+    from millstream.services.cli.terminal import duration, emit, escape, results, table, working
 
     began = time.monotonic()
     with working("restarting", quiet=json_output) as show:
@@ -55,8 +55,8 @@ def restart(
 
 
 async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[dict[str, Any]]:
-    from services.supervisor.control import ask
-    from services.supervisor.lock import holder_of
+    from millstream.services.supervisor.control import ask
+    from millstream.services.supervisor.lock import holder_of
 
     home = home.expanduser().resolve()
     control = holder_of(home / "run").get("control")

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from services.cli.commands.up import up
-from services.cli.options import load_settings
+from millstream.services.cli.commands.up import up
+from millstream.services.cli.options import load_settings
 
 MODEL_DIR = Path("/opt/ml/model")
 _HTTP_PORT = 8080

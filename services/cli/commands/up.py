@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from services.cli.options import Json, load_settings
+from millstream.services.cli.options import Json, load_settings
 
 Home = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLSTREAM_HOME).")
@@ -142,11 +142,11 @@ def up(
         allow_client_shm=allow_client_shm,
         trace=",".join(trace_config) if trace_config else None,
     )
-    from services.cli.preload import preloads
-    from services.cli.repositories import PreloadPlan, repositories
-    from services.cli.startup_view import Lines, Terminal
-    from services.process.private_files import create_files_private
-    from services.supervisor.supervisor import Supervisor
+    from millstream.services.cli.preload import preloads
+    from millstream.services.cli.repositories import PreloadPlan, repositories
+    from millstream.services.cli.startup_view import Lines, Terminal
+    from millstream.services.process.private_files import create_files_private
+    from millstream.services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     wanted = PreloadPlan(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))

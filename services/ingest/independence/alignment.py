@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from services.ingest.independence.expression import ONE, Expression, Symbols
-from services.ingest.independence.node import dims_of
-from services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.services.ingest.independence.expression import ONE, Expression, Symbols
+from millstream.services.ingest.independence.node import dims_of
+from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
 
 Labels = Sequence[Hashable]
 

@@ -14,13 +14,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from services.ingest.independence import control, functions, row_numbers
-from services.ingest.independence.expression import ONE, ROWS, Symbols, TooLarge, number
-from services.ingest.independence.folding import fold
-from services.ingest.independence.node import Call
-from services.ingest.independence.rules import RULES
-from services.ingest.independence.rules.refused import RANDOM
-from services.ingest.independence.value import (
+from millstream.services.ingest.independence import control, functions, row_numbers
+from millstream.services.ingest.independence.expression import ONE, ROWS, Symbols, TooLarge, number
+from millstream.services.ingest.independence.folding import fold
+from millstream.services.ingest.independence.node import Call
+from millstream.services.ingest.independence.rules import RULES
+from millstream.services.ingest.independence.rules.refused import RANDOM
+from millstream.services.ingest.independence.value import (
     CONTENT_ELEMENTS_MAX,
     AnyValue,
     Dependent,

@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from services.ingest.independence.expression import ONE, ROWS, Expression, Symbols
-from services.ingest.independence.node import Call, dims_of, normalized
-from services.ingest.independence.value import AnyValue, Content, Dependent, Mixed, Value, free, rowed
+from millstream.services.ingest.independence.expression import ONE, ROWS, Expression, Symbols
+from millstream.services.ingest.independence.node import Call, dims_of, normalized
+from millstream.services.ingest.independence.value import AnyValue, Content, Dependent, Mixed, Value, free, rowed
 
 Scope = MutableMapping[str, AnyValue | None]
 Attributes = Mapping[str, onnx.AttributeProto]

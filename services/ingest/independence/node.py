@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from services.ingest.independence.expression import Expression, Symbols
-from services.ingest.independence.value import Content, Dependent, Value, free
+from millstream.services.ingest.independence.expression import Expression, Symbols
+from millstream.services.ingest.independence.value import Content, Dependent, Value, free
 
 
 class Call:

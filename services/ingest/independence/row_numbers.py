@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from onnx import TensorProto
 
-from services.ingest.independence.expression import ONE, ROWS, ZERO
-from services.ingest.independence.node import Call, dims_of
-from services.ingest.independence.rules import layout
-from services.ingest.independence.value import Dependent, Numbers, Rows, Value, rowed
+from millstream.services.ingest.independence.expression import ONE, ROWS, ZERO
+from millstream.services.ingest.independence.node import Call, dims_of
+from millstream.services.ingest.independence.rules import layout
+from millstream.services.ingest.independence.value import Dependent, Numbers, Rows, Value, rowed
 
 _WHOLE_NUMBERS = frozenset({TensorProto.INT64, TensorProto.INT32})
 

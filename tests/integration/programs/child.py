@@ -14,9 +14,9 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-from services.installation import shm_prefix
-from services.queue.url import RedisAddress, client
-from services.settings import Settings
+from millstream.services.installation import shm_prefix
+from millstream.services.queue.url import RedisAddress, client
+from millstream.services.settings import Settings
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 
-from services.wire import batch
+from millstream.services.wire import batch
 
 NEXT = batch.BATCH_FORMATS[-1] + 1
 batch.BATCH_FORMATS = (*batch.BATCH_FORMATS, NEXT)

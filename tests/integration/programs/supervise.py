@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from services.errors import Failure
-from services.queue.server import socket_path
-from services.queue.url import RedisAddress, async_client
-from services.settings import Settings
-from services.supervisor.plan import Entry, Running
-from services.supervisor.supervisor import Supervisor
+from millstream.services.errors import Failure
+from millstream.services.queue.server import socket_path
+from millstream.services.queue.url import RedisAddress, async_client
+from millstream.services.settings import Settings
+from millstream.services.supervisor.plan import Entry, Running
+from millstream.services.supervisor.supervisor import Supervisor
 
 CHILD = (sys.executable, "-m", "tests.integration.programs.child")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from services.ingest.independence.node import Rules
-from services.ingest.independence.rules import (
+from millstream.services.ingest.independence.node import Rules
+from millstream.services.ingest.independence.rules import (
     attention,
     convolution,
     elementwise,

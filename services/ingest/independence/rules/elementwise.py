@@ -5,9 +5,9 @@ Source: ONNX, "Broadcasting in ONNX"; before opset 7 operands had the same shape
 
 from __future__ import annotations
 
-from services.ingest.independence.alignment import elementwise
-from services.ingest.independence.node import Call, Rule, Rules
-from services.ingest.independence.value import Dependent, Value
+from millstream.services.ingest.independence.alignment import elementwise
+from millstream.services.ingest.independence.node import Call, Rule, Rules
+from millstream.services.ingest.independence.value import Dependent, Value
 
 _BROADCAST_OPSET = 7
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.ingest.independence.alignment import broadcast
-from services.ingest.independence.expression import ONE, ROWS, ZERO, Expression, number, product
-from services.ingest.independence.node import Call, Rule, Rules, dims_of, normalized, unknown_dims
-from services.ingest.independence.rules.normalization import check_axis
-from services.ingest.independence.rules.reduction import without_axes
-from services.ingest.independence.value import (
+from millstream.services.ingest.independence.alignment import broadcast
+from millstream.services.ingest.independence.expression import ONE, ROWS, ZERO, Expression, number, product
+from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, normalized, unknown_dims
+from millstream.services.ingest.independence.rules.normalization import check_axis
+from millstream.services.ingest.independence.rules.reduction import without_axes
+from millstream.services.ingest.independence.value import (
     Dependent,
     Dims,
     Element,

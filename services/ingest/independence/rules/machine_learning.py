@@ -5,12 +5,12 @@ A vector is one example for most of them, so rows need a matrix.
 
 from __future__ import annotations
 
-from services.ingest.independence.expression import ONE, Expression, number, product
-from services.ingest.independence.node import Call, Rule, Rules, dims_of
-from services.ingest.independence.rules.elementwise import unary
-from services.ingest.independence.rules.normalization import same
-from services.ingest.independence.rules.refused import refusing
-from services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.services.ingest.independence.expression import ONE, Expression, number, product
+from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
+from millstream.services.ingest.independence.rules.elementwise import unary
+from millstream.services.ingest.independence.rules.normalization import same
+from millstream.services.ingest.independence.rules.refused import refusing
+from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
 
 
 def _examples(call: Call) -> tuple[Value, Rows | None]:

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from services.ingest.independence.alignment import combine, elementwise
-from services.ingest.independence.expression import ONE
-from services.ingest.independence.node import Call, Rule, Rules, dims_of, unknown_dims
-from services.ingest.independence.rules.attention import batch_rows, check_batched, check_broadcast, check_shared
-from services.ingest.independence.rules.convolution import batch, convolution, global_pool, pool
-from services.ingest.independence.rules.elementwise import unary
-from services.ingest.independence.rules.matrix import gemm
-from services.ingest.independence.rules.normalization import check_axis, same
-from services.ingest.independence.rules.quantization import check_single, linear, linear_binary, linear_unary
-from services.ingest.independence.rules.refused import refusing
-from services.ingest.independence.value import Dependent, Rows, Value, rowed
+from millstream.services.ingest.independence.alignment import combine, elementwise
+from millstream.services.ingest.independence.expression import ONE
+from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, unknown_dims
+from millstream.services.ingest.independence.rules.attention import (
+    batch_rows,
+    check_batched,
+    check_broadcast,
+    check_shared,
+)
+from millstream.services.ingest.independence.rules.convolution import batch, convolution, global_pool, pool
+from millstream.services.ingest.independence.rules.elementwise import unary
+from millstream.services.ingest.independence.rules.matrix import gemm
+from millstream.services.ingest.independence.rules.normalization import check_axis, same
+from millstream.services.ingest.independence.rules.quantization import check_single, linear, linear_binary, linear_unary
+from millstream.services.ingest.independence.rules.refused import refusing
+from millstream.services.ingest.independence.value import Dependent, Rows, Value, rowed
 
 _CACHE_INDIRECTION = 9
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from services.ingest.independence.alignment import elementwise
-from services.ingest.independence.expression import ONE
-from services.ingest.independence.node import Call, Rule, Rules, dims_of, normalized
-from services.ingest.independence.rules.convolution import batch
-from services.ingest.independence.value import Dependent, Value, free, rowed
+from millstream.services.ingest.independence.alignment import elementwise
+from millstream.services.ingest.independence.expression import ONE
+from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of, normalized
+from millstream.services.ingest.independence.rules.convolution import batch
+from millstream.services.ingest.independence.value import Dependent, Value, free, rowed
 
 _SOFTMAX_ONE_AXIS_OPSET = 13
 

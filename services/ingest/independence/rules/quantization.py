@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from services.ingest.independence.alignment import elementwise
-from services.ingest.independence.expression import ONE
-from services.ingest.independence.node import Call, Rule, Rules, dims_of
-from services.ingest.independence.rules.matrix import product
-from services.ingest.independence.rules.normalization import check_axis, same
-from services.ingest.independence.value import Dependent, Value
+from millstream.services.ingest.independence.alignment import elementwise
+from millstream.services.ingest.independence.expression import ONE
+from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
+from millstream.services.ingest.independence.rules.matrix import product
+from millstream.services.ingest.independence.rules.normalization import check_axis, same
+from millstream.services.ingest.independence.value import Dependent, Value
 
 
 def linear(call: Call) -> list[Value]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from services.ingest.independence.expression import ONE, Expression, number
-from services.ingest.independence.node import Call, Rule, Rules, dims_of
-from services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.services.ingest.independence.expression import ONE, Expression, number
+from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
+from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
 
 _LENGTHS = 4
 _STATES = (5, 6)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from services.ingest.independence.expression import ONE, Expression, number
-from services.ingest.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
-from services.ingest.independence.rules.normalization import check_axis, same
-from services.ingest.independence.value import Dependent, Rows, Value, free, rowed
+from millstream.services.ingest.independence.expression import ONE, Expression, number
+from millstream.services.ingest.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
+from millstream.services.ingest.independence.rules.normalization import check_axis, same
+from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
 
 _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  # noqa: SIM905
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from services.ingest.independence.node import Call, Rule, Rules
-from services.ingest.independence.value import Dependent, Value
+from millstream.services.ingest.independence.node import Call, Rule, Rules
+from millstream.services.ingest.independence.value import Dependent, Value
 
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.ingest.independence.expression import ONE, ZERO, Expression, number
-from services.ingest.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
-from services.ingest.independence.rules.normalization import check_axis, same
-from services.ingest.independence.value import Dependent, Element, Value, depends_on_count, free, rowed
+from millstream.services.ingest.independence.expression import ONE, ZERO, Expression, number
+from millstream.services.ingest.independence.node import Call, Rule, Rules, constant, dims_of, known_content, normalized
+from millstream.services.ingest.independence.rules.normalization import check_axis, same
+from millstream.services.ingest.independence.value import Dependent, Element, Value, depends_on_count, free, rowed
 
 #: an end that is at least this means all of an axis; no run has as many rows
 _ALL = 2**31 - 1
