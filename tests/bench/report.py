@@ -123,25 +123,27 @@ def page(result: Result, machine: Machine, rounds: int, seconds: int) -> str:
     packages = ", ".join(f"{name} {number}" for name, number in machine.packages.items())
     return f"""# Benchmarks
 
-Measured on {machine.day.isoformat()} with `make bench`, which writes this page. Figures are ratios within one run:
-what is compared takes turns, {rounds} rounds of {seconds} seconds each, and the median of the rounds' ratios counts.
+Measured on {machine.day.isoformat()} with `make bench`, which writes this page. Figures are ratios within one run: the
+subjects of a comparison take turns, {rounds} rounds of {seconds} seconds each.
+A figure is the median of the rounds' ratios.
 
 {_rows(("figure", "measured", "wanted", "met", "in detail"), figures)}
 
 ## What was measured
 
 - **C**, the ceiling: a bare uvicorn (uvloop, httptools) that reads the same body and answers `{{}}`.
-- **Millstream**: one gateway process, one worker with one thread, the Redis that it starts itself, everything else as
-  it is by default. The small model is an MLP (64-256-256-10), one row of 64 floats for each request.
+- **Millstream**: one gateway process, one worker with one thread, the embedded Redis, default settings. The small
+  model is an MLP (64-256-256-10), one row of 64 floats for each request.
 - **G**, the ceiling of gRPC: a bare `grpc.aio` server (uvloop) that reads the same message and echoes the bytes of its
-  tensor. 64 calls at once over 8 connections, from `h2load` with one thread; its latency is the mean.
-- **squeezenet**: its shape with random weights, one image of 602 KB for each request. The worker, and in turn a plain
-  loop around an ONNX Runtime session, have one core for themselves; the gateway, Redis and the load have the other.
-- **storm**: a model with runs of some 15 ms (at most four rows) is asked for five times what it can do, for 30 seconds,
-  by callers that come whether or not earlier ones are answered (Poisson) and wait for five such runs. Beside it, a
-  model of the same kind is asked five times a second.
-- The other load is `wrk` with one thread on the same machine. CPU per request is the user and system time of all processes
-  of the server, Redis and the supervisor included, without wrk's.
+  tensor. `h2load` keeps 64 calls in flight over 8 connections, with one thread; its latency is the mean.
+- **squeezenet**: the architecture with random weights, one image of 602 KB for each request. One core is reserved for
+  the worker, or for the plain loop around an ONNX Runtime session that it is compared with. The gateway, Redis and the
+  load generator use the other core.
+- **storm**: for 30 seconds, a model with runs of about 15 ms (at most four rows) gets five times the load that it can
+  serve. Requests arrive in an open loop (Poisson), and their deadline is five such runs. At the same time, a model of
+  the same kind gets five requests a second.
+- All other load comes from `wrk` with one thread on the same machine. CPU per request is the user and system time of
+  all server processes, Redis and the supervisor included, without wrk.
 
 {_rows(("load", "connections", "rate", "p50", "p99", "CPU per request"), loads)}
 
