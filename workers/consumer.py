@@ -15,12 +15,13 @@ from millstream.services.queue.blob import PARTS_AT_ONCE, is_last, read_command,
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
 from millstream.services.queue.keys import PoolKeys
-from millstream.services.queue.scripts import script
+from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.workers.lease import Lease
 from millstream.workers.reply_limits import LOSSES_MAX, refusal
 
 _NO_GROUP = "NOGROUP"
+_SCRIPTS = ("next", "add_lanes", "remove_lane", "recover", "pass_on", "beat", "reclaim", "give_back")
 log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
@@ -63,7 +64,7 @@ class Consumer:
         self._link = ConsumerLink(address)
         self._asked = 0.0  # when what comes next was asked for: it was leased after that
         try:
-            for name in ("next", "hold", "release", "recover", "pass_on", "beat", "reclaim", "give_back"):
+            for name in _SCRIPTS:
                 self._link.call("SCRIPT", "LOAD", script(name).text)
             self._link.call("CLIENT", "SETNAME", worker)
             asked = time.monotonic()
@@ -73,12 +74,7 @@ class Consumer:
         except Failure:
             self._link.close()
             raise
-        self._next_head = (
-            "EVALSHA", script("next").sha, 7,
-            keys.ready, keys.idle, keys.inbox(worker), keys.held(worker), keys.workers, keys.shares,
-            keys.deadlines,
-            keys.prefix, worker,
-        )  # fmt: skip
+        self._next_head = script_call("next", keys, (keys.inbox(worker), keys.lanes(worker)), worker)
 
     def send_next(self, finished: Sequence[Finished], in_hand: int, wanted: int) -> None:
         """Send replies, acknowledge, ask for `wanted` entries; read what comes with `receive_next`."""
@@ -184,8 +180,8 @@ class Consumer:
         """
         keys = self._keys
         names = [name for lease in known for name in (lease.lane, lease.entry)]
-        held = (keys.held(self._worker), keys.draining(self._worker), keys.inbox(self._worker), keys.idle)
-        return self._leases(self._script("recover", held, (self._worker, *names)))
+        own = (keys.lanes(self._worker), keys.draining(self._worker), keys.inbox(self._worker))
+        return self._leases(self._script("recover", own, self._worker, *names))
 
     def _leases(self, items: Iterable[Any]) -> list[Lease]:
         leases: list[Lease] = []
@@ -204,7 +200,7 @@ class Consumer:
     def _pass_on(self, lane: str, entry: bytes, tried: Sequence[bytes], why: Exception) -> None:
         """Give a batch back at once that this worker cannot read: to another, or to its gateway when all have tried."""
         keys = self._keys
-        passed = self._script("pass_on", (keys.stream(lane), keys.workers), (lane, entry, self._worker, *tried))
+        passed = self._script("pass_on", (keys.stream(lane),), lane, entry, self._worker, *tried)
         where = "another worker has it now" if passed else "no worker can: its gateway is told"
         log.warning("batch %s of %s cannot be read (%s); %s", entry.decode(), lane, why, where)
         self._on_unreadable()
@@ -217,18 +213,17 @@ class Consumer:
         """What `run_alone` said holds no more."""
         self._link.call("DEL", self._keys.running(self._worker))
 
-    def hold(self, lanes: Sequence[str]) -> None:
-        """From now on the worker can run these lanes."""
+    def add_lanes(self, lanes: Sequence[str]) -> None:
+        """Serve these lanes from now on."""
         if lanes:
-            keys = self._keys
-            held = (keys.held(self._worker), keys.draining(self._worker), keys.workers)
-            self._script("hold", held, (self._worker, *lanes))
+            own = (self._keys.lanes(self._worker), self._keys.draining(self._worker))
+            self._script("add_lanes", own, self._worker, *lanes)
 
-    def release(self, lane: str) -> None:
-        """From now on the worker takes no more of this lane. Again when it leases nothing of it any more, to tidy up."""
+    def remove_lane(self, lane: str) -> None:
+        """Lease no more entries of this lane. To be called again when none of it is leased any longer, to clean up."""
         keys = self._keys
-        held = (keys.held(self._worker), keys.draining(self._worker), keys.stream(lane))
-        self._script("release", held, (self._worker, lane))
+        own = (keys.lanes(self._worker), keys.draining(self._worker), keys.stream(lane))
+        self._script("remove_lane", own, self._worker, lane)
 
     def pending(self, lane: str) -> int:
         """Entries of a lane that nobody has acknowledged, delivered or not."""
@@ -246,9 +241,10 @@ class Consumer:
     def beat(self, record: bytes, life_ms: int) -> bool:
         """Extend leases and publish the record. False: as far as Redis knows this worker holds nothing: hold again."""
         keys = self._keys
-        of_worker = (keys.workers, keys.record(self._worker), keys.held(self._worker))
+        own = (keys.workers, keys.record(self._worker), keys.lanes(self._worker))
         asked = time.monotonic()
-        known, *redis_time = self._script("beat", of_worker, (self._worker, record, life_ms), prefix=False)
+        beat = ("EVALSHA", script("beat").sha, len(own), *own, self._worker, record, life_ms)
+        known, *redis_time = self._link.call(*beat)
         self._clock.measured(asked, time.monotonic(), redis_time)
         # Not in the script: these keys are the installation's, and may be on another shard than the pool's.
         pools = keys.of_instance.pools
@@ -264,26 +260,23 @@ class Consumer:
     def give_back(self, running: Iterable[Lease]) -> int:
         """Put again for others what this worker leases beside the batches that it runs; returns how many."""
         keys = self._keys
-        of_worker = (keys.held(self._worker), keys.draining(self._worker), keys.inbox(self._worker), keys.idle)
+        own = (keys.lanes(self._worker), keys.draining(self._worker), keys.inbox(self._worker))
         names = [lease.header.name for lease in running]
-        return int(self._script("give_back", of_worker, (self._worker, *names)))
+        return int(self._script("give_back", own, self._worker, *names))
 
     def leave(self, attempts_max: int, *, dying: bool = False) -> None:
         """Take this worker out; whatever it still leases is put again for others.
 
         `dying`: what it was running is answered, and the rest has no part in it: no attempt is used up.
         """
-        self._script("reclaim", (self._keys.workers,), (0, attempts_max, self._worker, int(dying), int(dying)))
+        self._script("reclaim", (), 0, attempts_max, self._worker, int(dying), int(dying))
 
     def publish(self, message: str) -> None:
         """Tell all gateways something (millstream.services.queue.keys)."""
         self._link.call("PUBLISH", self._keys.of_instance.changes, message)
 
-    def _script(
-        self, name: str, keys: Sequence[bytes], args: Sequence[bytes | str | int], *, prefix: bool = True
-    ) -> Any:
-        head = (self._keys.prefix,) if prefix else ()
-        return self._link.call("EVALSHA", script(name).sha, len(keys), *keys, *head, *args)
+    def _script(self, name: str, own_keys: tuple[bytes, ...], *arguments: bytes | str | int) -> Any:
+        return self._link.call(*script_call(name, self._keys, own_keys, *arguments))
 
     def close(self) -> None:
         self._link.close()

@@ -96,7 +96,7 @@ class Heartbeat:
             self._beaten = began
             lanes = self._lanes()
             if not known or lanes != holds:
-                consumer.hold(lanes)
+                consumer.add_lanes(lanes)
                 holds = lanes
             if published is None or record.instances != published.instances:
                 consumer.announce()

@@ -293,10 +293,10 @@ class Reconciler:
         until = time.monotonic() + DRAIN_S_MAX
         while consumer.pending(release) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        consumer.release(release)
+        consumer.remove_lane(release)
         while consumer.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        consumer.release(release)  # once more: the last to leave takes the empty stream along
+        consumer.remove_lane(release)  # once more: the last to leave takes the empty stream along
 
 
 @contextmanager

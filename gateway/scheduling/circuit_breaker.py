@@ -55,9 +55,7 @@ class CircuitBreaker:
             return False
         try:
             keys = link.keys
-            reply: Any = await link.call(
-                "EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(about), keys.prefix, release
-            )
+            reply: Any = await link.call("EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(about), release)
         except Failure:
             return False
         except Exception as error:

@@ -17,7 +17,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstanceKeys
 from millstream.services.queue.producer_link import ProducerLink
-from millstream.services.queue.scripts import ATTEMPTS_MAX, script
+from millstream.services.queue.scripts import ATTEMPTS_MAX, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
 
@@ -205,10 +205,8 @@ class Producer:
         if link is None or not link.writable:
             return
         try:
-            reply: Any = await link.call(
-                "EVALSHA", script("reclaim").sha, 1, link.keys.workers, link.keys.prefix, self._lease_ms, ATTEMPTS_MAX,
-                *(_reclaimed(death) if death is not None else ("", 0)),
-            )  # fmt: skip
+            of_whom = _reclaimed(death) if death is not None else ("", 0)
+            reply: Any = await link.call(*script_call("reclaim", link.keys, (), self._lease_ms, ATTEMPTS_MAX, *of_whom))
         except Failure:
             return
         except Exception as error:

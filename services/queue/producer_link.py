@@ -23,7 +23,7 @@ from millstream.services.queue.blob import is_last, read_command, write_commands
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.pipeline import Pipeline, connect
-from millstream.services.queue.scripts import script
+from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
 
 log = logging.getLogger("millstream.queue")
@@ -69,7 +69,7 @@ class ProducerLink:
         self._on_put = on_put
         self._connected = 0
         self._old: deque[tuple[bytes, float]] = deque(maxlen=OLD_MAX)  # lists of replies of earlier connections, until
-        self._put_sha = script("put").sha
+        self._put_head = (b"EVALSHA", script("put").sha, len(keys.scheduling) + 1, *keys.scheduling)
         self._asking = b""
         self._asked = 0  # requests for replies that Redis has not answered
         self._out: Pipeline | None = None
@@ -129,7 +129,7 @@ class ProducerLink:
                 self.sent_bytes += out.send(command, on_put)
         self.sent_bytes += out.send(
             (
-                b"EVALSHA", self._put_sha, 1, keys.stream(lane), keys.prefix, lane,
+                *self._put_head, keys.stream(lane), keys.prefix, lane,
                 entry, attempt, b"%d" % deadline_ms, self.replies_key, name, b"%.3f" % cost_ms, b"%.3f" % fill,
             ),
             on_put,
@@ -144,7 +144,7 @@ class ProducerLink:
         """Take a batch that nobody waits for out of a lane that no worker holds; else it would stay for an hour."""
         if self._out is not None and self._out.connected:
             keys = self.keys
-            self._out.send((b"EVALSHA", script("withdraw").sha, 1, keys.stream(lane), keys.prefix, lane, name))
+            self._out.send(script_call("withdraw", keys, (keys.stream(lane),), lane, name))
 
     async def take_blob(self, name: str) -> bytes:
         """Read a blob, part by part, and remove it; b"" if it is not there. Raises as `call` does."""

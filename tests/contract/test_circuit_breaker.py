@@ -21,7 +21,7 @@ class Count:
         keys = self._pool.keys
         self._about += 1
         what = keys.counted(about or str(self._about))
-        counted, *refused = self._pool.redis.eval(script("blame").text, 2, keys.blamed, what, keys.prefix, release)
+        counted, *refused = self._pool.redis.eval(script("blame").text, 2, keys.blamed, what, release)
         return counted, {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
 
     def times(self, number: int, release: str = "m") -> dict[str, tuple[int, float]]:

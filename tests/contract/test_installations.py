@@ -81,7 +81,7 @@ def test_every_key_has_the_protocol_and_the_installation_in_it(pool):
     pool.put("m", "b1", blob=b"x")
     [lease] = pool.next("w", wanted=1)
     pool.worker("w").run_alone(lease)
-    pool.worker("w").release(lease.lane)
+    pool.worker("w").remove_lane(lease.lane)
     pool.put("m", "b3")
 
     async def tell() -> None:
@@ -128,10 +128,10 @@ def test_a_script_touches_keys_of_one_slot(cluster):
     cluster.silence("w")
     assert cluster.reclaim() == (1, 1, 0)
     assert not cluster.worker("w").beat(b"{}", 60_000)
-    cluster.worker("w").hold(["m"])
+    cluster.worker("w").add_lanes(["m"])
     [second] = cluster.next("w")
-    cluster.worker("w").release("m")
+    cluster.worker("w").remove_lane("m")
     cluster.next("w", second, wanted=0)
-    cluster.worker("w").release("m")
+    cluster.worker("w").remove_lane("m")
     cluster.worker("w").leave(ATTEMPTS_MAX)
     assert cluster.replies() == [b"b1 1 w", b"b2 2 w"]

@@ -39,7 +39,7 @@ def test_what_a_worker_can_run_or_runs_is_not_withdrawn(pool):
     pool.put("m", "b1")
     assert not pool.withdraw("m", "b1")
     [lease] = pool.next("w")
-    pool.worker("w").release("m")
+    pool.worker("w").remove_lane("m")
     pool.put("m", "b2")
     assert not pool.withdraw("m", "b1")
     assert pool.withdraw("m", "b2")
@@ -153,7 +153,7 @@ def test_of_lanes_that_had_no_more_than_their_share_the_earliest_deadline_comes_
         pool.put(lane, f"{lane} 1", deadline_ms=deadline)
         pool.put(lane, f"{lane} 2", deadline_ms=deadline + 4000)
     pool.join("w")
-    pool.redis.sadd(pool.keys.held("w"), "late", "early", "soon")
+    pool.redis.sadd(pool.keys.lanes("w"), "late", "early", "soon")
     order = [names(pool.next("w", wanted=1)) for _ in range(6)]
     assert order == [["early 1"], ["soon 1"], ["late 1"], ["early 2"], ["soon 2"], ["late 2"]]
     assert pool.check().deadlines == {"not held": 10}
@@ -212,13 +212,13 @@ def test_lanes_that_are_not_ahead_are_forgotten_in_time_and_all_when_nothing_wai
     for lane in lanes:
         pool.put(lane, lane, cost_ms=500)
     take_turns(pool, 199)
-    assert len(pool.check().shares) == 200
+    assert len(pool.check().vtimes) == 200
     for number in range(3):
         pool.put(lanes[0], f"again {number}", cost_ms=500)
     assert take_turns(pool, 4) == [lanes[-1], *lanes[:1] * 3]
-    assert set(pool.check().shares) <= {"", lanes[0]}
+    assert set(pool.check().vtimes) <= {"", lanes[0]}
     assert pool.next("w") == []
-    assert pool.check().shares == {}
+    assert pool.check().vtimes == {}
 
 
 def test_a_lease_is_what_fits_into_one_run(pool):
@@ -273,17 +273,17 @@ def test_a_worker_that_only_replies_is_not_idle(pool):
 def test_the_last_holder_takes_an_empty_stream_with_it(pool):
     for worker in ("a", "b"):
         pool.join(worker, "m")
-    pool.worker("a").release("m")
+    pool.worker("a").remove_lane("m")
     assert pool.check().streams == {"m"}
-    pool.worker("b").release("m")
+    pool.worker("b").remove_lane("m")
     picture = pool.check()
-    assert (picture.streams, picture.held, picture.draining) == (set(), {}, {})
+    assert (picture.streams, picture.lanes, picture.draining) == (set(), {}, {})
 
 
 def test_of_a_stream_that_another_took_with_it_a_worker_leases_nothing(pool):
     one, other = pool.join("a", "m"), pool.join("b", "m")
-    one.release("m")
-    other.release("m")
+    one.remove_lane("m")
+    other.remove_lane("m")
     assert pool.redis.exists(pool.keys.stream("m")) == 0
     assert (one.leased("m"), one.pending("m")) == (False, 0)
 
@@ -292,13 +292,13 @@ def test_a_stream_with_leases_goes_when_they_are_done(pool):
     worker = pool.join("w", "m")
     pool.put("m", "b1")
     [lease] = pool.next("w")
-    worker.release("m")
+    worker.remove_lane("m")
     assert pool.check().draining == {"w": {"m"}}
     assert worker.leased("m")
     assert pool.redis.ttl(pool.keys.stream("m")) > 0
     assert pool.next("w", lease) == []
     assert (pool.replies(), worker.leased("m"), worker.pending("m")) == ([b"b1 1 w"], False, 0)
-    worker.release("m")
+    worker.remove_lane("m")
     picture = pool.check()
     assert (picture.streams, picture.draining) == (set(), {})
 
@@ -306,10 +306,10 @@ def test_a_stream_with_leases_goes_when_they_are_done(pool):
 def test_a_released_lane_is_not_leased_from(pool):
     worker = pool.join("w", "m")
     pool.next("w")
-    worker.release("m")
+    worker.remove_lane("m")
     assert pool.put("m", "b1") == 0
     assert pool.next("w") == []
-    worker.hold(["m"])
+    worker.add_lanes(["m"])
     assert names(pool.wait("w")) == ["b1"]
 
 
@@ -319,7 +319,7 @@ def test_an_idle_worker_that_takes_up_a_lane_gets_what_waits_in_it(pool):
     pool.put("n", "b2")
     pool.put("n", "b3")
     assert pool.next("w") == []
-    worker.hold(["m", "n"])
+    worker.add_lanes(["m", "n"])
     picture = pool.check()
     assert (picture.leased("w"), picture.waiting("n"), picture.idle) == (["b1"], ["b2", "b3"], {})
     assert names(worker.leftovers()) == ["b1"]
@@ -461,7 +461,7 @@ def test_an_idle_worker_gets_what_another_cannot_read_and_a_lost_lease_is_nobody
     assert pool.next("a") == []
     assert pool.check().leased("idle") == ["b1"]
     entry = pool.check().entries[0].id
-    lost = pool.worker("busy")._script("pass_on", (pool.keys.stream("m"), pool.keys.workers), ("m", entry, "busy"))
+    lost = pool.worker("busy")._script("pass_on", (pool.keys.stream("m"),), "m", entry, "busy")
     assert lost == 0
     assert pool.check().leased("idle") == ["b1"]
     pool.redis.delete(pool.keys.inbox("idle"))

@@ -50,7 +50,7 @@ def test_only_silent_workers_are_reclaimed(pool):
     pool.silence("b")
     assert pool.reclaim() == (1, 0, 0)
     picture = pool.check()
-    assert (picture.workers, picture.leased("a"), picture.held) == ({"a"}, ["b1"], {"a": {"m"}})
+    assert (picture.workers, picture.leased("a"), picture.lanes) == ({"a"}, ["b1"], {"a": {"m"}})
 
 
 def test_what_a_silent_worker_had_goes_to_an_idle_one_at_once(pool):
@@ -185,7 +185,7 @@ def test_leases_of_lanes_that_a_worker_released_are_reclaimed_too(pool):
     worker = pool.join("w", "m")
     pool.put("m", "b1")
     pool.next("w")
-    worker.release("m")
+    worker.remove_lane("m")
     pool.join("v", "m")
     pool.silence("w")
     assert pool.reclaim() == (1, 1, 0)
@@ -199,7 +199,7 @@ def test_beats(pool):
     assert 0 < pool.redis.pttl(pool.keys.record("w")) <= 5000
     assert pool.redis.smembers(pool.keys.of_instance.pools) == {b"cpu"}
     assert not worker.beat(b"{}", 5000)  # it holds nothing yet, or what it held was lost on the way
-    worker.hold(["m"])
+    worker.add_lanes(["m"])
     assert worker.beat(b"{}", 5000)
     pool.silence("w")
     pool.reclaim()
@@ -211,7 +211,7 @@ def test_a_reclaimed_worker_must_hold_its_lanes_again_whatever_it_does_first(poo
     pool.silence("w")
     pool.reclaim()
     assert pool.next("w") == []
-    worker.hold(["new"])
+    worker.add_lanes(["new"])
     assert not worker.beat(b"{}", LEASE_MS)
 
 
@@ -219,18 +219,18 @@ def test_a_reclaimed_worker_must_hold_its_lanes_again_whatever_it_does_first(poo
 def test_a_worker_that_dies_before_its_first_beat_is_reclaimed(pool, first):
     worker = pool.worker("w")
     if first == "hold":
-        worker.hold(["m"])
+        worker.add_lanes(["m"])
         pool.put("m", "b1")
         pool.next("w")
     else:
         pool.next("w")
-        worker.hold(["m"])
+        worker.add_lanes(["m"])
         pool.put("m", "b1")
     pool.check()
     pool.silence("w")
     assert pool.reclaim() == (1, 1, 0)
     picture = pool.check()
-    assert (picture.idle, picture.held, picture.waiting()) == ({}, {}, ["b1"])
+    assert (picture.idle, picture.lanes, picture.waiting()) == ({}, {}, ["b1"])
 
 
 def test_leases_whose_answer_was_lost_with_the_connection_are_recovered(pool):
@@ -251,7 +251,7 @@ def test_recovering_takes_what_lies_in_the_inbox_once(pool):
     worker = pool.join("w", "m", "n")
     pool.next("w")
     pool.put("n", "b1")
-    worker.release("n")
+    worker.remove_lane("n")
     [lease] = worker.recover([])
     assert (lease.lane, lease.header.name, lease.attempt) == ("n", "b1", 1)
     assert worker.leftovers() == []

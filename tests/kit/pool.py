@@ -16,7 +16,7 @@ from millstream.services.queue.blob import write_commands
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.consumer_link import ConsumerLink
 from millstream.services.queue.keys import InstanceKeys
-from millstream.services.queue.scripts import script
+from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.batch import BatchHeader, encode_batch
 from millstream.workers.consumer import Consumer, Finished
@@ -52,10 +52,10 @@ class Picture:
     expiring: set[str] = field(default_factory=set)
     ready: dict[str, float] = field(default_factory=dict)
     deadlines: dict[str, float] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)
+    vtimes: dict[str, float] = field(default_factory=dict)
     idle: dict[str, float] = field(default_factory=dict)
     workers: set[str] = field(default_factory=set)
-    held: dict[str, set[str]] = field(default_factory=dict)
+    lanes: dict[str, set[str]] = field(default_factory=dict)
     draining: dict[str, set[str]] = field(default_factory=dict)
     inbox: dict[str, list[Key]] = field(default_factory=dict)
     replies: dict[str, list[bytes]] = field(default_factory=dict)
@@ -72,19 +72,19 @@ class Picture:
     def broken(self) -> list[str]:
         """What is not as it must be after every script, whatever happened before."""
         undelivered = {entry.lane for entry in self.entries if entry.worker is None}
-        held, draining = self.held, self.draining
+        lanes, draining = self.lanes, self.draining
         found = [f"in `ready` are {sorted(self.ready)}, but {sorted(undelivered)} have undelivered entries"]
         if set(self.ready) == undelivered:
             found = []
         if set(self.ready) != set(self.deadlines):
             found.append(f"in `ready` are {sorted(self.ready)}, in `deadlines` {sorted(self.deadlines)}")
         for worker in self.idle:
-            waits = held.get(worker, set()) & undelivered
+            waits = lanes.get(worker, set()) & undelivered
             found += [f"{worker} is idle while {lane} waits" for lane in sorted(waits)]
             found += [f"{worker} is idle with a full inbox"] if self.inbox.get(worker) else []
         for kind, owners in (
             ("is idle", self.idle),
-            ("holds", held),
+            ("serves a lane", lanes),
             ("drains", draining),
             ("has an inbox", self.inbox),
         ):
@@ -92,7 +92,7 @@ class Picture:
         leases = {entry.key: entry for entry in self.entries if entry.worker is not None}
         for entry in leases.values():
             worker = str(entry.worker)
-            if worker not in self.workers or entry.lane not in held.get(worker, set()) | draining.get(worker, set()):
+            if worker not in self.workers or entry.lane not in lanes.get(worker, set()) | draining.get(worker, set()):
                 found.append(f"nobody would reclaim {entry}")
         for worker, keys in self.inbox.items():
             found += [f"{key} is in the inbox of {worker}" for key in keys if leases[key].worker != worker]
@@ -160,8 +160,10 @@ class Pool:
             for command in write_commands(self.keys.blob(name), blob, LEASE_MS):
                 self._link.call(*command)
         delivered = self._link.call(
-            "EVALSHA", script("put").sha, 1, self.keys.stream(lane), self.keys.prefix, lane,
-            entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name, str(cost_ms), str(fill),
+            *script_call(
+                "put", self.keys, (self.keys.stream(lane),), lane,
+                entry or encode_batch(header, []), attempt, b"%d" % deadline_ms, replies, name, str(cost_ms), str(fill),
+            )
         )  # fmt: skip
         return int(delivered)
 
@@ -174,15 +176,14 @@ class Pool:
         """
         known: tuple[str | int, ...] = () if ran is None else (1, *ran)
         got = self._link.call(
-            "EVALSHA", script("reclaim").sha, 1, self.keys.workers, self.keys.prefix, LEASE_MS, attempts_max, worker,
-            int(bool(worker)), *known,
-        )  # fmt: skip
+            *script_call("reclaim", self.keys, (), LEASE_MS, attempts_max, worker, int(bool(worker)), *known)
+        )
         return cast("tuple[int, int, int]", tuple(got))
 
     def withdraw(self, lane: str, name: str) -> bool:
         """Whether the batch was taken out."""
         keys = self.keys
-        got = self._link.call("EVALSHA", script("withdraw").sha, 1, keys.stream(lane), keys.prefix, lane, name)
+        got = self._link.call(*script_call("withdraw", keys, (keys.stream(lane),), lane, name))
         return bool(got)
 
     def blob(self, name: str) -> bytes:
@@ -209,7 +210,7 @@ class Pool:
         """A worker that has beaten and holds `lanes`."""
         exchange = self.worker(name)
         exchange.beat(b"{}", LEASE_MS)
-        exchange.hold(lanes)
+        exchange.add_lanes(lanes)
         return exchange
 
     def next(self, name: str, *finished: Lease, in_hand: int = 0, wanted: int = 4) -> list[Lease]:
@@ -244,10 +245,10 @@ class Pool:
             ),
             "ready": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "deadlines": pipeline.hgetall,
-            "shares": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
+            "vtimes": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "idle": lambda key: pipeline.zrange(key, 0, -1, withscores=True),
             "workers": lambda key: pipeline.zrange(key, 0, -1),
-            "held": pipeline.smembers,
+            "lanes": pipeline.smembers,
             "draining": pipeline.smembers,
             "inbox": lambda key: pipeline.lrange(key, 0, -1),
             "replies": lambda key: pipeline.lrange(key, 0, -1),
@@ -301,13 +302,13 @@ def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
 
 
 def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
-    if kind in {"ready", "shares", "idle"}:
+    if kind in {"ready", "vtimes", "idle"}:
         return {member.decode(): score for member, score in answer}
     if kind == "deadlines":
         return {lane.decode(): float(deadline) for lane, deadline in answer.items()}
     if kind == "workers":
         return {member.decode() for member in answer}
-    if kind in {"held", "draining"}:
+    if kind in {"lanes", "draining"}:
         return known | {name: {lane.decode() for lane in answer}}
     if kind == "inbox":
         return known | {name: [_key(*msgpack.unpackb(item, raw=True)) for item in answer]}

@@ -119,7 +119,7 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     def _put(self, name: str) -> None:
         batch, before = self.batches[name], self.picture
-        able = {worker: score for worker, score in before.idle.items() if batch.lane in before.held.get(worker, ())}
+        able = {worker: score for worker, score in before.idle.items() if batch.lane in before.lanes.get(worker, ())}
         delivered = self.pool.put(
             batch.lane,
             name,
@@ -146,7 +146,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.batches)))
         lane = self.batches[name].lane
         [entry] = [entry for entry in self.picture.entries if entry.name == name]
-        held = any(lane in lanes for lanes in self.picture.held.values())
+        held = any(lane in lanes for lanes in self.picture.lanes.values())
         assert self.pool.withdraw(lane, name) == (entry.worker is None and not held)
         if entry.worker is None and not held:
             del self.batches[name]
@@ -217,14 +217,14 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     def _hold(self, worker: Worker, lanes: set[str]) -> None:
         worker.lanes |= lanes
-        self.pool.worker(worker.name).hold(sorted(lanes))
+        self.pool.worker(worker.name).add_lanes(sorted(lanes))
 
     def _beat(self, worker: Worker) -> None:
-        held = self.picture.held.get(worker.name, set())
+        held = self.picture.lanes.get(worker.name, set())
         known = self.pool.worker(worker.name).beat(b"{}", LEASE_MS)
         assert known == (worker.known and bool(held))
         if not known:
-            self.pool.worker(worker.name).hold(sorted(worker.lanes))
+            self.pool.worker(worker.name).add_lanes(sorted(worker.lanes))
         worker.known = True
 
     def _awake(self, data: st.DataObject) -> Worker:
@@ -245,7 +245,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, lane: str) -> None:
         worker = self._awake(data)
         worker.lanes.discard(lane)
-        self.pool.worker(worker.name).release(lane)
+        self.pool.worker(worker.name).remove_lane(lane)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data(), wanted=st.integers(0, 4), in_hand=st.integers(0, 1))
@@ -301,12 +301,12 @@ class ExchangeMachine(RuleBasedStateMachine):
 
         Its turn has the most urgent one that had no more than its share, else the one that had least.
         """
-        able = [(tag, lane) for lane, tag in before.ready.items() if lane in before.held.get(worker.name, ())]
+        able = [(tag, lane) for lane, tag in before.ready.items() if lane in before.lanes.get(worker.name, ())]
         if not able:
             assert got == []
             assert worker.name in self.pool.picture().idle
             return
-        now = max(before.shares.get("", 0), min(able)[0])
+        now = max(before.vtimes.get("", 0), min(able)[0])
         lane = min((before.deadlines[lane], tag, lane) for tag, lane in able if tag <= now)[2]
         waiting = before.waiting(lane)
         first = self.batches[waiting[0]]
@@ -314,8 +314,8 @@ class ExchangeMachine(RuleBasedStateMachine):
         count = max(1, min(wanted, fitting, math.ceil(len(waiting) / max(1, len(before.workers)))))
         assert names(got) == waiting[:count]
         after = self.pool.picture()
-        assert after.shares.get("", 0) == now
-        left = after.ready if count < len(waiting) else after.shares
+        assert after.vtimes.get("", 0) == now
+        left = after.ready if count < len(waiting) else after.vtimes
         assert left[lane] == now + sum(self.batches[name].cost_ms for name in waiting[:count])
 
     @precondition(lambda self: any(w.awake and self.picture.inbox.get(w.name) for w in self.workers.values()))
@@ -352,7 +352,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         if not mine.intersection(keys([lease])):
             assert self.pool.picture() == before
             return
-        others = {other for other in before.workers if lease.lane in before.held.get(other, ())}
+        others = {other for other in before.workers if lease.lane in before.lanes.get(other, ())}
         others -= tried | {worker.name}
         if not others:
             self._end(lease.header.name, b"\2" + lease.header.name.encode())
@@ -431,7 +431,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     def sound(self) -> None:
         picture = self.picture = self.pool.picture()
         assert picture.broken() == []
-        held = set().union(*picture.held.values())
+        held = set().union(*picture.lanes.values())
         assert held == picture.streams - picture.expiring, "a stream stays exactly as long as somebody holds its lane"
         assert {entry.name: entry.attempt for entry in picture.entries} == {
             name: batch.attempt for name, batch in self.batches.items()
@@ -442,7 +442,7 @@ class ExchangeMachine(RuleBasedStateMachine):
             has = {*keys(worker.hand), *picture.inbox.get(worker.name, ())}
             assert leased <= has, f"{worker.name} leases what it does not have"
             if worker.known:
-                assert picture.held.get(worker.name, set()) == worker.lanes
+                assert picture.lanes.get(worker.name, set()) == worker.lanes
         assert {str(entry.worker) for entry in picture.entries if entry.worker} <= set(self.workers)
         assert picture.workers <= set(self.workers)
         assert self._of_others() == self.theirs, "another installation lost or got something"
@@ -459,7 +459,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         while got := last.leftovers() or self.pool.next("last"):
             self.pool.next("last", *got, wanted=0)
         last.leave(ATTEMPTS_MAX)
-        self.pool.worker("last").release("l0")
+        self.pool.worker("last").remove_lane("l0")
         answers = [answer for gateway in GATEWAYS for answer in self.pool.replies(gateway)]
         answered = [_answered(answer) for answer in answers]
         before = [_answered(answer) for replies in self.replies.values() for answer in replies]

@@ -1,6 +1,6 @@
-"""The Lua scripts of the exchange, loaded from the files beside this one.
+"""The Lua scripts that move batches, loaded from the files beside this one.
 
-`_prelude.lua`, what they share, stands before each that uses it: Redis scripts cannot call one another.
+`_prelude.lua` is put before each script that uses it: Redis scripts cannot call one another.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from typing import NamedTuple
+
+from millstream.services.queue.keys import PoolKeys
 
 
 class Script(NamedTuple):
@@ -19,16 +21,28 @@ class Script(NamedTuple):
     sha: bytes
 
 
-#: leases of one batch by silent workers, in all; of a worker that died its supervisor says so at once
+#: How often a batch may be leased by workers that fell silent. A worker's death does not count: its supervisor reports it.
 ATTEMPTS_MAX = 6
-_WITH_PRELUDE = frozenset({"put", "next", "hold", "release", "reclaim", "give_back", "blame", "withdraw"})
+#: Scripts that touch none of what the prelude names.
+_WITHOUT_PRELUDE = frozenset({"beat", "blame"})
 
 
 @cache
 def script(name: str) -> Script:
-    """The script `name` (put, next, hold, release, recover, pass_on, beat, reclaim, give_back, blame, withdraw)."""
+    """Return the script `name`: put, next, add_lanes, remove_lane, recover, pass_on, beat, reclaim, give_back, …"""
     folder = files(__package__)
     text = folder.joinpath(f"{name}.lua").read_bytes()
-    if name in _WITH_PRELUDE:
+    if name not in _WITHOUT_PRELUDE:
         text = folder.joinpath("_prelude.lua").read_bytes() + text
     return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def script_call(
+    name: str, keys: PoolKeys, own_keys: tuple[bytes, ...], *arguments: bytes | str | int
+) -> tuple[bytes | str | int, ...]:
+    """Return the EVALSHA command that calls a script with the prelude.
+
+    `own_keys` are its KEYS after those of the prelude, `arguments` its ARGV after the prefix.
+    """
+    count = len(keys.scheduling) + len(own_keys)
+    return ("EVALSHA", script(name).sha, count, *keys.scheduling, *own_keys, keys.prefix, *arguments)

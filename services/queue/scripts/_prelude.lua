@@ -1,44 +1,74 @@
--- Shared by the scripts that move batches. Their caller is the only one at work: Redis runs one script at a time.
--- A lane's stream has one group, "w"; its consumers are the workers. Fields of an entry stand in this order everywhere:
--- e(ncoded batch), a(ttempt), d(eadline ms), g(ateway's reply list), b(atch), c(ost: ms that it runs), f(ill: its part of
--- a full run, 1 and more: nothing fits beside it).
-local PAGE = 32
-local FORSAKEN_S = 3660 -- no deadline is further away than an hour
+-- What the scripts of a pool share. It is put before each of them: a Redis script cannot call another.
+-- KEYS: ready, deadlines, vtimes, idle, workers; a script's own keys follow from KEYS[6]
+-- ARGV: prefix of the pool's keys; a script's own arguments follow from ARGV[2]
+-- Redis runs one script at a time, so that a script sees no change but its own.
+-- Which streams and workers a script comes to touch is known only inside it. Their keys are made by the functions below
+-- from the prefix, which carries the pool's hash tag: on a cluster all of them are in the slot of KEYS.
+local READY, DEADLINES, VTIMES, IDLE, WORKERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local PREFIX = ARGV[1]
+local function stream_key(lane) return PREFIX .. 'stream:' .. lane end
+local function lanes_key(worker) return PREFIX .. 'lanes:' .. worker end
+local function draining_key(worker) return PREFIX .. 'draining:' .. worker end
+local function inbox_key(worker) return PREFIX .. 'inbox:' .. worker end
+local function record_key(worker) return PREFIX .. 'record:' .. worker end
+local function running_key(worker) return PREFIX .. 'running:' .. worker end
+
+-- A stream entry is {id, {name, value, ...}}. Its fields have the same order everywhere: e (encoded batch), a (attempt),
+-- d (deadline, ms), g (the gateway's reply list), b (name of the batch), c (cost: ms that it runs), f (fill: its part of
+-- a full run; at 1 and more nothing fits beside it). These are the positions of their values.
+local ID, FIELDS = 1, 2
+local BATCH, ATTEMPT, DEADLINE, REPLIES, NAME, COST, FILL = 2, 4, 6, 8, 10, 12, 14
+local GROUP = 'w' -- a lane's stream has one consumer group, whose consumers are the workers
+
+local PAGE = 32 -- members of a sorted set that are read at a time
+local REPLIES_LIFE_S = 60 -- a reply list that its gateway does not read for so long expires
+local UNSERVED_LIFE_S = 3660 -- a stream that no worker serves expires then: no deadline is more than an hour away
+
+-- clock() -> milliseconds on the Redis clock
+local function clock()
+  local now = redis.call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
+end
 
 -- lease(stream, worker, count) -> the next undelivered entries, now leased by the worker.
--- The group is made where it is missing: a Redis that evicts keys may have taken the stream with it.
+-- Creates the group where it is missing: a Redis that evicts keys may have evicted the stream with its group.
 local function lease(stream, worker, count)
-  local got = redis.pcall('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
+  local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
   if got and got.err then
-    redis.call('XGROUP', 'CREATE', stream, 'w', '0', 'MKSTREAM')
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
     redis.call('PERSIST', stream)
-    got = redis.call('XREADGROUP', 'GROUP', 'w', worker, 'COUNT', count, 'STREAMS', stream, '>')
+    got = redis.call('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
   end
   return got and got[1][2] or {}
 end
 
--- Put a leased entry into a worker's inbox.
-local function push_inbox(prefix, worker, lane, entry)
-  redis.call('RPUSH', prefix .. 'inbox:' .. worker, cmsgpack.pack({lane, entry[1], entry[2][2], entry[2][4]}))
+-- leased_item(lane, entry) -> {lane, id, batch, attempt}: a leased entry as a worker reads it
+local function leased_item(lane, entry)
+  return {lane, entry[ID], entry[FIELDS][BATCH], entry[FIELDS][ATTEMPT]}
 end
 
--- deliver(prefix, lane, worker) -> id of the entry that lies in the worker's inbox now, or nil. It is idle no more.
-local function deliver(prefix, lane, worker)
-  local entry = lease(prefix .. 'stream:' .. lane, worker, 1)[1]
+-- push_inbox(worker, lane, entry): put a leased entry into a worker's inbox.
+local function push_inbox(worker, lane, entry)
+  redis.call('RPUSH', inbox_key(worker), cmsgpack.pack(leased_item(lane, entry)))
+end
+
+-- deliver(lane, worker) -> id of the entry that was put into the worker's inbox, or nil. The worker is no longer idle.
+local function deliver(lane, worker)
+  local entry = lease(stream_key(lane), worker, 1)[1]
   if not entry then return nil end
-  push_inbox(prefix, worker, lane, entry)
-  redis.call('ZREM', prefix .. 'idle', worker)
-  return entry[1]
+  push_inbox(worker, lane, entry)
+  redis.call('ZREM', IDLE, worker)
+  return entry[ID]
 end
 
--- offer(prefix, lane) -> id of the entry that an idle worker got, or nil when no idle worker holds the lane.
-local function offer(prefix, lane)
+-- offer(lane) -> id of the entry that an idle worker got, or nil when no idle worker serves the lane.
+local function offer(lane)
   local start = 0
   while true do
-    local idle = redis.call('ZRANGE', prefix .. 'idle', start, start + PAGE - 1)
+    local idle = redis.call('ZRANGE', IDLE, start, start + PAGE - 1)
     for _, worker in ipairs(idle) do
-      if redis.call('SISMEMBER', prefix .. 'held:' .. worker, lane) == 1 then
-        return deliver(prefix, lane, worker)
+      if redis.call('SISMEMBER', lanes_key(worker), lane) == 1 then
+        return deliver(lane, worker)
       end
     end
     if #idle < PAGE then return nil end
@@ -46,69 +76,78 @@ local function offer(prefix, lane)
   end
 end
 
--- How many entries of a lane no worker has yet; all of them when nobody ever held it (no group).
-local function undelivered(prefix, lane)
-  local stream = prefix .. 'stream:' .. lane
-  local pending = redis.pcall('XPENDING', stream, 'w')
+-- undelivered(lane) -> how many entries of a lane are leased by no worker; all of them when there is no group, because
+-- no worker ever served the lane.
+local function undelivered(lane)
+  local stream = stream_key(lane)
+  local pending = redis.pcall('XPENDING', stream, GROUP)
   if pending.err then return redis.call('XLEN', stream) end
   return redis.call('XLEN', stream) - pending[1]
 end
 
--- mark_ready(prefix, lane, deadline): the lane has an undelivered entry with this deadline. What it ran before is not forgotten.
-local function mark_ready(prefix, lane, deadline)
-  local deadlines = prefix .. 'deadlines'
-  if redis.call('HSETNX', deadlines, lane, deadline) == 1 then
-    local tags = redis.call('ZMSCORE', prefix .. 'shares', '', lane)
-    redis.call('ZADD', prefix .. 'ready', math.max(tonumber(tags[1] or 0), tonumber(tags[2] or 0)), lane)
-  elseif tonumber(deadline) < tonumber(redis.call('HGET', deadlines, lane)) then
-    redis.call('HSET', deadlines, lane, deadline)
+-- mark_ready(lane, deadline): the lane has an undelivered entry with this deadline. Its virtual time is where its
+-- earlier runs left it, but not behind the pool's.
+local function mark_ready(lane, deadline)
+  if redis.call('HSETNX', DEADLINES, lane, deadline) == 1 then
+    local vtimes = redis.call('ZMSCORE', VTIMES, '', lane)
+    redis.call('ZADD', READY, math.max(tonumber(vtimes[1] or 0), tonumber(vtimes[2] or 0)), lane)
+  elseif tonumber(deadline) < tonumber(redis.call('HGET', DEADLINES, lane)) then
+    redis.call('HSET', DEADLINES, lane, deadline)
   end
 end
 
--- unmark_ready(prefix, lane): it has none.
-local function unmark_ready(prefix, lane)
-  redis.call('ZREM', prefix .. 'ready', lane)
-  redis.call('HDEL', prefix .. 'deadlines', lane)
+-- unmark_ready(lane): the lane has no undelivered entry.
+local function unmark_ready(lane)
+  redis.call('ZREM', READY, lane)
+  redis.call('HDEL', DEADLINES, lane)
 end
 
--- append(…) -> 1: an idle worker has the batch; 0: it waits in the stream.
-local function append(prefix, lane, batch, attempt, deadline, replies, name, cost, fill)
-  local stream = prefix .. 'stream:' .. lane
+-- append(lane, batch, attempt, deadline, replies, name, cost, fill) -> 1: an idle worker has the batch; 0: it waits in
+-- the stream.
+local function append(lane, batch, attempt, deadline, replies, name, cost, fill)
+  local stream = stream_key(lane)
   local fields = {'*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name, 'c', cost, 'f', fill}
   local id = redis.call('XADD', stream, 'NOMKSTREAM', unpack(fields))
-  if not id then -- whoever holds a lane makes its stream: nobody holds this one, and perhaps nobody will
+  if not id then -- a worker creates the stream when it begins to serve a lane: no worker serves this lane now
     id = redis.call('XADD', stream, unpack(fields))
-    redis.call('EXPIRE', stream, FORSAKEN_S)
+    redis.call('EXPIRE', stream, UNSERVED_LIFE_S)
   end
-  if offer(prefix, lane) == id then return 1 end
-  mark_ready(prefix, lane, deadline)
+  if offer(lane) == id then return 1 end
+  mark_ready(lane, deadline)
   return 0
 end
 
--- held_by_any(prefix, lane) -> whether a worker can run the lane.
-local function held_by_any(prefix, lane)
-  for _, worker in ipairs(redis.call('ZRANGE', prefix .. 'workers', 0, -1)) do
-    if redis.call('SISMEMBER', prefix .. 'held:' .. worker, lane) == 1 then return true end
+-- append_again(lane, fields, attempt): put a batch, whose entry was removed, at the end of its stream.
+local function append_again(lane, fields, attempt)
+  return append(lane, fields[BATCH], attempt, fields[DEADLINE], fields[REPLIES], fields[NAME], fields[COST] or 1,
+    fields[FILL] or 1)
+end
+
+-- reply(list, data): push a reply for a gateway.
+local function reply(list, data)
+  redis.call('RPUSH', list, data)
+  redis.call('EXPIRE', list, REPLIES_LIFE_S)
+end
+
+-- is_served(lane) -> whether any worker serves the lane
+local function is_served(lane)
+  for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
+    if redis.call('SISMEMBER', lanes_key(worker), lane) == 1 then return true end
   end
   return false
 end
 
--- drop_if_unused(prefix, lane) -> 1 when the stream is gone. Call it after a worker held the lane for the last time: if that
--- was its last holder, an empty stream goes at once, and one with batches when no deadline can be left in it.
-local function drop_if_unused(prefix, lane)
-  if held_by_any(prefix, lane) then return 0 end
-  local stream = prefix .. 'stream:' .. lane
+-- drop_if_unused(lane) -> 1 when the stream was deleted. To be called after a worker stopped serving the lane. If no
+-- other worker serves it, an empty stream is deleted at once, and a stream with batches expires when the deadline of
+-- each of them is over.
+local function drop_if_unused(lane)
+  if is_served(lane) then return 0 end
+  local stream = stream_key(lane)
   if redis.call('XLEN', stream) > 0 then
-    redis.call('EXPIRE', stream, FORSAKEN_S)
+    redis.call('EXPIRE', stream, UNSERVED_LIFE_S)
     return 0
   end
-  unmark_ready(prefix, lane)
+  unmark_ready(lane)
   redis.call('DEL', stream)
   return 1
-end
-
--- The Redis clock in milliseconds.
-local function clock()
-  local now = redis.call('TIME')
-  return now[1] * 1000 + math.floor(now[2] / 1000)
 end

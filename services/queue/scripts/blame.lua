@@ -1,39 +1,45 @@
--- blame (gateway): count that a version ended a worker, or that a run of it had to be ended; one that goes on like this is
--- refused for a while, each time for longer.
--- KEYS: blamed versions, what this is about
--- ARGV: key prefix, release; '': count nothing
--- returns {1 if it was counted, else 0; then for each version that is refused: {release, deaths of late, ms to go}}
--- The count halves every minute. Five refuse the version for ten seconds; while that is remembered one more is enough, and
--- each time lasts twice as long. One time is forgotten for every ten minutes in which it was not refused.
+-- blame (gateway): count that a version ended a worker, or that a run of it had to be terminated. A version that does so
+-- repeatedly is refused for a while, each time for longer.
+-- KEYS: blamed versions (hash), marker of the event that is counted
+-- ARGV: version (name of its lane); '': count nothing
+-- returns {1 if the event was counted, else 0; then for each refused version: {version, recent deaths, ms to go}}
+-- The count halves every minute. A count of five refuses the version for ten seconds. While a refusal is remembered one
+-- more event is enough, and each refusal lasts twice as long as the one before, ten minutes at most. One refusal is
+-- forgotten for every ten minutes in which the version was not refused.
+local BLAMED, COUNTED = KEYS[1], KEYS[2]
+local version = ARGV[1]
 local HALF_LIFE_MS, LIMIT, FIRST_MS, MOST_MS, FORGET_MS = 60000, 5, 10000, 600000, 600000
-local now, counted = clock(), 0
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local counted = 0
 
--- record(text) -> count, as of when, times that it was refused, until when
-local function record(text)
-  local count, at, times, till = string.match(text or '', '(%S+) (%S+) (%S+) (%S+)')
-  if not count then return 0, now, 0, now end
-  return tonumber(count) * 0.5 ^ ((now - at) / HALF_LIFE_MS), now,
-    math.max(0, times - math.floor(math.max(0, now - till) / FORGET_MS)), tonumber(till)
+-- decayed(text) -> count as of now, refusals that are remembered, end of the last refusal (ms).
+-- The text is what the hash stores: count, the time (ms) at which it was right, refusals, end of the last refusal.
+local function decayed(text)
+  local count, at, refusals, till = string.match(text or '', '(%S+) (%S+) (%S+) (%S+)')
+  if not count then return 0, 0, now end
+  local forgotten = math.floor(math.max(0, now - till) / FORGET_MS)
+  return tonumber(count) * 0.5 ^ ((now - at) / HALF_LIFE_MS), math.max(0, refusals - forgotten), tonumber(till)
 end
 
-if ARGV[2] ~= '' and redis.call('SET', KEYS[2], 1, 'NX', 'PX', FORGET_MS) then
+if version ~= '' and redis.call('SET', COUNTED, 1, 'NX', 'PX', FORGET_MS) then
   counted = 1
-  local count, _, times, till = record(redis.call('HGET', KEYS[1], ARGV[2]))
+  local count, refusals, till = decayed(redis.call('HGET', BLAMED, version))
   count = count + 1
-  if now >= till and (count > LIMIT - 0.5 or times > 0) then -- five that come in seconds are five
-    times = times + 1
-    till = now + math.min(MOST_MS, FIRST_MS * 2 ^ (times - 1))
+  if now >= till and (count > LIMIT - 0.5 or refusals > 0) then -- five events within seconds still count as five
+    refusals = refusals + 1
+    till = now + math.min(MOST_MS, FIRST_MS * 2 ^ (refusals - 1))
   end
-  redis.call('HSET', KEYS[1], ARGV[2], string.format('%.3f %d %d %d', count, now, times, till))
+  redis.call('HSET', BLAMED, version, string.format('%.3f %d %d %d', count, now, refusals, till))
 end
 
-local found, all = {counted}, redis.call('HGETALL', KEYS[1])
+local result, all = {counted}, redis.call('HGETALL', BLAMED)
 for i = 1, #all, 2 do
-  local count, _, times, till = record(all[i + 1])
+  local name, count, refusals, till = all[i], decayed(all[i + 1])
   if till > now then
-    found[#found + 1] = {all[i], math.ceil(count), till - now}
-  elseif times == 0 and count < 0.1 then
-    redis.call('HDEL', KEYS[1], all[i])
+    result[#result + 1] = {name, math.ceil(count), till - now}
+  elseif refusals == 0 and count < 0.1 then
+    redis.call('HDEL', BLAMED, name)
   end
 end
-return found
+return result

@@ -1,27 +1,30 @@
--- give_back (worker): a run takes long: what the worker leases beside it is put again, for others; no attempt is used up.
--- KEYS: lanes the worker holds, lanes it drains, inbox of the worker, idle
--- ARGV: key prefix, worker, then names of the batches that it runs
+-- give_back (worker): a run takes long. Everything else that the worker leases is put again, for other workers; no
+-- attempt is used up.
+-- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains, its inbox
+-- ARGV: prefix, worker, then names of the batches that it runs
 -- returns how many batches were put again
-local prefix, worker = ARGV[1], ARGV[2]
+local LANES, DRAINING, INBOX = KEYS[6], KEYS[7], KEYS[8]
+local worker = ARGV[2]
 local running, given = {}, 0
 for i = 3, #ARGV do running[ARGV[i]] = true end
-redis.call('DEL', KEYS[3])
-redis.call('ZREM', KEYS[4], worker) -- else it would be offered what it gives back
-for _, lane in ipairs(redis.call('SUNION', KEYS[1], KEYS[2])) do
-  local stream, start = prefix .. 'stream:' .. lane, '-'
+redis.call('DEL', INBOX)
+redis.call('ZREM', IDLE, worker) -- else an idle worker would be offered what it gives back
+for _, lane in ipairs(redis.call('SUNION', LANES, DRAINING)) do
+  local stream, start = stream_key(lane), '-'
   while start do
-    local leases = redis.pcall('XPENDING', stream, 'w', start, '+', 100, worker)
+    local leases = redis.pcall('XPENDING', stream, GROUP, start, '+', 100, worker)
     for _, leased in ipairs(leases) do
-      local entry = redis.call('XRANGE', stream, leased[1], leased[1])[1]
-      local fields = entry and entry[2]
-      if fields and not running[fields[10]] then
-        redis.call('XACK', stream, 'w', leased[1])
-        redis.call('XDEL', stream, leased[1])
-        append(prefix, lane, fields[2], fields[4], fields[6], fields[8], fields[10], fields[12] or 1, fields[14] or 1)
+      local id = leased[ID]
+      local entry = redis.call('XRANGE', stream, id, id)[1]
+      local fields = entry and entry[FIELDS]
+      if fields and not running[fields[NAME]] then
+        redis.call('XACK', stream, GROUP, id)
+        redis.call('XDEL', stream, id)
+        append_again(lane, fields, fields[ATTEMPT])
         given = given + 1
       end
     end
-    start = #leases == 100 and '(' .. leases[100][1] or nil
+    start = #leases == 100 and '(' .. leases[100][ID] or nil
   end
 end
 return given

@@ -1,88 +1,92 @@
--- next (worker): send replies and acknowledge what is finished, then lease what is most urgent, else become idle.
--- KEYS: ready, idle, inbox of the worker, lanes it holds, workers, shares, deadlines
--- ARGV: key prefix, worker, batches in hand, most entries wanted (0: reply only, ask for nothing),
---       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number finished,
---       then for each finished: lane, entry id, reply list, reply, blob key or '', key of the reply's blob or ''
--- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or how many lie
--- in the inbox; none: idle now
--- A lease that was lost (reclaimed after a freeze) acknowledges nothing: its reply is dropped, another run answers.
-local FORGET_MS = 1000
-local prefix, worker, wanted, leave = ARGV[1], ARGV[2], tonumber(ARGV[4]), ARGV[5] == '1'
-local k = 7
-for _ = 1, tonumber(ARGV[6]) do
-  local stream = prefix .. 'stream:' .. ARGV[k]
-  if redis.call('XACK', stream, 'w', ARGV[k + 1]) == 1 then
-    redis.call('RPUSH', ARGV[k + 2], ARGV[k + 3])
-    redis.call('EXPIRE', ARGV[k + 2], 60)
-    redis.call('XDEL', stream, ARGV[k + 1])
-    if ARGV[k + 4] ~= '' then redis.call('DEL', ARGV[k + 4]) end
-  elseif ARGV[k + 5] ~= '' then
-    redis.call('DEL', ARGV[k + 5])
+-- next (worker): send replies and acknowledge what is finished; then lease what is most urgent, else become idle.
+-- KEYS: ready, deadlines, vtimes, idle, workers, inbox of the worker, lanes that it serves
+-- ARGV: prefix, worker, batches that it leases already, most entries wanted (0: reply only, lease nothing),
+--       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number of finished batches,
+--       then for each of them: lane, entry id, reply list, reply, blob key or '', key of the reply's blob or ''
+-- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or how many are
+-- in the inbox; none: the worker is idle now
+-- A lease that was lost (reclaimed while the worker was frozen) acknowledges nothing: its reply is dropped, because
+-- another worker runs the batch and answers.
+local INBOX, LANES = KEYS[6], KEYS[7]
+local worker, leased_already, wanted, leave, finished = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
+local FORGET_MS = 1000 -- of virtual time, after which lanes that are behind it are removed from vtimes
+local FIRST_FINISHED, FINISHED_ARGS = 7, 6
+for i = 0, tonumber(finished) - 1 do
+  local first = FIRST_FINISHED + i * FINISHED_ARGS
+  local lane, id, replies, data, blob, reply_blob = unpack(ARGV, first, first + FINISHED_ARGS - 1)
+  local stream = stream_key(lane)
+  if redis.call('XACK', stream, GROUP, id) == 1 then
+    reply(replies, data)
+    redis.call('XDEL', stream, id)
+    if blob ~= '' then redis.call('DEL', blob) end
+  elseif reply_blob ~= '' then
+    redis.call('DEL', reply_blob)
   end
-  k = k + 6
 end
 if wanted == 0 then
-  redis.call('ZREM', KEYS[2], worker)
+  redis.call('ZREM', IDLE, worker)
   return {}
 end
 
 if leave then
-  local waiting = redis.call('LLEN', KEYS[3])
+  local waiting = redis.call('LLEN', INBOX)
   if waiting > 0 then return waiting end
 else
-  local waiting = redis.call('LPOP', KEYS[3], wanted)
+  local waiting = redis.call('LPOP', INBOX, wanted)
   if waiting then return waiting end
 end
 
--- choose() -> the lane whose turn it is, the virtual time at its turn and the one before; nil: no ready lane is held.
--- Workers are shared by time (start-time fair queueing, Goyal et al. 1996): a run moves the tag of its lane on by what it
--- costs, and the lane with the least tag is next. The virtual time, kept in `shares` under the name '', is the tag of the
--- last lane that was next; lanes behind it count as it: who did not ask saved nothing. Of those, and of others of the same
--- tag, the earliest deadline comes first. When nothing waits, all begin anew.
+-- choose() -> the lane to run next, the pool's virtual time then, and the virtual time before; nil: the worker serves
+-- no ready lane.
+-- Lanes share the workers by time (start-time fair queueing, Goyal et al. 1996): a run advances the virtual time of its
+-- lane by its cost, and the lane with the least virtual time is next. The pool's virtual time, kept in `vtimes` under
+-- the name '', is that of the lane that was chosen last. A lane behind it counts as equal to it: a lane gains no credit
+-- by being idle. Among lanes with equal virtual time the earliest deadline is first. When nothing waits, all virtual
+-- times begin at 0 again.
 local function choose()
   local start = 0
   while true do
-    local page = redis.call('ZRANGE', KEYS[1], start, start + PAGE - 1, 'WITHSCORES')
+    local page = redis.call('ZRANGE', READY, start, start + PAGE - 1, 'WITHSCORES')
     if #page == 0 then
-      if start == 0 then redis.call('DEL', KEYS[6]) end
+      if start == 0 then redis.call('DEL', VTIMES) end
       return nil
     end
     start = start + PAGE
-    local lanes, tags = {}, {}
-    for i = 1, #page, 2 do lanes[#lanes + 1], tags[#tags + 1] = page[i], tonumber(page[i + 1]) end
-    local held = redis.call('SMISMEMBER', KEYS[4], unpack(lanes))
-    local even, before, now = {}, nil, nil
+    local lanes, vtimes = {}, {}
+    for i = 1, #page, 2 do lanes[#lanes + 1], vtimes[#vtimes + 1] = page[i], tonumber(page[i + 1]) end
+    local served = redis.call('SMISMEMBER', LANES, unpack(lanes))
+    local ties, before, now = {}, nil, nil
     for i, lane in ipairs(lanes) do
-      if held[i] == 1 then
+      if served[i] == 1 then
         if not now then
-          before = tonumber(redis.call('ZSCORE', KEYS[6], '') or 0)
-          now = math.max(before, tags[i])
+          before = tonumber(redis.call('ZSCORE', VTIMES, '') or 0)
+          now = math.max(before, vtimes[i])
         end
-        if tags[i] > now then break end
-        even[#even + 1] = lane
+        if vtimes[i] > now then break end
+        ties[#ties + 1] = lane
       end
     end
-    if #even == 1 then return even[1], now, before end
-    if #even > 1 then
-      local chosen, deadlines = 1, redis.call('HMGET', KEYS[7], unpack(even))
-      for i = 2, #even do
+    if #ties == 1 then return ties[1], now, before end
+    if #ties > 1 then
+      local chosen, deadlines = 1, redis.call('HMGET', DEADLINES, unpack(ties))
+      for i = 2, #ties do
         if tonumber(deadlines[i]) < tonumber(deadlines[chosen]) then chosen = i end
       end
-      return even[chosen], now, before
+      return ties[chosen], now, before
     end
   end
 end
 
--- take(lane) -> entries from the front of a lane, leased now: one, and as many more as fit into one run with it; and how
--- many waited.
+-- take(lane) -> entries from the front of a lane, leased now: one entry and those that fit into one run with it; and
+-- how many entries waited.
 local function take(lane)
-  local stream = prefix .. 'stream:' .. lane
-  local left = undelivered(prefix, lane)
+  local stream = stream_key(lane)
+  local left = undelivered(lane)
   local got = lease(stream, worker, 1)
   if left < 2 or #got == 0 then return got, left end
-  -- A fair part of what waits: what one worker holds in hand, no other can run.
-  local most = math.min(wanted, math.ceil(left / math.max(1, redis.call('ZCARD', KEYS[5])))) - 1
-  local fill = tonumber(got[1][2][14] or 1)
+  -- At most a fair part of what waits: no other worker can run what this one leases.
+  local most = math.min(wanted, math.ceil(left / math.max(1, redis.call('ZCARD', WORKERS)))) - 1
+  local fill = tonumber(got[1][FIELDS][FILL] or 1)
   local fitting = fill > 0 and math.floor((1 - fill) / fill) or most
   if math.min(most, fitting) > 0 then
     for _, entry in ipairs(lease(stream, worker, math.min(most, fitting))) do got[#got + 1] = entry end
@@ -90,21 +94,21 @@ local function take(lane)
   return got, left
 end
 
--- advance_vtime(lane, got, left, now, before): what it leases now moves the lane's tag on.
+-- advance_vtime(lane, got, left, now, before): advance the lane's virtual time by the cost of the entries leased now.
 local function advance_vtime(lane, got, left, now, before)
-  local tag = now
-  for _, entry in ipairs(got) do tag = tag + tonumber(entry[2][12] or 1) end
+  local vtime = now
+  for _, entry in ipairs(got) do vtime = vtime + tonumber(entry[FIELDS][COST] or 1) end
   if #got < left then
-    redis.call('ZADD', KEYS[1], tag, lane)
-    -- A stream is first in, first out: the entry behind is hardly more urgent than the last one taken.
-    redis.call('HSET', KEYS[7], lane, got[#got][2][6])
-    if now > before then redis.call('ZADD', KEYS[6], now, '') end
+    redis.call('ZADD', READY, vtime, lane)
+    -- A stream is first in, first out: the next entry is hardly more urgent than the last one that was leased.
+    redis.call('HSET', DEADLINES, lane, got[#got][FIELDS][DEADLINE])
+    if now > before then redis.call('ZADD', VTIMES, now, '') end
   else
-    unmark_ready(prefix, lane)
-    redis.call('ZADD', KEYS[6], now, '', tag, lane)
+    unmark_ready(lane)
+    redis.call('ZADD', VTIMES, now, '', vtime, lane)
   end
-  if math.floor(now / FORGET_MS) > math.floor(before / FORGET_MS) then -- tags before the virtual time say nothing
-    redis.call('ZREMRANGEBYSCORE', KEYS[6], '-inf', string.format('(%.17g', now))
+  if math.floor(now / FORGET_MS) > math.floor(before / FORGET_MS) then -- these lanes count as equal to '' anyway
+    redis.call('ZREMRANGEBYSCORE', VTIMES, '-inf', string.format('(%.17g', now))
   end
 end
 
@@ -113,18 +117,17 @@ while lane do
   local got, left = take(lane)
   if #got > 0 then
     advance_vtime(lane, got, left, now, before)
-    redis.call('ZREM', KEYS[2], worker)
+    redis.call('ZREM', IDLE, worker)
     for i, entry in ipairs(got) do
-      if leave then push_inbox(prefix, worker, lane, entry)
-      else got[i] = {lane, entry[1], entry[2][2], entry[2][4]} end
+      if leave then push_inbox(worker, lane, entry) else got[i] = leased_item(lane, entry) end
     end
     return leave and #got or got
   end
-  unmark_ready(prefix, lane)
+  unmark_ready(lane)
   lane, now, before = choose()
 end
-redis.call('ZADD', KEYS[2], ARGV[3], worker)
-if not redis.call('ZSCORE', KEYS[5], worker) then -- new, or reclaimed: it may be gone again before its next beat
-  redis.call('ZADD', KEYS[5], clock(), worker)
+redis.call('ZADD', IDLE, leased_already, worker)
+if not redis.call('ZSCORE', WORKERS, worker) then -- new, or reclaimed: it might die before its next beat
+  redis.call('ZADD', WORKERS, clock(), worker)
 end
 return leave and 0 or {}

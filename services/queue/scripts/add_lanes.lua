@@ -1,0 +1,23 @@
+-- add_lanes (worker): the worker serves these lanes from now on; what already waits in them becomes deliverable.
+-- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains
+-- ARGV: prefix, worker, then lanes
+-- returns the number of lanes that the worker serves now
+local LANES, DRAINING = KEYS[6], KEYS[7]
+local worker = ARGV[2]
+redis.call('ZADD', WORKERS, 'NX', clock(), worker) -- so that its leases are reclaimed if it dies before its first beat
+for i = 3, #ARGV do
+  local lane = ARGV[i]
+  redis.pcall('XGROUP', 'CREATE', stream_key(lane), GROUP, '0', 'MKSTREAM')
+  redis.call('PERSIST', stream_key(lane))
+  redis.call('SADD', LANES, lane)
+  redis.call('SREM', DRAINING, lane)
+  if undelivered(lane) > 0 then
+    if redis.call('ZSCORE', IDLE, worker) then deliver(lane, worker) end
+    if undelivered(lane) > 0 then
+      mark_ready(lane, clock())
+    else
+      unmark_ready(lane)
+    end
+  end
+end
+return redis.call('SCARD', LANES)
