@@ -137,6 +137,13 @@ def test_every_link_leads_to_a_file():
     assert [link for link in links if not (ROOT / "docs" / link).exists()] == []
 
 
+def test_each_of_the_twelve_questions_is_answered_with_a_file_first():
+    section = PAGE.split("## Where is it decided")[1].split("\n## ")[0]
+    answers = re.findall(r"^\| [^|]+\? \| `([\w/.-]+)`", section, re.MULTILINE)
+    assert len(answers) == 12
+    assert [answer for answer in answers if not (ROOT / answer).exists()] == []
+
+
 def test_every_redis_key_of_the_page_is_one_of_the_code():
     keys = (ROOT / "services/queue/keys.py").read_text()
     named = set(_KEY.findall(PAGE))
