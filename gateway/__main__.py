@@ -274,6 +274,7 @@ def main() -> int:
         settings = read_settings()
         allow_connections(settings.connections_max * (1 if settings.grpc_port < 0 else 2))
         gateway = Gateway(settings, arguments.index)
+        protocol = _protocol(settings, gateway)
     except (Failure, OSError) as error:
         print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
         return 1
@@ -282,7 +283,7 @@ def main() -> int:
         build_app(deps),
         host=settings.host,
         port=settings.http_port,
-        http=_protocol(settings, gateway),
+        http=protocol,
         loop="uvloop",
         log_level="warning",
         access_log=False,
@@ -293,8 +294,15 @@ def main() -> int:
         lifespan="on",
     )
     shared = arguments.fd is not None
-    beside = _grpc(settings, gateway, deps, shared=shared)
-    server = Server(config, gateway, settings.drain_s, shared=shared, ready_fd=arguments.ready_fd, beside=beside)
+    side_server = _grpc(settings, gateway, deps, shared=shared)
+    server = Server(
+        config,
+        gateway,
+        settings.drain_s,
+        shared_port=shared,
+        ready_fd=arguments.ready_fd,
+        side_server=side_server,
+    )
     # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
     server.run([socket.socket(fileno=arguments.fd)] if shared else None)
     return 0 if server.started else 1

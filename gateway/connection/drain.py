@@ -1,40 +1,40 @@
-"""drain: whether this gateway is leaving, and what its connections do about it.
+"""drain: whether this gateway is draining, and what its HTTP connections do about it.
 
-From then on each answer behind which no other request waits says `Connection: close`, so that clients go on at another
-gateway by themselves. A client that is never told so cannot tell a close that crosses its request from a failure.
+While a gateway drains, each reply behind which no other request waits says `Connection: close`, so that the client
+goes on at another gateway. Without that header a client cannot tell a close that crosses its next request from a
+failure.
 """
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from millstream.gateway.connection.request_head import head_fault
+from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol, check_hooks
 
 
 class Drain:
-    """Begun once, and never over. Read by readiness and by every connection."""
+    """`draining` is set once and stays set. Readiness and every connection read it."""
 
-    __slots__ = ("begun",)
+    __slots__ = ("draining",)
 
     def __init__(self) -> None:
-        self.begun = False
+        self.draining = False
 
 
 class DrainingProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, whose answers say goodbye while `drain` has begun."""
+    """uvicorn's protocol, whose replies say `Connection: close` while the gateway drains."""
 
     drain: ClassVar[Drain]
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Called by uvicorn when a request's turn has come."""
-        if self.drain.begun and not self.pipeline:
+        """Start a request whose turn has come. Called by uvicorn."""
+        if self.drain.draining and not self.pipeline:
             cycle.keep_alive = False
         super()._start_asgi_task(cycle, app)
 
 
-class _Plain(DrainingProtocol):
+class _AsgiProtocol(DrainingProtocol):
     def on_headers_complete(self) -> None:
         fault = head_fault(self.parser.get_http_version(), self.headers)
         if fault is not None:
@@ -43,5 +43,6 @@ class _Plain(DrainingProtocol):
 
 
 def asgi_protocol(drain: Drain) -> type[DrainingProtocol]:
-    """The protocol class of a server without the fast path."""
-    return type("PlainLane", (_Plain,), {"drain": drain})
+    """Return the protocol class of a server without the fast path. Raises Failure: uvicorn lacks a part."""
+    check_hooks()
+    return type("AsgiProtocol", (_AsgiProtocol,), {"drain": drain})

@@ -1,4 +1,4 @@
-"""Failures as replies of v2 REST: `{"error": …}` with the status of their code."""
+"""error_reply: failures -> replies of v2 REST: `{"error": …}` with the HTTP status of their code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON_HEADERS = reply_headers((b"content-type", JSON))
 
 
 def error_reply(failure: Failure) -> HttpReply:
-    """A failure as `{"error": …}` with its status, and when to come back."""
+    """Return `failure` as `{"error": …}` with its status, and Retry-After where the failure has a time for it."""
     headers = JSON_HEADERS
     if failure.retry_after_s is not None:
         headers = reply_headers(*JSON_HEADERS.pairs, (b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after_s))))
@@ -26,17 +26,22 @@ def error_reply(failure: Failure) -> HttpReply:
 
 
 def too_large(bytes_max: int) -> Failure:
-    """A body over the limit: refused as soon as that is known, whichever adapter reads it."""
+    """Return the refusal of a body over the limit. Each adapter refuses as soon as it knows the size."""
     return Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {bytes_max} bytes")
 
 
 def unexpected(what: str, error: Exception) -> Failure:
-    """For an exception that nobody expected: it is logged with an id, and the caller gets the id."""
+    """Log an unexpected exception under an id, and return a failure that tells the caller the id alone.
+
+    Args:
+        what: What failed, for the log.
+        error: With its traceback.
+    """
     error_id = uuid.uuid4().hex[:12]
     log.error("internal error %s: %s", error_id, what, exc_info=error)
     return Failure(Code.INTERNAL, f"internal error {error_id}")
 
 
 def error_body(message: str) -> bytes:
-    """The JSON body of every error. What is not Unicode in `message` (it may quote a request) is escaped."""
+    """Return the JSON body of an error. Lone surrogates in `message`, which may quote a request, are escaped."""
     return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})

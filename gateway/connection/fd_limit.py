@@ -1,4 +1,4 @@
-"""fd_limit: a gateway may have as many open files as connections that it takes, where the system lets it."""
+"""fd_limit: raise the limit on open files to what the allowed number of connections needs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import resource
 
 log = logging.getLogger("millstream.gateway")
 
-OTHERS = 256  # files, pipes and sockets that are no client's
+OTHERS = 256  # files, pipes and sockets besides those of clients
 
 
 def allow_connections(connections_max: int) -> None:
-    """Raise the soft limit on open files, 1,024 in most shells, as far as is needed and the hard limit allows.
+    """Raise the soft limit on open files, 1,024 in most shells, as far as needed and the hard limit allows.
 
-    Who has no descriptor left drops connections that it should refuse in words.
+    Without a free descriptor a gateway drops connections that it should answer with an error.
     """
     wanted = connections_max + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

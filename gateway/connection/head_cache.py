@@ -1,7 +1,7 @@
-"""head_cache: heads of infer posts that were read once and need not be parsed again. Pure.
+"""head_cache: heads of infer posts by their bytes, so that a repeated head is not parsed again. Pure.
 
-A client sends the same bytes up to the empty line with each request of one size. The parser is a function of those
-bytes, so what it made of them once holds for the next time.
+A client sends the same bytes up to the empty line with each request of one size. The result of the parser depends on
+these bytes alone, so it holds for the next request with them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from millstream.gateway.connection.path_cache import InferPath, infer_path
 from millstream.gateway.connection.request_cycle import RequestCycle
 from millstream.gateway.connection.request_head import head_fault
 
-HEADS_MAX = 1024
-KNOWN_BYTES_MAX = 1024  # longer heads are parsed each time: what is kept is bounded in bytes too
+HEADS_MAX = 1024  # heads of one server; then the cache is emptied
+CACHED_BYTES_MAX = 1024  # of one head; longer ones are parsed each time, so that the cache is bounded in bytes, too
 _NOT_PLAIN = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
 
 class CachedHead(NamedTuple):
-    """A plain infer post of HTTP/1.1 on a connection that stays, whose length it tells."""
+    """The head of a plain infer post: HTTP/1.1, keep-alive, with a Content-Length."""
 
     head: bytes
     total_bytes: int  # of the head and the body
@@ -29,8 +29,8 @@ class CachedHead(NamedTuple):
     headers: InferHeaders
 
 
-class _Reader:
-    """Collects what a parser of its own, fed with one head and nothing else, says about it."""
+class _HeadCallbacks:
+    """Collects what the parser calls for one head."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -48,8 +48,8 @@ class _Reader:
 
 
 def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
-    """What `head`, empty line included, asks for; None unless it is plain enough to be known by its bytes."""
-    reader = _Reader()
+    """Parse `head`, empty line included. None unless its bytes alone say how to handle the request."""
+    reader = _HeadCallbacks()
     parser = HttpRequestParser(reader)
     try:
         parser.feed_data(head)
@@ -68,8 +68,8 @@ def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
     return CachedHead(head, len(head) + body_bytes, path, cycle.headers)
 
 
-def learn_head(heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int) -> CachedHead | None:
-    """`read_head`, remembered in `heads`."""
+def cache_head(heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int) -> CachedHead | None:
+    """Return `read_head(head, body_bytes_max)`, and keep it in `heads`."""
     known = read_head(head, body_bytes_max)
     if len(heads) >= HEADS_MAX:
         heads.clear()

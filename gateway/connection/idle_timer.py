@@ -1,4 +1,4 @@
-"""A timer that is moved with each request and nearly never fires: moving it is a store, the event loop is not asked."""
+"""idle_timer: a timer that each request moves and that nearly never fires. Moving it is one store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NEVER = float("inf")
 
 
 class LazyTimer:
-    """Calls `on_due` when the time that was set last has come. All calls in the event loop."""
+    """Calls `on_due` when the time set last has come. Use it in the event loop's thread."""
 
     __slots__ = ("_armed", "_due", "_handle", "_loop", "_on_due")
 
@@ -17,11 +17,11 @@ class LazyTimer:
         self._loop = loop
         self._on_due: Callable[[], None] | None = on_due
         self._due = _NEVER
-        self._armed = _NEVER  # when the loop will call: not later than due, mostly much earlier
+        self._armed = _NEVER  # when the loop calls `_check`: never after `_due`, mostly long before
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """From now on due in so many seconds."""
+        """Move the timer to `seconds` from now."""
         due = self._due = self._loop.time() + seconds
         if due < self._armed:
             self._arm(due)
@@ -30,7 +30,7 @@ class LazyTimer:
         self._due = _NEVER
 
     def close(self) -> None:
-        """It is not used any more, and holds on to nothing."""
+        """Stop the timer and drop its references. It cannot be set again."""
         self._due = _NEVER
         self._on_due = None
         if self._handle is not None:
@@ -41,9 +41,9 @@ class LazyTimer:
         if self._handle is not None:
             self._handle.cancel()
         self._armed = due
-        self._handle = self._loop.call_later(max(0.0, due - self._loop.time()), self._look)
+        self._handle = self._loop.call_later(max(0.0, due - self._loop.time()), self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._handle = None
         self._armed = _NEVER
         if self._due == _NEVER or self._on_due is None:

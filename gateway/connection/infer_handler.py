@@ -1,6 +1,6 @@
-"""What passes between an HTTP adapter and the infer handler: bytes in, bytes out. Pure.
+"""infer_handler: the interface between an HTTP adapter and the infer handler: bytes in, bytes out. Pure.
 
-Two adapters speak it: the ASGI route and the fast path in the HTTP protocol class.
+Two adapters use it: the ASGI route and the fast path in the HTTP protocol class.
 """
 
 from __future__ import annotations
@@ -10,30 +10,27 @@ from typing import NamedTuple, Protocol
 
 
 class InferHeaders(NamedTuple):
-    """The request headers that change how an infer body is read and its reply written; None: not sent.
-
-    `header_length` is `Inference-Header-Content-Length`: bytes of the JSON at the start of the decompressed body.
-    """
+    """The request headers that change how an infer body is read and its reply written; None: not sent."""
 
     content_encoding: bytes | None
     accept_encoding: bytes | None
-    header_length: bytes | None
+    header_length: bytes | None  # Inference-Header-Content-Length: bytes of JSON at the start of the decompressed body
 
 
 class ReplyHeaders(NamedTuple):
-    """Lower-case names, and no content-length: the adapter adds it. `lines`: the same as they go over the wire."""
+    """The headers of a reply without Content-Length, which the adapter adds."""
 
-    pairs: tuple[tuple[bytes, bytes], ...]
-    lines: bytes
+    pairs: tuple[tuple[bytes, bytes], ...]  # names in lower case
+    lines: bytes  # the same as they go over the wire
 
 
 def reply_headers(*pairs: tuple[bytes, bytes]) -> ReplyHeaders:
-    """Make them once and use them often."""
+    """Return headers in both forms. Make them once and use them for many replies."""
     return ReplyHeaders(pairs, b"".join([b"%b: %b\r\n" % pair for pair in pairs]))
 
 
 class HttpReply(NamedTuple):
-    """A finished reply."""
+    """A whole HTTP reply."""
 
     status: int
     headers: ReplyHeaders
@@ -44,11 +41,11 @@ class Cancel(Protocol):
     """The handle on a submitted request."""
 
     def cancel(self) -> None:
-        """The caller went away: drop what has not left the lane; `done` is not called any more. Idempotent."""
+        """Drop a request that has not left the lane: its caller is gone. `done` is not called. Idempotent."""
 
 
 class InferHandler(Protocol):
-    """Answers infer requests; errors of every kind come back as replies."""
+    """Answers infer requests. Errors of every kind are replies, too."""
 
     def submit(
         self,
@@ -58,7 +55,12 @@ class InferHandler(Protocol):
         body: bytes,
         done: Callable[[HttpReply], None],
     ) -> Cancel:
-        """Take a request; `done` is called once, in the event loop's thread, maybe before this returns.
+        """Take a request, and return the handle that cancels it.
 
-        `model` and `version` are the decoded path components as sent; `version` None: the path names none.
+        Args:
+            model: Path component, percent-decoded.
+            version: Path component, percent-decoded; None: the path names no version.
+            headers: Those that matter for the body and the reply.
+            body: As it was sent, perhaps compressed.
+            done: Called once with the reply, in the event loop's thread, perhaps before this returns.
         """

@@ -1,7 +1,7 @@
-"""lingering_close: stands in for a connection's protocol that wants no more input. What comes is dropped, the rest is passed on.
+"""lingering_close: after a refusal, discard what the client still sends, so that it can read the reply.
 
-A socket that is closed with unread bytes in it is reset, and the reset can overtake the last reply. So whoever refuses
-a client that is still sending goes deaf, says so, and waits a moment for the client to go.
+A socket that is closed with unread input is reset, and the reset can overtake the last reply. So a connection that
+refuses a client which is still sending discards its input, sends the refusal and waits briefly for the client to close.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 
 
 class DiscardProtocol(asyncio.Protocol):
-    """For `protocol`, which may go on to write. The end of the input closes the connection."""
+    """Takes the place of `protocol`: discards input, passes other events on. End of input closes the connection."""
 
     def __init__(self, protocol: asyncio.Protocol) -> None:
         self._protocol = protocol

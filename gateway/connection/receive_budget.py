@@ -1,4 +1,7 @@
-"""receive_budget: bytes of request bodies that a gateway is receiving, over all protocols. Bounded before anything is admitted."""
+"""receive_budget: a bound on the bytes of request bodies that a gateway is receiving, over all protocols.
+
+bytes of a body ─> counted here ─> whole: given to the infer handler, counted by Admission from then on
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ from contextlib import contextmanager
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
 
-#: a body that takes no more is held even when the budget is spent: the number of connections bounds those
+#: a body up to this size is received even when the budget is spent; the number of connections bounds these
 SMALL_BYTES_MAX = 64 * 1024
 
 
 class ReceiveBudget:
-    """The receive budget of one gateway: bodies that are not yet with the infer handler.
+    """The receive budget of one gateway: bytes of bodies that the infer handler does not have yet.
 
     Args:
-        bytes_max: what all bodies may take together; whoever goes beyond is refused.
-        refused: counts these refusals.
+        bytes_max: Of all bodies together; a body that grows beyond is refused.
+        refused: Counts these refusals.
     """
 
     __slots__ = ("_refused", "bytes", "bytes_max")
@@ -27,24 +30,24 @@ class ReceiveBudget:
         self.bytes_max = bytes_max
         self._refused = refused
 
-    def full(self) -> Failure:
-        """The refusal of a body for which there is no room, counted."""
+    def refusal(self) -> Failure:
+        """Count and return the refusal of a body for which there is no room."""
         if self._refused is not None:
             self._refused.add()
         return Failure(Code.UNAVAILABLE, f"{self.bytes_max} bytes are being received; try again later", retry_after_s=1)
 
     @contextmanager
-    def holding(self) -> Iterator[HeldBody]:
-        """A body that grows within the budget until the block ends."""
-        held = HeldBody(self)
+    def reserve(self) -> Iterator[BodyReservation]:
+        """A context whose reservation is empty at first, grows with a body, and is given back at the end."""
+        reservation = BodyReservation(self)
         try:
-            yield held
+            yield reservation
         finally:
-            held.resize(0)
+            reservation.resize(0)
 
 
-class HeldBody:
-    """One body's share of the budget. Make it with `ReceiveBudget.holding`."""
+class BodyReservation:
+    """The share of the budget that one body takes. Make it with `ReceiveBudget.reserve`."""
 
     __slots__ = ("_receive_budget", "size")
 
@@ -53,12 +56,12 @@ class HeldBody:
         self.size = 0
 
     def grow(self, size_bytes: int) -> None:
-        """Take more. Raises Failure(UNAVAILABLE) when all bodies together take too much and this one is not small."""
+        """Take more. Raises Failure(UNAVAILABLE) when all bodies exceed the budget and this one is not small."""
         self.resize(self.size + size_bytes)
         if self._receive_budget.bytes > self._receive_budget.bytes_max and self.size > SMALL_BYTES_MAX:
-            raise self._receive_budget.full()
+            raise self._receive_budget.refusal()
 
     def resize(self, size_bytes: int) -> None:
-        """Hold exactly so many bytes."""
+        """Set the share to `size_bytes`."""
         self._receive_budget.bytes += size_bytes - self.size
         self.size = size_bytes

@@ -1,4 +1,7 @@
-"""reply_budget: bytes of replies that a gateway holds for its clients, over all protocols, until the transport has them."""
+"""reply_budget: a bound on the bytes of replies in a gateway, over all protocols.
+
+A reply counts from the moment when its tensors exist until the transport has sent it: clients may read slowly.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from contextvars import ContextVar
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter
 
-#: a reply that takes no more is given even when the budget is spent: the number of connections and calls bounds those
+#: a reply up to this size is sent even when the budget is spent; the number of connections and calls bounds these
 SMALL_BYTES_MAX = 64 * 1024
 
 
@@ -15,8 +18,8 @@ class ReplyBudget:
     """The reply budget of one gateway.
 
     Args:
-        bytes_max: what unread replies may take together. One alone may take more.
-        refused: counts replies that are not given for lack of room.
+        bytes_max: Of all unread replies together. A single reply may be larger.
+        refused: Counts replies that are not sent for lack of room.
     """
 
     __slots__ = ("_refused", "bytes", "bytes_max")
@@ -26,30 +29,30 @@ class ReplyBudget:
         self.bytes_max = bytes_max
         self._refused = refused
 
-    def room(self, size_bytes: int) -> bool:
-        """Whether a reply of this size may be held, too."""
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a reply of `size_bytes` fits."""
         return size_bytes <= SMALL_BYTES_MAX or not self.bytes or self.bytes + size_bytes <= self.bytes_max
 
-    def full(self) -> Failure:
-        """What is answered instead of a reply for which there is no room, counted."""
+    def refusal(self) -> Failure:
+        """Count and return what is answered instead of a reply for which there is no room."""
         if self._refused is not None:
             self._refused.add()
         unread = f"{self.bytes} bytes of replies wait for clients that do not read them; try again later"
         return Failure(Code.UNAVAILABLE, unread, retry_after_s=1)
 
     def take(self, size_bytes: int) -> None:
-        """Hold a reply. Raises Failure(UNAVAILABLE)."""
-        if not self.room(size_bytes):
-            raise self.full()
+        """Count a reply. Raises Failure(UNAVAILABLE) where it does not fit."""
+        if not self.has_room(size_bytes):
+            raise self.refusal()
         self.bytes += size_bytes
 
-    def give(self, size_bytes: int) -> None:
-        """Hold it no longer."""
+    def release(self, size_bytes: int) -> None:
+        """Count it no longer."""
         self.bytes -= size_bytes
 
 
 class ReplyPermit:
-    """What one call holds of the budget."""
+    """The share of the budget that one call takes."""
 
     __slots__ = ("_reply_budget", "size_bytes")
 
@@ -58,20 +61,20 @@ class ReplyPermit:
         self.size_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Hold more. Raises Failure(UNAVAILABLE)."""
+        """Take more. Raises Failure(UNAVAILABLE) where it does not fit."""
         self._reply_budget.take(size_bytes)
         self.size_bytes += size_bytes
 
     def resize(self, size_bytes: int) -> None:
-        """Hold exactly so much: the reply has another form now."""
+        """Set the share to `size_bytes`: the reply has another form now."""
         self._reply_budget.bytes += size_bytes - self.size_bytes
         self.size_bytes = size_bytes
 
-    def give_back(self) -> None:
-        """The transport has the reply, or nobody will get it. Idempotent."""
+    def release(self) -> None:
+        """Give the share back: the transport has the reply, or it will not be sent. Idempotent."""
         self._reply_budget.bytes -= self.size_bytes
         self.size_bytes = 0
 
 
-#: of the HTTP request that this task answers
+#: the permit of the HTTP request that the current task answers
 PERMIT: ContextVar[ReplyPermit | None] = ContextVar("permit", default=None)

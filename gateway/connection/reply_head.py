@@ -1,28 +1,30 @@
-"""reply_head: the bytes before a reply's body. Pure.
+"""reply_head: the status line and headers of a reply as bytes. Pure.
 
-The order of headers is that of the ASGI route: the server's own, the length, the reply's.
+Their order is that of the ASGI route: the server's own headers, the length, the reply's headers.
 """
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.connection.uvicorn_hooks import STATUS_LINE
 
 Headers = list[tuple[bytes, bytes]]
 
 
 def ok_prefix(defaults: Headers) -> bytes:
-    """The head of a 200 up to its length, which is the same for all of them. `defaults`: the server's own headers.
+    """Return the head of a 200 up to the value of Content-Length: the part that all of these replies share.
 
-    The length, the end of its line, the reply's own lines and an empty one follow.
+    The caller appends the length and its line end, the reply's own lines and the empty line.
+
+    Args:
+        defaults: The server's own headers.
     """
     lines = [b"%b: %b\r\n" % header for header in defaults]
     return b"".join((STATUS_LINE[200], *lines, b"content-length: "))
 
 
 def head(reply: HttpReply, defaults: Headers, keep_alive: bool) -> bytes:
-    """The whole head of any reply."""
+    """Return the whole head of any reply."""
     parts: list[bytes] = [STATUS_LINE[reply.status]]
     for name, value in defaults:
         parts += (name, b": ", value, b"\r\n")

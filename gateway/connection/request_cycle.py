@@ -1,6 +1,7 @@
 """request_cycle: one infer request on a connection of the fast path, from its headers to its reply.
 
-Stands beside uvicorn's own RequestResponseCycle and has what a protocol asks of one.
+A connection also has uvicorn's RequestResponseCycles, for other requests. The fields that uvicorn's protocol reads of
+a cycle have the same names here.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from millstream.services.errors import Code, Failure
 _NO_HEADERS = InferHeaders(None, None, None)
 
 
-class _Unwaited(asyncio.Event):
-    """An event for cycles that nobody waits for: one for all, since setting it does nothing."""
+class _IgnoredEvent(asyncio.Event):
+    """An event that no task waits for. Setting it does nothing, so that all cycles can share one."""
 
     def set(self) -> None:
         return
 
 
 class RequestCycle:
-    """An infer post. What is set by whom, and when, is FastPathProtocol's business.
+    """An infer post. The connection sets its fields (connection_state).
 
-    What a request seldom changes stands in the class: of the instances one is made for each request.
+    An instance is made for each request, so fields that few requests change are defaults of the class.
     """
 
     headers = _NO_HEADERS
     size_bytes = 0  # of `body`
-    complete = False  # the whole body is here
+    complete = False  # the whole body was received
     started = False  # its turn on the connection has come
     refusal: Failure | None = None
     ticket: Cancel | None = None
     keep_alive = True
     expect_continue = False
-    answered = False  # its reply was given to the transport
-    response_complete = False  # … which has room for the next one
+    answered = False  # its reply was written to the transport
+    response_complete = False  # … and the transport has room for the next reply
     disconnected = False
-    message_event = _Unwaited()  # uvicorn sets it when the connection is lost
+    message_event = _IgnoredEvent()  # uvicorn sets it when the connection is lost
 
     def __init__(self, path: InferPath, body: list[bytes], answer: Callable[[RequestCycle, HttpReply], None]) -> None:
         self.path = path
@@ -50,11 +51,11 @@ class RequestCycle:
         self._answer = answer
 
     def done(self, reply: HttpReply) -> None:
-        """What the infer handler calls."""
+        """Answer the request. Called by the infer handler."""
         self._answer(self, reply)
 
     def read(self, headers: list[tuple[bytes, bytes]], body_bytes_max: int) -> None:
-        """Take what the headers say; a length over the limit is a refusal before any of the body is read."""
+        """Set the fields that the headers decide. A length over the limit is refused before any of the body is read."""
         content_encoding = accept_encoding = header_length = None
         for name, value in headers:
             if name == b"content-length":
@@ -70,30 +71,30 @@ class RequestCycle:
             self.headers = InferHeaders(content_encoding, accept_encoding, header_length)
 
     def drop_body(self, receive_budget: ReceiveBudget) -> None:
-        """It is received, or nobody will: it counts no more."""
+        """Forget the body, and give its bytes back to the receive budget."""
         receive_budget.bytes -= self.size_bytes
         self.size_bytes = 0
         self.body = []
 
 
-def refused(failure: Failure, answer: Callable[[RequestCycle, HttpReply], None]) -> RequestCycle:
-    """Stands for what is no request: its reply is a refusal, after which the connection closes."""
+def refusal_cycle(failure: Failure, answer: Callable[[RequestCycle, HttpReply], None]) -> RequestCycle:
+    """Return a cycle in place of a request: its reply is `failure`, after which the connection closes."""
     cycle = RequestCycle(("", None), [], answer)
     cycle.refusal = failure
     cycle.keep_alive = False
     return cycle
 
 
-def _gone() -> RequestCycle:
-    """The request after the last one of a connection: nothing comes of it."""
-    cycle = refused(Failure(Code.CANCELLED, ""), lambda *_: None)
+def _closed() -> RequestCycle:
+    """Return the cycle of a connection that reads no more requests: it is over, and is never answered."""
+    cycle = refusal_cycle(Failure(Code.CANCELLED, ""), lambda *_: None)
     cycle.response_complete = cycle.disconnected = True
     return cycle
 
 
-CLOSED = _gone()
+CLOSED = _closed()
 
 
 def is_whole(cycle: Any) -> bool:
-    """Whether all of a request is here; also of one of uvicorn's own."""
+    """Whether all of a request was received, be it a RequestCycle or uvicorn's."""
     return cycle.complete if type(cycle) is RequestCycle else not cycle.more_body

@@ -1,4 +1,4 @@
-"""request_head: what the fast path does to the bytes before a request's body, other than to parse them. Pure."""
+"""request_head: checks of a request's head that the parser does not make, and its form without an upgrade. Pure."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any
 
 Headers = list[tuple[bytes, bytes]]
 
-HEAD_BYTES_MAX = 64 * 1024
+HEAD_BYTES_MAX = 64 * 1024  # of a head, or of trailers; a longer one is answered 400
 
-
-#: RFC 3986 section 3.2: a name or an address, and a port; empty where the target has no authority
+#: RFC 3986 section 3.2: a name or an address, and a port; empty if the target has no authority
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+,;=%-]*)(:[0-9]*)?")
 _VERSIONS = frozenset({"1.1", "1.0"})
 
 
 def head_fault(version: str, headers: Headers) -> str | None:
-    """What a server must refuse a request's head for, beside its grammar; None: nothing.
+    """Return why a server must refuse a head that is well-formed; None: it need not.
 
-    Source: RFC 9112 section 3.2 (Host), RFC 9110 section 2.5 (versions). Names of `headers` are in lower case.
+    Source: RFC 9112 section 3.2 (Host), RFC 9110 section 2.5 (versions).
+
+    Args:
+        version: "1.1", for example.
+        headers: Names in lower case.
     """
     if version not in _VERSIONS:
         return f"HTTP/{version[:8]} is not spoken here: send HTTP/1.1"
@@ -28,18 +31,18 @@ def head_fault(version: str, headers: Headers) -> str | None:
     return None if _HOST.fullmatch(hosts[0].strip()) else "the Host header is no host"
 
 
-class _Nowhere(Headers):
-    """Where trailers go: nobody reads them, and nobody bounds how many there are."""
+class _Discarded(Headers):
+    """The list that trailers are appended to. It stays empty: they are not used, and may be many."""
 
     def append(self, _: tuple[bytes, bytes]) -> None:
         return
 
 
-NOWHERE = _Nowhere()
+DISCARDED = _Discarded()
 
 
 def strip_upgrade(parser: Any, url: bytes, headers: Headers) -> bytes:
-    """The head that httptools' `parser` just read, without the offer to go on in another protocol."""
+    """Return the head that httptools' `parser` just read, without its offer to switch to another protocol."""
     lines = [b"%b: %b\r\n" % header for header in headers if header[0] != b"upgrade"]
     version = parser.get_http_version().encode()
     return b"%b %b HTTP/%b\r\n%b\r\n" % (parser.get_method(), url, version, b"".join(lines))

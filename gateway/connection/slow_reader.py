@@ -1,4 +1,4 @@
-"""Watches whether a client reads what was written to it, and ends the connection of one that does not."""
+"""slow_reader: reset the connection of a client that does not read its replies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import socket
 import struct
 from contextlib import suppress
 
-READ_BYTES_MIN = 64 * 1024
-_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
+READ_BYTES_MIN = 64 * 1024  # what a client has to read in the given time
+_NO_LINGER = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 
 
 class WriteStallGuard:
-    """Who reads less than READ_BYTES_MIN in `seconds` while a reply waits is let go. All calls in the event loop."""
+    """Resets a connection whose client reads less than READ_BYTES_MIN in `seconds` while a reply waits.
+
+    Use it in the event loop's thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport, seconds: float) -> None:
         self._loop = loop
@@ -25,28 +28,28 @@ class WriteStallGuard:
         return self._handle is not None
 
     def begin(self) -> None:
-        """There is no room for more: the client has to read."""
+        """Start the check: the transport is full, the client has to read."""
         if self._handle is None:
             self._wait()
 
     def end(self) -> None:
-        """There is room again, or nobody to read."""
+        """Stop the check: the transport has room again, or the connection is over."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def _wait(self) -> None:
         unread = self._transport.get_write_buffer_size()
-        self._handle = self._loop.call_later(self._seconds, self._look, unread)
+        self._handle = self._loop.call_later(self._seconds, self._check, unread)
 
     def _reset(self) -> None:
-        """End the connection for both sides: closed in peace, the system would keep what is unread for minutes."""
+        """Reset the connection. After an orderly close the kernel would keep the unread bytes for minutes."""
         connection = self._transport.get_extra_info("socket")
-        with suppress(OSError):  # a unix socket has no such peace
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        with suppress(OSError):  # a unix socket has no such option
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self._transport.abort()
 
-    def _look(self, unread: int) -> None:
+    def _check(self, unread: int) -> None:
         self._handle = None
         if self._transport.get_write_buffer_size() > unread - READ_BYTES_MIN:
             self._reset()

@@ -56,7 +56,7 @@ class ReadinessProbe:
 
         It stays ready when that one comes: until a first reply can be there.
         """
-        if self._drain.begun or not self._connected() or not self._workers():
+        if self._drain.draining or not self._connected() or not self._workers():
             return False
         lanes = [lane for lane in self._lanes() if lane.failed is None and not lane.refused_until]
         if not lanes or self._empty_at > time.monotonic() - FRESH_S:

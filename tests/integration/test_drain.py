@@ -59,14 +59,14 @@ async def leaving(
     tmp_path: Path, *, fast: bool = True, shared: bool = True, drain_s: float = LONG_S, ready_fd: int | None = None
 ) -> AsyncIterator[tuple[Front, Leaver]]:
     leaver = Leaver()
-    server_of = partial(Server, gateway=leaver, drain_s=drain_s, shared=shared, ready_fd=ready_fd)
+    server_of = partial(Server, gateway=leaver, drain_s=drain_s, shared_port=shared, ready_fd=ready_fd)
     async with fronting(tmp_path, fast=fast, drain=leaver.drain, server_of=server_of) as front:
         yield front, leaver
 
 
 async def told_to_stop(front: Front, leaver: Leaver) -> None:
     front.served.server.should_exit = True
-    await until(lambda: leaver.drain.begun)
+    await until(lambda: leaver.drain.draining)
 
 
 def closes(reply: WireReply) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import millstream.gateway.connection.fast_path
+import millstream.gateway.connection.reply_order
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -187,7 +187,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_its_reply(tmp_path: Path) 
             (await front.held.next()).answer(b"x" * (8 << 20))
             await asyncio.sleep(SOON_S)
             assert len((await wire.reply()).body) == 8 << 20
-        assert not front.protocol._watch.active
+        assert not front.protocol._write_stall.active
 
 
 async def test_a_client_that_says_nothing_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ async def test_shutdown_answers_what_was_pipelined(tmp_path: Path) -> None:
 
 
 async def test_a_refused_client_that_does_not_leave_is_let_go(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(millstream.gateway.connection.fast_path, "LINGER_S", 0.01)
+    monkeypatch.setattr(millstream.gateway.connection.reply_order, "LINGER_S", 0.01)
     async with await Wire.connect(front.port) as wire:
         await wire.send(b"garbage\r\n\r\n")
         assert (await wire.reply()).status == 400

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import millstream.gateway.connection.fast_path
+import millstream.gateway.connection.reply_order
 from millstream.gateway.connection.fast_path import fast_path_protocol
-from millstream.gateway.connection.path_cache import PATHS_MAX, InferPath, learn
+from millstream.gateway.connection.path_cache import PATHS_MAX, InferPath, cache_path
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_head import HEAD_BYTES_MAX
@@ -43,7 +43,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fro
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, a refused client has the time to send all it has."""
-    monkeypatch.setattr(millstream.gateway.connection.fast_path, "LINGER_S", PATIENCE_S)
+    monkeypatch.setattr(millstream.gateway.connection.reply_order, "LINGER_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -244,9 +244,9 @@ async def test_a_body_behind_half_a_head_is_no_head(front: Front) -> None:
 def test_urls_are_remembered_within_bounds() -> None:
     paths: dict[bytes, InferPath | None] = {}
     for i in range(PATHS_MAX + 10):
-        assert learn(paths, b"/v2/models/m%d/infer" % i) == (f"m{i}", None)
+        assert cache_path(paths, b"/v2/models/m%d/infer" % i) == (f"m{i}", None)
         assert len(paths) <= PATHS_MAX
-    assert learn(paths, PATH.encode() + b"?" + b"x" * 10_000) == ("m", None)
+    assert cache_path(paths, PATH.encode() + b"?" + b"x" * 10_000) == ("m", None)
     assert max(map(len, paths)) < 100
 
 

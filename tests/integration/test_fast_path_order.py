@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from millstream.gateway.connection.error_reply import JSON_HEADERS
-from millstream.gateway.connection.fast_path import PIPELINE_MAX, fast_path_protocol
+from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.reply_order import PIPELINE_MAX
 from tests.kit.servers import Front, fronting, until
 from tests.kit.wire import Wire, post, request, serving
 

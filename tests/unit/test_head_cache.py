@@ -2,7 +2,7 @@
 
 import pytest
 
-from millstream.gateway.connection.head_cache import HEADS_MAX, CachedHead, learn_head, read_head
+from millstream.gateway.connection.head_cache import HEADS_MAX, CachedHead, cache_head, read_head
 from millstream.gateway.connection.infer_handler import InferHeaders
 
 MIB = 1 << 20
@@ -43,7 +43,7 @@ def test_anything_else_is_left_to_the_parser(data: bytes):
 def test_what_is_remembered_is_bounded():
     heads: dict[bytes, CachedHead | None] = {}
     for number in range(HEADS_MAX + 10):
-        known = learn_head(heads, head(f"Content-Length: {number + 1}"), MIB)
+        known = cache_head(heads, head(f"Content-Length: {number + 1}"), MIB)
         assert known is not None
         assert known.total_bytes == len(known.head) + number + 1
     assert len(heads) <= HEADS_MAX

@@ -107,7 +107,7 @@ async def test_replies_without_room_are_refused(binary: bool) -> None:
     held.take(2000)
     bench.responder.answer_one(bench.request(0, binary=binary), large_reply())
     assert [reply.status for reply in bench.answers[0]] == [503]
-    held.give_back()
+    held.release()
     bench.responder.answer_one(bench.request(1, binary=binary), large_reply())
     await bench.answered()
     assert [reply.status for reply in bench.answers[1]] == [200]
@@ -126,8 +126,8 @@ def test_one_reply_alone_may_take_more_than_the_budget_and_small_ones_always_go(
     assert caught.value.code is Code.UNAVAILABLE
     assert caught.value.retry_after_s
     small.take(1000)
-    first.give_back()
-    first.give_back()
+    first.release()
+    first.release()
     assert reply_budget.bytes == 1000
     small.resize(10)
     assert reply_budget.bytes == 10

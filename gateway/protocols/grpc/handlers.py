@@ -38,7 +38,7 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
         infer = InferCalls(deps.caller, messages)
-        stream = Stream(infer, messages, lambda: drain.begun)
+        stream = Stream(infer, messages, lambda: drain.draining)
         handlers = {name: _unary(name, call, messages) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
@@ -81,7 +81,7 @@ def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
 
 
 def _health(deps: Deps, drain: Drain, messages: Messages) -> dict[str, Any]:
-    health = Health(lambda: deps.ready() and not drain.begun, lambda: drain.begun)
+    health = Health(lambda: deps.ready() and not drain.draining, lambda: drain.draining)
 
     async def watch(_: Any, context: Any) -> None:
         messages.call(context)

@@ -75,7 +75,7 @@ class Messages:
 
         def over(_: Any) -> None:
             self._watch.end(context)
-            permit.give_back()
+            permit.release()
 
         context.add_done_callback(over)
         return permit
@@ -88,7 +88,7 @@ class Messages:
         """A message as it was before it was compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""
         if not body or body[0] not in PACKED:
             return body
-        with self._receive_budget.holding() as held:
+        with self._receive_budget.reserve() as held:
             held.grow(len(body))  # what it becomes is bounded by the number of threads
             return await unpack(body, self._bytes_max)
 

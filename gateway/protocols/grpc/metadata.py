@@ -23,7 +23,7 @@ class MetadataCalls:
 
     def ready(self) -> bool:
         """Whether a request that comes now would be answered here."""
-        return self._deps.ready() and not self._drain.begun
+        return self._deps.ready() and not self._drain.draining
 
     async def server_live(self, _: Any, __: Any) -> Any:
         return pb.ServerLiveResponse(live=True)

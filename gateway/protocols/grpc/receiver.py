@@ -263,6 +263,6 @@ class Receiver:
             if connection.held_bytes < SMALL_BYTES_MAX:
                 continue
             over_bytes -= connection.held_bytes
-            failure = self._receive_budget.full()
+            failure = self._receive_budget.refusal()
             for read in connection.reads:
                 read.fail(failure)

@@ -147,7 +147,7 @@ class GrpcServer:
         if self._shared:
             proc_net.stop_listening(self.port)
 
-    async def leave(self, give_up: float) -> None:
+    async def drain(self, give_up: float) -> None:
         """Return when everybody has gone elsewhere and all calls are answered; at the instant `give_up` at the latest."""
         if self._server is None:
             return

@@ -58,7 +58,7 @@ class Stream:
                 if failure is not None and strict:
                     await messages.refuse(context, failure)
                 await messages.write(context, reply)
-                permit.give_back()
+                permit.release()
             if not reading.done():
                 await messages.refuse(context, _GONE)
             try:
@@ -72,7 +72,7 @@ class Stream:
             await cancel_all([reading, *tasks])
             for task in tasks:
                 if not task.cancelled():
-                    task.result()[2].give_back()
+                    task.result()[2].release()
 
     async def _next(self, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
         """The next answer's task; None at the stream's end, or when the gateway leaves and nothing is asked."""
@@ -106,9 +106,9 @@ class Stream:
         except Exception as error:
             failure = unexpected("a request of a stream", error)
         except BaseException:
-            permit.give_back()
+            permit.release()
             raise
-        permit.give_back()
+        permit.release()
         return await self._failed(body, failure), failure, permit
 
     async def _failed(self, body: bytes, failure: Failure) -> bytes:

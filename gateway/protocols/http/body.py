@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.connection.receive_budget import HeldBody, ReceiveBudget
+from millstream.gateway.connection.receive_budget import BodyReservation, ReceiveBudget
 from millstream.gateway.protocols.http.compression import decompress, inflated_bytes_max
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.tensors.json_document import parse_json
@@ -54,11 +54,11 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     Raises Failure: TOO_LARGE, before reading when the length is declared, else as soon as it is known; UNAVAILABLE when
     all bodies that are being received take too much.
     """
-    with _receive_budget(request).holding() as held:
+    with _receive_budget(request).reserve() as held:
         return await _read(request, bytes_max, held)
 
 
-async def _read(request: Request, bytes_max: int, held: HeldBody) -> bytes:
+async def _read(request: Request, bytes_max: int, held: BodyReservation) -> bytes:
     if declared_bytes(request) > bytes_max:
         raise too_large(bytes_max)
     chunks: list[bytes] = []
@@ -94,7 +94,7 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
     Raises Failure: TOO_LARGE, UNAVAILABLE (all bodies together), ENCODING, INVALID.
     """
     bytes_max = deps.settings.body_bytes_max
-    with deps.receive_budget.holding() as held:
+    with deps.receive_budget.reserve() as held:
         body = await _read(request, bytes_max, held)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:

@@ -30,4 +30,4 @@ class ReplyBudgetMiddleware:
             await self.app(scope, receive, counted)
         finally:
             PERMIT.reset(token)
-            permit.give_back()
+            permit.release()

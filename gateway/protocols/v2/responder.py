@@ -101,8 +101,8 @@ class RestResponder:
     def _write_large(self, mine: RestRequest, reply: Reply) -> None:
         """Write a reply for which there is room: numbers as text in a thread, raw bytes at once, which is one copy."""
         size_bytes = size_of(reply)
-        if not self._reply_budget.room(size_bytes):
-            self.fail(mine, self._reply_budget.full())
+        if not self._reply_budget.has_room(size_bytes):
+            self.fail(mine, self._reply_budget.refusal())
         elif mine.options.asks is not None or self._encoder.all_raw(mine.options):
             self._write(mine, reply)
         else:
@@ -119,7 +119,7 @@ class RestResponder:
         else:
             self._send(mine, _headers(header_length), body)
         finally:
-            self._reply_budget.give(size_bytes)
+            self._reply_budget.release(size_bytes)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -150,8 +150,8 @@ class RestResponder:
 
     async def _compress_in_thread(self, reply: HttpReply, encoding: bytes, done: Done) -> None:
         size_bytes = len(reply.body)
-        if not self._reply_budget.room(size_bytes):
-            done(error_reply(self._reply_budget.full()))
+        if not self._reply_budget.has_room(size_bytes):
+            done(error_reply(self._reply_budget.refusal()))
             return
         self._reply_budget.take(size_bytes)
         try:
@@ -159,7 +159,7 @@ class RestResponder:
         except Exception as error:
             compressed = error_reply(unexpected("a reply could not be compressed", error))
         finally:
-            self._reply_budget.give(size_bytes)
+            self._reply_budget.release(size_bytes)
         done(compressed)
 
 

@@ -111,7 +111,7 @@ class InferService:
 
         async def read() -> None:
             try:
-                with self._receive_budget.holding() as held:
+                with self._receive_budget.reserve() as held:
                     held.grow(len(body))
                     route, call = await self._decoded(model, version, body, header_bytes)
                 if not deferred.cancelled:
@@ -185,7 +185,7 @@ class InferService:
         """In a thread: a small body can become a large one, and the neighbours must not wait for it."""
         failure = None
         try:
-            with self._receive_budget.holding() as held:
+            with self._receive_budget.reserve() as held:
                 held.grow(len(body))  # what it becomes is bounded by the number of threads
                 plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
         except Failure as error:

@@ -1,0 +1,118 @@
+"""connection_state: the fields of one HTTP connection of the fast path, and the states that they stand for.
+
+A connection reads and replies at the same time, because clients may pipeline. So it has a state of each kind.
+
+Reading: what the next bytes of the client are.
+
+| state   | fields                                | left when                                 | for      |
+|---------|---------------------------------------|-------------------------------------------|----------|
+| idle    | not `_receiving`                      | a segment is one whole known infer post   | idle     |
+|         |                                       | any other byte comes                      | head     |
+|         |                                       | the keep-alive timer fires, or the server | closed   |
+|         |                                       | drains, and no reply is owed              |          |
+| head    | `_receiving`, `_head_bytes` >= 0      | the empty line comes                      | body     |
+|         | (trailers are a head, too)            | an offer of another protocol comes        | upgrade  |
+|         |                                       | it is malformed, too large or too slow    | refused  |
+| body    | `_receiving`, `_head_bytes` == -1     | the last byte comes                       | idle     |
+|         |                                       | the last chunk comes, before its trailers | head     |
+|         |                                       | it is malformed or too slow               | refused  |
+| upgrade | `cycle` is CLOSED and                 | the offer is dropped, the head read again | body     |
+|         | `_cycle_before_upgrade` is not        | the offer is WebSocket's                  | (uvicorn)|
+| refused | `cycle` is a refusal, input is        | the refusal's turn comes and it is sent   | closed   |
+|         | discarded (DiscardProtocol)           |                                           |          |
+| closed  | `cycle` is CLOSED                     | never: input is ignored or discarded      |          |
+
+Replying: what happens to `_active`, the request whose turn it is. `pipeline` has the requests after it.
+
+| state   | fields                                | left when                                 | for      |
+|---------|---------------------------------------|-------------------------------------------|----------|
+| idle    | `_active` is None, or its             | a request comes                           | waiting  |
+|         | `response_complete`                   | `pipeline` has a request                  | waiting  |
+| waiting | `_active` is not whole                | its last byte comes: it is submitted      | running  |
+|         |                                       | it is over a limit: it gets the refusal   | replied  |
+| running | `_active` is whole, not `answered`    | the handler or the ASGI app replies       | replied  |
+| replied | `_active.answered`                    | the transport has room                    | idle     |
+|         |                                       | the transport has none: `_blocked` is set | blocked  |
+|         |                                       | the reply says `Connection: close`        | closing  |
+| blocked | `_blocked` is `_active`               | the transport has room again              | idle,    |
+|         |                                       |                                           | closing  |
+|         |                                       | the client reads too little for too long  | (reset)  |
+| closing | `cycle` is CLOSED                     | at once if the last request was whole,    | (closed) |
+|         |                                       | else when the client closes, or LINGER_S  |          |
+|         |                                       | after the end of output was sent          |          |
+
+A connection that is lost in any state cancels what runs, drops the bodies that wait and stops all timers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, ClassVar
+
+from millstream.gateway.connection.drain import DrainingProtocol
+from millstream.gateway.connection.head_cache import CachedHead
+from millstream.gateway.connection.idle_timer import LazyTimer
+from millstream.gateway.connection.infer_handler import InferHandler
+from millstream.gateway.connection.path_cache import InferPath
+from millstream.gateway.connection.receive_budget import ReceiveBudget
+from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
+from millstream.gateway.connection.slow_reader import WriteStallGuard
+
+
+class ConnectionState(DrainingProtocol):
+    """The fields of a connection. Fields of the class are the server's; they are set by `fast_path_protocol`."""
+
+    infer: ClassVar[InferHandler]
+    body_bytes_max: ClassVar[int]
+    connections_max: ClassVar[int]
+    receive_budget: ClassVar[ReceiveBudget]
+    reply_budget: ClassVar[ReplyBudget]
+    client_stall_s_max: ClassVar[float]
+    paths: ClassVar[dict[bytes, InferPath | None]]
+    heads: ClassVar[dict[bytes, CachedHead | None]]
+    ok_prefix: ClassVar[list[Any]]  # [default headers, the head of a 200 with them up to its length]
+
+    transport: asyncio.Transport
+    cycle: Any  # the request read last: a RequestCycle, or uvicorn's own
+    pipeline: deque[tuple[Any, Any]]  # (cycle, ASGI app) of the requests after `_active`, the next one at the right
+
+    _active: Any = None  # the request whose turn it is
+    _blocked: Any = None  # a request that is answered, while the client does not read
+    _advancing = False  # `_advance` runs
+    _unread_bytes = 0  # of replies, as they count in `reply_budget`
+
+    _receiving = False  # a request has begun and is not whole
+    _read_deadline = 0.0  # when the client has been too slow with it
+    _head_bytes = -1  # received of the current head or trailers, but for the first segment; -1: reading neither
+    _last_head = b""  # the head that the connection sent last, if it is not in `heads`
+    _cached_head: CachedHead | None = None  # the entry of `heads` that the connection used last
+    _upgrade = False  # the current head has an Upgrade header
+    _cycle_before_upgrade: Any = CLOSED  # `cycle`, while a head that offers another protocol is being read
+
+    _timer: LazyTimer  # keep-alive while no request is being received, else the read timeout
+    _write_stall: WriteStallGuard
+
+    def _arm_timer(self) -> None:
+        """Set the keep-alive timeout and, while a request is being received, the read timeout.
+
+        A partial request takes a connection, bytes of `receive_budget`, or an upload slot. Each byte of a body earns
+        time, but no client may fall behind SENT_BYTES_MIN a second by more than `client_stall_s_max`.
+        """
+        seconds: float = self.timeout_keep_alive
+        if self._receiving:
+            now = self.loop.time()
+            self._read_deadline = min(self._read_deadline, now + self.client_stall_s_max)
+            seconds = min(seconds, max(0.0, self._read_deadline - now))
+        self._timer.set(seconds)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._timer.unset()
+
+
+def is_replying(cycle: Any) -> bool:
+    """Whether a reply of the ASGI app has begun to go out: nothing else may be written into it."""
+    return (
+        cycle is not None and type(cycle) is not RequestCycle and cycle.response_started and not cycle.response_complete
+    )

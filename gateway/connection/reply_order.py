@@ -1,0 +1,196 @@
+"""reply_order: requests of one connection take turns, and their replies go out in the order of the requests.
+
+request read ─> `_start`, or `pipeline` until its turn ─> InferHandler.submit ……… `_answer` ─> transport ─> next turn
+A refusal is a reply, too: it takes its turn, and the connection closes after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.gateway.connection.connection_state import ConnectionState
+from millstream.gateway.connection.error_reply import error_reply, unexpected
+from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.connection.lingering_close import DiscardProtocol
+from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX
+from millstream.gateway.connection.reply_head import head, ok_prefix
+from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_whole, refusal_cycle
+from millstream.services.errors import Code, Failure
+
+PIPELINE_MAX = 16  # requests that may wait for their turn on one connection; with more, it is not read from
+LINGER_S = 5.0  # time for a client to read a refusal before its connection is reset
+
+
+class ReplyOrder(ConnectionState):
+    """The replying half of a connection (states: connection_state)."""
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """Start the next request. uvicorn calls this for its own cycles, `_advance` for both kinds."""
+        if type(cycle) is RequestCycle:
+            self._start(cycle)
+        else:
+            self._unset_keepalive_if_required()
+            self._active = cycle
+            super()._start_asgi_task(cycle, app)
+
+    def _start(self, cycle: RequestCycle) -> None:
+        self._timer.unset()  # an answer to an earlier request of the same segment may have set it
+        cycle.started = True
+        self._active = cycle
+        if cycle.refusal is not None:
+            self._answer(cycle, error_reply(cycle.refusal))
+            return
+        if cycle.expect_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if cycle.complete:
+            self._submit_received(cycle)
+
+    def _submit_received(self, cycle: RequestCycle) -> None:
+        parts = cycle.body
+        cycle.drop_body(self.receive_budget)
+        self._submit(cycle, parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _submit(self, cycle: RequestCycle, body: bytes) -> None:
+        model, version = cycle.path
+        try:
+            ticket = self.infer.submit(model, version, cycle.headers, body, cycle.done)
+        except Exception as error:
+            failure = unexpected("an infer post", error)
+            if not cycle.answered:
+                self._answer(cycle, error_reply(failure))
+        else:
+            if not cycle.answered:
+                cycle.ticket = ticket
+
+    def _answer(self, cycle: RequestCycle, reply: HttpReply) -> None:
+        transport = self.transport
+        if cycle.disconnected or transport.is_closing():
+            return
+        cycle.answered = True
+        cycle.ticket = None  # an idle connection must not keep its last request alive
+        if self.drain.draining and not self.pipeline and not (self._receiving and cycle.complete):
+            cycle.keep_alive = False  # no request is behind it
+        if len(reply.body) > SMALL_BYTES_MAX and not self.reply_budget.has_room(len(reply.body)):
+            reply = error_reply(self.reply_budget.refusal())
+        status, headers, body = reply
+        if status == 200 and cycle.keep_alive:
+            defaults, prefix = self.ok_prefix
+            if defaults is not self.server_state.default_headers:  # uvicorn makes a new list for each second's Date
+                prefix = ok_prefix(self.server_state.default_headers)
+                self.ok_prefix[:] = (self.server_state.default_headers, prefix)
+            transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), headers.lines, body))
+        else:
+            transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + body)
+        if self.flow.write_paused:
+            self._blocked = cycle
+            self.flow.pause_reading()
+        else:
+            self._finish(cycle)
+
+    def _finish(self, cycle: RequestCycle) -> None:
+        cycle.response_complete = True
+        if cycle.keep_alive:
+            self.on_response_complete()
+        else:
+            self._close_after_reply(cycle)
+
+    def on_response_complete(self) -> None:
+        """Count the request and begin the next turn. Called for both kinds of cycles."""
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        if self.flow.write_paused:
+            self._blocked = self._active
+            self.flow.pause_reading()
+        elif self.pipeline:
+            self._advance()
+        else:
+            if self.flow.read_paused:
+                self.flow.resume_reading()
+            self._timer.set(self.timeout_keep_alive)
+
+    def _advance(self) -> None:
+        """Start waiting requests in a loop: a handler that answers within `submit` would recurse for each of them."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self.pipeline and self._active.response_complete and not self.transport.is_closing():
+                cycle, app = self.pipeline.pop()
+                if len(self.pipeline) < PIPELINE_MAX:
+                    self.flow.resume_reading()
+                self._start_asgi_task(cycle, app)
+        finally:
+            self._advancing = False
+        if self._receiving:
+            self._arm_timer()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_stall.begin()
+        self._count_unread(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._write_stall.end()
+        self._count_unread(0)
+        blocked, self._blocked = self._blocked, None
+        if blocked is None or self.transport.is_closing():
+            return
+        if type(blocked) is RequestCycle:
+            self._finish(blocked)
+        else:
+            self._next_turn()
+
+    def _count_unread(self, size_bytes: int) -> None:
+        self.reply_budget.bytes += size_bytes - self._unread_bytes
+        self._unread_bytes = size_bytes
+
+    def _refuse(self, failure: Failure) -> None:
+        """Read no more from this client. It gets the replies that it waits for, then this refusal."""
+        if self.cycle is CLOSED:
+            return
+        refusal = refusal_cycle(failure, self._answer)
+        broken, self.cycle = self.cycle, refusal
+        self._receiving = False
+        self._discard_input()
+        if broken is not None and not broken.response_complete:
+            if is_whole(broken):
+                self.pipeline.appendleft((refusal, None))
+                return
+            if type(broken) is RequestCycle:
+                broken.drop_body(self.receive_budget)
+            if self.pipeline:
+                self.pipeline[0] = (refusal, None)
+                return
+            broken.disconnected = True
+            broken.message_event.set()
+        self._start(refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse input that is not HTTP like any other mistake: in JSON, and in its turn."""
+        self._refuse(Failure(Code.INVALID, msg))
+
+    def _discard_input(self) -> None:
+        self.transport.set_protocol(DiscardProtocol(self))
+        self.flow.resume_reading()
+
+    def _close_after_reply(self, cycle: RequestCycle) -> None:
+        """Close the connection after its last reply: lingering, if the client may still be sending."""
+        self.server_state.total_requests += 1
+        while self.pipeline:
+            waiting, _ = self.pipeline.pop()
+            if type(waiting) is RequestCycle:
+                waiting.drop_body(self.receive_budget)
+        self.cycle = CLOSED
+        if cycle.complete:
+            self.transport.close()
+            return
+        self._receiving = False
+        self._discard_input()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._timer.unset()
+        self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.abort)

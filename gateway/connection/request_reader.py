@@ -1,0 +1,207 @@
+"""request_reader: bytes of a connection -> infer requests, or requests of the ASGI app.
+
+segment ─> the head is known by its bytes, and the body is whole? ─yes─> submitted, without the parser
+                                                                  ─no──> httptools ─> callbacks ─> RequestCycle or ASGI
+"""
+
+from __future__ import annotations
+
+from httptools import HttpParserError, HttpParserUpgrade
+
+from millstream.gateway.connection.error_reply import error_reply, too_large
+from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead, cache_head
+from millstream.gateway.connection.path_cache import cache_path
+from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
+from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle
+from millstream.gateway.connection.request_head import DISCARDED, HEAD_BYTES_MAX, head_fault, strip_upgrade
+from millstream.gateway.connection.uvicorn_hooks import HIGH_WATER_LIMIT
+from millstream.services.errors import Code, Failure
+
+SENT_BYTES_MIN = 64 * 1024  # bytes of a body a second; a client that sends less is slow
+_NO_BODY: list[bytes] = []  # for cycles whose body is submitted at once
+
+
+class RequestReader(ReplyOrder):
+    """The reading half of a connection (states: connection_state)."""
+
+    def data_received(self, data: bytes) -> None:
+        self._timer.unset()
+        if not self._receiving:
+            known = self._cached_head
+            if known is None or len(data) != known.total_bytes or not data.startswith(known.head):
+                known = self._find_cached_head(data)
+            before = self.cycle
+            if known is not None and (before is None or (before.response_complete and before is not CLOSED)):
+                cycle = self.cycle = self._active = RequestCycle(known.path, _NO_BODY, self._answer)
+                cycle.headers = known.headers
+                cycle.complete = cycle.started = True
+                self._submit(cycle, data[len(known.head) :])
+                return
+        if self._head_bytes >= 0:
+            self._head_bytes += len(data)  # if the head ends in this segment, a callback sets it to -1
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as upgrade:
+            self._after_upgrade(data, upgrade.args[0])
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        if self._receiving and self.cycle is not CLOSED:
+            if self._head_bytes > HEAD_BYTES_MAX:
+                self.send_400_response(f"the request's head is larger than {HEAD_BYTES_MAX} bytes")
+            else:
+                self._arm_timer()
+
+    def _find_cached_head(self, data: bytes) -> CachedHead | None:
+        """Return what is known of the head of `data`; None unless `data` is one whole infer post with a known head.
+
+        A head is cached when a connection sends it twice in a row: heads that differ each time cost a look-up alone.
+        """
+        end = data.find(b"\r\n\r\n") + 4
+        if not 4 < end <= CACHED_BYTES_MAX:
+            return None
+        head = data[:end]
+        try:
+            known = self.heads[head]
+        except KeyError:
+            if head != self._last_head:
+                self._last_head = head
+                return None
+            known = cache_head(self.heads, head, self.body_bytes_max)
+        if known is None or len(data) != known.total_bytes:
+            return None
+        self._cached_head = known
+        return known
+
+    def _after_upgrade(self, data: bytes, end: int) -> None:
+        """Go on after a head that offers another protocol, as Java's HTTP client does with h2c in each request.
+
+        The parser takes the bytes after the head, the body included, for the other protocol's. Unless that is
+        WebSocket, the head is read again without the offer, and then the rest of `data` from `end` on.
+        """
+        rest = memoryview(data)[end:]
+        try:
+            while not self._should_upgrade():
+                if self.cycle is CLOSED:
+                    self.cycle, self._cycle_before_upgrade = self._cycle_before_upgrade, CLOSED
+                    if self.cycle is CLOSED:
+                        return  # the connection is closed: nothing more is read
+                    self.parser.feed_data(strip_upgrade(self.parser, self.url, self.headers))
+                try:
+                    self.parser.feed_data(rest)
+                except HttpParserUpgrade as upgrade:
+                    if not upgrade.args[0]:
+                        return  # after a CONNECT the parser reads nothing more
+                    rest = rest[upgrade.args[0] :]
+                else:
+                    return
+        except HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        else:
+            self.handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        # uvicorn builds an ASGI scope here; an infer post needs none, and `_to_asgi` makes it for other requests.
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self._upgrade = False
+        self._head_bytes = 0
+        self._receiving = True
+        self._read_deadline = self.loop.time() + self.client_stall_s_max
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        elif name == b"upgrade":
+            self._upgrade = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = -1
+        existing = self.cycle
+        if existing is CLOSED:
+            return
+        fault = head_fault(self.parser.get_http_version(), self.headers)
+        if fault is not None:
+            self.send_400_response(fault)
+            return
+        url = self.url
+        method = self.parser.get_method()
+        if method != b"POST" or self._upgrade:
+            if method == b"CONNECT":  # it would turn the connection into a tunnel of bytes that are not HTTP
+                self._refuse(Failure(Code.METHOD, "Method Not Allowed"))
+            else:
+                self._to_asgi()
+            return
+        try:
+            path = self.paths[url]
+        except KeyError:
+            path = cache_path(self.paths, url)
+        if path is None:
+            self._to_asgi()
+            return
+        cycle = self.cycle = RequestCycle(path, [], self._answer)
+        cycle.read(self.headers, self.body_bytes_max)
+        cycle.expect_continue = self.expect_100_continue
+        cycle.keep_alive = self.parser.should_keep_alive() and self.parser.get_http_version() != "1.0"
+        if existing is None or existing.response_complete:
+            self._start(cycle)
+        else:
+            self.pipeline.appendleft((cycle, None))
+            if len(self.pipeline) >= PIPELINE_MAX:
+                self.flow.pause_reading()
+
+    def _to_asgi(self) -> None:
+        parser = self.parser
+        if self._upgrade and parser.should_upgrade() and not self._should_upgrade():
+            self._cycle_before_upgrade, self.cycle = self.cycle, CLOSED  # until `_after_upgrade`
+            return
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expect
+        self.headers.extend(headers)
+        super().on_headers_complete()
+        if self._blocked is None and len(self.pipeline) < PIPELINE_MAX:
+            # uvicorn pauses reading for the first request that waits, and then does not see the client disconnect
+            self.flow.resume_reading()
+
+    def on_chunk_header(self) -> None:
+        # The last chunk has no data, and trailers may follow it. They count like a head.
+        self._head_bytes = 0
+        self.headers = DISCARDED
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = -1
+        self._read_deadline += len(body) / SENT_BYTES_MIN
+        cycle = self.cycle
+        if type(cycle) is not RequestCycle:
+            super().on_body(body)
+            return
+        if cycle.refusal is not None:
+            return
+        size, receive_budget = len(body), self.receive_budget
+        cycle.size_bytes += size
+        receive_budget.bytes += size
+        cycle.body.append(body)
+        if cycle.size_bytes > self.body_bytes_max:
+            cycle.refusal = too_large(self.body_bytes_max)
+        elif receive_budget.bytes > receive_budget.bytes_max:
+            cycle.refusal = receive_budget.refusal()
+        if cycle.refusal is not None:
+            cycle.drop_body(receive_budget)
+            if cycle.started:
+                self._answer(cycle, error_reply(cycle.refusal))
+        elif not cycle.started and cycle.size_bytes > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+
+    def on_message_complete(self) -> None:
+        self._receiving = False
+        self._head_bytes = -1
+        cycle = self.cycle
+        if type(cycle) is not RequestCycle:
+            super().on_message_complete()
+            return
+        cycle.complete = True
+        if cycle.started and cycle.refusal is None:
+            self._submit_received(cycle)
