@@ -40,7 +40,7 @@ from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.installation import instance_of, shm_prefix
+from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.page import GaugeSample, MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
@@ -50,7 +50,7 @@ from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.private_files import create_files_private
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.death_notices import Death
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
@@ -71,20 +71,20 @@ class Gateway:
         if settings.redis_url is None:
             raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
         address = RedisAddress.parse(settings.redis_url.get_secret_value())
-        settings = settings.model_copy(update={"instance": instance_of(settings)})
-        keys = InstanceKeys(instance_of(settings))
+        settings = settings.model_copy(update={"installation_name": installation_name(settings)})
+        keys = InstallationKeys(installation_name(settings))
         self.settings = settings
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
         self.registry = MetricsRegistry(settings.metrics_dir, f"gateway-{index}")
         self.segments: SegmentPool | None = None
-        if settings.segment_bytes_max:
+        if settings.shm_bytes_max:
             # What a gateway that was killed left behind is nobody's: the one that takes its place gives it back.
-            remove_leftovers(settings.segments_dir, shm_prefix(settings))
+            remove_leftovers(settings.shm_dir, shm_prefix(settings))
             prefix = f"{shm_prefix(settings)}.{self.name}"
             in_use = self.registry.gauge(catalogue.SEGMENT_BYTES_IN_USE)
-            self.segments = SegmentPool(settings.segments_dir, prefix, settings.segment_bytes_max, in_use)
+            self.segments = SegmentPool(settings.shm_dir, prefix, settings.shm_bytes_max, in_use)
         self.admission = Admission(
-            settings.inflight_max,
+            settings.inflight_requests_max,
             settings.inflight_bytes_max,
             self.registry.gauge(catalogue.REQUESTS_IN_FLIGHT),
             self.registry.counter(catalogue.REFUSED, "gateway_full"),
@@ -93,22 +93,20 @@ class Gateway:
             settings.inflight_bytes_max, self.registry.counter(catalogue.REFUSED, "receiving_full")
         )
         self.reply_budget = ReplyBudget(
-            settings.unread_bytes_max, self.registry.counter(catalogue.REFUSED, "unread_full")
+            settings.reply_unread_bytes_max, self.registry.counter(catalogue.REFUSED, "unread_full")
         )
         self.drain = Drain()
         self.repository = FolderRepository(settings.repository_dir)
         self.cluster_state = ClusterState(address, keys)
-        self.producer = Producer(address, keys, self.name, self.registry, settings.lease_ms)
-        self.client_memory = ClientMemory(
-            settings.segments_dir, shm_prefix(settings), allowed=settings.allow_client_shm
-        )
+        self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s)
+        self.client_memory = ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients)
         self.lanes = Router(
             settings,
             self.producer,
             self.admission,
             self.segments,
             self.registry,
-            host_token(settings.segments_dir),
+            host_token(settings.shm_dir),
             self._labels,
             self.client_memory,
             self.reply_budget,
@@ -121,9 +119,9 @@ class Gateway:
             lambda: self.lanes.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
         self.infer = InferService(
-            self.lanes, self.receive_budget, settings.body_bytes_max, settings.timeout_ms_max / 1000
+            self.lanes, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max
         )
-        self.caller = Caller(self.lanes.find, settings.timeout_ms_max / 1000)
+        self.caller = Caller(self.lanes.find, settings.request_timeout_s_max)
         self.statistics = MachineStatistics(self.registry, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
         self.metrics_page = MetricsPage(self.registry)
@@ -137,7 +135,7 @@ class Gateway:
             self.lanes.traces,
             settings.trace_file or settings.home / "logs" / "trace.json",
             lambda: self.catalog.snapshot.models,
-            at_start(settings.trace),
+            at_start(settings.trace_config),
         )
         self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
         self._memory = MemoryTrim(self.admission, self.receive_budget, self.reply_budget, self.registry)
@@ -272,7 +270,7 @@ def main() -> int:
     create_files_private()
     try:
         settings = read_settings()
-        allow_connections(settings.connections_max * (1 if settings.grpc_port < 0 else 2))
+        allow_connections(settings.client_connections_max * (1 if settings.grpc_port < 0 else 2))
         gateway = Gateway(settings, arguments.index)
         protocol = _protocol(settings, gateway)
     except (Failure, OSError) as error:
@@ -290,7 +288,7 @@ def main() -> int:
         ws="none",
         server_header=False,
         backlog=4096,
-        timeout_keep_alive=round(settings.keep_alive_s),
+        timeout_keep_alive=round(settings.http_keep_alive_s),
         lifespan="on",
     )
     shared = arguments.fd is not None
@@ -309,12 +307,12 @@ def main() -> int:
 
 
 def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
-    if not settings.fast_path:
+    if not settings.http_fast_path:
         return asgi_protocol(gateway.drain)
     return fast_path_protocol(
         gateway.infer,
-        settings.body_bytes_max,
-        settings.connections_max,
+        settings.request_bytes_max,
+        settings.client_connections_max,
         gateway.receive_budget,
         gateway.reply_budget,
         settings.client_stall_s_max,

@@ -23,7 +23,7 @@ from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.protocols.sagemaker import routes as sagemaker
 from millstream.gateway.protocols.tfserving import routes as v1
 from millstream.gateway.protocols.torchserve import routes as torchserve
-from millstream.gateway.protocols.torchserve import routes_management as models_api
+from millstream.gateway.protocols.torchserve import routes_management as management_api
 from millstream.gateway.protocols.v2 import routes_config as configurations
 from millstream.gateway.protocols.v2 import routes_generate as generate
 from millstream.gateway.protocols.v2 import routes_health as health
@@ -65,7 +65,7 @@ _ROUTES = (
     sagemaker,
     openai,
     torchserve,
-    models_api,
+    management_api,
     configurations,
     repository,
     admin_models,
@@ -106,7 +106,7 @@ def build_app(deps: Deps) -> FastAPI:
     )
     for module in _ROUTES:
         app.include_router(module.router)
-    app.include_router(models_api.managed)
+    app.include_router(management_api.managed)
     add_error_handlers(app)
     app.add_middleware(UnexpectedErrors)
     app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)

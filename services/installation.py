@@ -1,7 +1,7 @@
-"""The instance: the name that an installation goes by in Redis and in shared memory.
+"""The name of an installation in Redis and in shared memory.
 
-MILLSTREAM_INSTANCE, else the name in the repository's file .instance, which the first process to need it writes.
-So processes that share a repository share a queue, on however many machines they are, and no others do.
+MILLSTREAM_INSTALLATION_NAME ─> else the repository's file .installation ─> else a random name, written to that file
+Processes that share a repository therefore share a queue, on any number of machines; other processes do not.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure
 from millstream.services.repository.disk import fsync, storage_errors
-from millstream.services.settings import INSTANCE_PATTERN, Settings
+from millstream.services.settings import INSTALLATION_PATTERN, Settings
 
-FILE = ".instance"
+FILE = ".installation"
 _NAME_BYTES_MAX = 1024  # of the file that holds it
 
 
-def instance_of(settings: Settings) -> str:
+def installation_name(settings: Settings) -> str:
     """The name as set, else as kept in the repository; a new one is kept if there is none.
 
     Raises Failure(STORAGE, INTERNAL) when there is none and it cannot be written, or what is there is no name.
     """
-    return settings.instance or _kept(settings.repository_dir.expanduser().absolute())
+    return settings.installation_name or _kept(settings.repository_dir.expanduser().absolute())
 
 
 def shm_prefix(settings: Settings) -> str:
     """What the names of our shared memory begin with, up to a dot: of this home alone, so that two never meet.
 
-    Raises as `instance_of` does.
+    Raises as `installation_name` does.
     """
     home = os.fsencode(settings.home.expanduser().resolve())
-    return f"{instance_of(settings)}-{hashlib.sha256(home).hexdigest()[:8]}"
+    return f"{installation_name(settings)}-{hashlib.sha256(home).hexdigest()[:8]}"
 
 
 def _kept(repository: Path) -> str:
@@ -51,9 +51,10 @@ def _kept(repository: Path) -> str:
 def _read(path: Path) -> str:
     with path.open("rb") as file:
         name = file.read(_NAME_BYTES_MAX).decode(errors="replace").strip()
-    if not re.fullmatch(INSTANCE_PATTERN, name):
+    if not re.fullmatch(INSTALLATION_PATTERN, name):
         raise Failure(
-            Code.INTERNAL, f"{path} holds no instance name: remove it while nothing runs, or set MILLSTREAM_INSTANCE"
+            Code.INTERNAL,
+            f"{path} holds no installation name: remove it while nothing runs, or set MILLSTREAM_INSTALLATION_NAME",
         )
     return name
 

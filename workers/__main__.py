@@ -19,7 +19,7 @@ from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
 from millstream.services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind
 from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.errors import Code, Failure
-from millstream.services.installation import instance_of
+from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.gc_tuning import freeze_gc
@@ -28,7 +28,7 @@ from millstream.services.process.private_files import create_files_private
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.death_notices import Death
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import ATTEMPTS_MAX
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -88,20 +88,20 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         print("error: set MILLSTREAM_REDIS_URL to the Redis of the gateway", file=sys.stderr)
         return 1
     address = RedisAddress.parse(settings.redis_url.get_secret_value())
-    keys = InstanceKeys(instance_of(settings)).pool(pool)
-    threads = settings.threads or os.cpu_count() or 1
+    keys = InstallationKeys(installation_name(settings)).pool(pool)
+    threads = settings.worker_threads or os.cpu_count() or 1
     memory_bytes_max = _memory_bytes_max(settings)
     limit_memory(memory_bytes_max)
     go_first()
     started = time.time()  # noqa: TID251 - for people
-    host = host_token(settings.segments_dir)
+    host = host_token(settings.shm_dir)
     held = LoadedModels()
     repository = FolderRepository(settings.repository_dir)
     run_dir = settings.home / "run"
     _attribute(repository, run_dir, f"{pool}-{index}-")
     registry = MetricsRegistry(settings.metrics_dir, f"worker-{pool}-{index}")
     # Without its pid: a worker that is started again goes on with its series.
-    tallies = WorkerMetrics(registry, pool, f"{pool}-{index}", settings.device)
+    tallies = WorkerMetrics(registry, pool, f"{pool}-{index}", settings.worker_device)
 
     tallies.memory_limit(memory_bytes_max)
     clock = RedisClock()
@@ -117,7 +117,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         return WorkerRecord(
             id=worker,
             pool=pool,
-            device=settings.device,
+            device=settings.worker_device,
             backend=backend_name,
             pid=os.getpid(),
             host=host,
@@ -126,7 +126,7 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
             instances=held.records(),
         )
 
-    heartbeat = Heartbeat(connect, record, held.lanes, settings.lease_ms)
+    heartbeat = Heartbeat(connect, record, held.lanes, settings.queue_lease_s)
     held.on_change = heartbeat.beat_now
     stuck = threading.Event()
 
@@ -137,17 +137,17 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
     reconciler = Reconciler(
         repository,
         pool,
-        Placement(get_backend(backend_name, settings.home), backend_name, settings.device, threads),
+        Placement(get_backend(backend_name, settings.home), backend_name, settings.worker_device, threads),
         held,
         connect,
         tallies,
         LoadMarks(run_dir, worker),
-        Limits(settings.load_s_max, settings.warm_up_s_max),
+        Limits(settings.worker_load_s_max, settings.worker_warm_up_s_max),
         replace,
         # A worker that was started alone has a name, not a number: it holds all.
         int(index) if index.isdecimal() else 0,
     )
-    segments = Segments(settings.segments_dir)
+    segments = Segments(settings.shm_dir)
     replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heartbeat.lease_valid)
 
     def on_long(guarded: Guarded) -> None:
@@ -169,14 +169,14 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
         logging.shutdown()
         os._exit(RUN_STUCK)
 
-    grace_s = GRACE_S if settings.device == "cpu" else DEVICE_GRACE_S
-    watchdog = Watchdog(clock, settings.run_seconds_max, on_long, on_stuck, grace_s)
+    grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
+    watchdog = Watchdog(clock, settings.worker_run_s_max, on_long, on_stuck, grace_s)
     mark = _run_mark(runs_dir(settings), worker)
     settle = BatchingOff(repository, held, tallies).settle
-    live = LiveCheck(settings.check_batches_one_in, held, partial(_run_rows, settings.run_seconds_max), settle)
+    live = LiveCheck(settings.live_check_one_in, held, partial(_run_rows, settings.worker_run_s_max), settle)
     loop = Worker(connect_loop, held, segments, replies, tallies, clock, live, watchdog, mark)
-    if settings.metrics_port:
-        serve(settings.metrics_port, registry)
+    if settings.worker_metrics_port:
+        serve(settings.worker_metrics_port, registry)
 
     def give_back() -> None:
         reconciler.stop()

@@ -247,7 +247,7 @@ class Consumer:
         known, *redis_time = self._link.call(*beat)
         self._clock.measured(asked, time.monotonic(), redis_time)
         # Not in the script: these keys are the installation's, and may be on another shard than the pool's.
-        pools = keys.of_instance.pools
+        pools = keys.of_installation.pools
         self._link.send_both(("SADD", pools, keys.pool), ("EXPIRE", pools, POOLS_LIFE_S))
         self._link.receive()
         self._link.receive()
@@ -273,7 +273,7 @@ class Consumer:
 
     def publish(self, message: str) -> None:
         """Tell all gateways something (millstream.services.queue.keys)."""
-        self._link.call("PUBLISH", self._keys.of_instance.changes, message)
+        self._link.call("PUBLISH", self._keys.of_installation.changes, message)
 
     def _script(self, name: str, own_keys: tuple[bytes, ...], *arguments: bytes | str | int) -> Any:
         return self._link.call(*script_call(name, self._keys, own_keys, *arguments))

@@ -30,12 +30,12 @@ class Heartbeat:
         connect: Callable[[], Consumer],
         record: Callable[[], WorkerRecord],
         lanes: Callable[[], list[str]],
-        lease_ms: int,
+        lease_s: float,
     ) -> None:
         self._connect = connect
         self._record = record
         self._lanes = lanes
-        self._lease_s = lease_ms / 1000
+        self._lease_s = lease_s
         self._wake = threading.Event()
         self._stopping = False
         self._beaten = 0.0

@@ -74,7 +74,9 @@ class Guarded:
         """Code and message for the request of a run that was ended."""
         now = time.monotonic()
         if now - self.began >= self.limit_s:
-            message = f"the model ran longer than {self.limit_s:g} s, the limit of one run (MILLSTREAM_RUN_SECONDS_MAX)"
+            message = (
+                f"the model ran longer than {self.limit_s:g} s, the limit of one run (MILLSTREAM_WORKER_RUN_S_MAX)"
+            )
         else:
             message = "the deadline passed before the model answered, and its run was ended"
         if self.suspicious:

@@ -23,7 +23,8 @@ def allow_connections(connections_max: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
     if reached < wanted:
         log.warning(
-            "%d connections may be open (MILLSTREAM_CONNECTIONS_MAX) but only %d files: raise the limit (ulimit -n %d)",
+            "%d connections may be open (MILLSTREAM_CLIENT_CONNECTIONS_MAX) but only %d files: raise the limit "
+            "(ulimit -n %d)",
             connections_max,
             reached,
             wanted,

@@ -15,7 +15,7 @@ from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.death_notices import Death
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.scripts import ATTEMPTS_MAX, script_call
 from millstream.services.queue.url import RedisAddress
@@ -31,7 +31,7 @@ class Producer:
     """`lanes` gives all lanes, for the agents that look after them."""
 
     def __init__(
-        self, address: RedisAddress, keys: InstanceKeys, gateway: str, registry: MetricsRegistry, lease_ms: int
+        self, address: RedisAddress, keys: InstallationKeys, gateway: str, registry: MetricsRegistry, lease_s: float
     ) -> None:
         self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
@@ -39,7 +39,7 @@ class Producer:
         self._address = address
         self._keys = keys
         self._gateway = gateway
-        self._lease_ms = lease_ms
+        self._lease_s = lease_s
         self._links: dict[str, ProducerLink] = {}
         self._agents: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,7 +188,7 @@ class Producer:
     async def _reclaim(self) -> None:
         """reclaimer: brings back what silent workers had leased, and what Redis lost."""
         while True:
-            await asyncio.sleep(self._lease_ms / 4000)
+            await asyncio.sleep(self._lease_s / 4)
             for pool, link in list(self._links.items()):
                 try:
                     await link.look()
@@ -206,7 +206,8 @@ class Producer:
             return
         try:
             of_whom = _reclaimed(death) if death is not None else ("", 0)
-            reply: Any = await link.call(*script_call("reclaim", link.keys, (), self._lease_ms, ATTEMPTS_MAX, *of_whom))
+            lease_ms = round(self._lease_s * 1000)
+            reply: Any = await link.call(*script_call("reclaim", link.keys, (), lease_ms, ATTEMPTS_MAX, *of_whom))
         except Failure:
             return
         except Exception as error:

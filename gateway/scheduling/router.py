@@ -165,10 +165,10 @@ class Router:
             lane = Lane(
                 manifest,
                 shared,
-                Packer(manifest.signature, self._segments, self._settings.segment_tensor_bytes_min),
+                Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min),
                 LaneMetrics(self._registry, manifest),
             )
-            bytes_max = self._settings.body_bytes_max
+            bytes_max = self._settings.request_bytes_max
             limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
             plans = InputPlans(manifest.model, manifest.signature, rows_max, limits)
             labels = await self._labels_of(manifest) if manifest.config.labels else {}
@@ -204,11 +204,11 @@ class Router:
                 self.quarantine,
                 self._settings.queue_rows_max,
                 self._settings.busy_poll_us_max / 1e6,
-                REST_LEASES * self._settings.lease_ms / 1000,
+                REST_LEASES * self._settings.queue_lease_s,
                 asyncio.get_running_loop().call_soon,
                 asyncio.get_running_loop().call_later,
                 # As much as a single request may bring: what comes together costs no more memory than what comes alone.
-                batch_bytes_max=self._settings.body_bytes_max,
+                batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
                 ticking=self._producer.ticking,

@@ -73,7 +73,7 @@ class RepositoryLoader:
         self._repository = repository
         self._catalog = catalog
         self._settings = settings
-        self._folders = Folders(settings.repository_dirs)
+        self._folders = Folders(settings.triton_repository_dirs)
         self._trial = trial or Trial(catalog)
         self._loading: Counter[str] = Counter()
 

@@ -29,8 +29,8 @@ REGIONS_MAX = 4096
 NAME_CHARACTERS_MAX = 255
 _RESERVED = "triton_python_backend_shm_region_"
 _DISABLED = (
-    "Client shared memory is disabled. Start the server with '--allow-client-shm' to enable it "
-    "(MILLSTREAM_ALLOW_CLIENT_SHM=true)."
+    "Client shared memory is disabled. Start the server with '--shm-allow-clients' to enable it "
+    "(MILLSTREAM_SHM_ALLOW_CLIENTS=true)."
 )
 
 

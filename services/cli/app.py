@@ -56,7 +56,7 @@ def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
     )(command)
 
 
-_add("Run", up, "millstream up", "millstream up --pool cpu=2 --gateways 2 --model resnet=resnet18.onnx")
+_add("Run", up, "millstream up", "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx")
 _add("Run", restart, "millstream restart", "millstream restart workers --json")
 _add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
 _add("Run", doctor, "millstream doctor", "millstream doctor --json")

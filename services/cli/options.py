@@ -35,13 +35,12 @@ Version = Annotated[
 ]
 
 
-#: options that are not called as their settings are
+#: options with another name than their setting
 _OPTIONS = {
-    "drain_s": "drain-seconds",
-    "models": "model",
     "pools": "pool",
+    "preload_example": "example",
     "redis_url": "redis",
-    "trace": "trace-config",
+    "triton_repositories": "triton-repository",
 }
 
 

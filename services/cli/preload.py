@@ -64,11 +64,11 @@ def preloads(models: str, *, example: bool) -> list[Preload]:
     for part in filter(None, (part.strip() for part in models.split(","))):
         name, equals, path = part.partition("=")
         if not equals or not path:
-            raise invalid(f"--model {part}: write NAME=PATH, like resnet=resnet18.onnx")
+            raise invalid(f"--preload {part}: write NAME=PATH, like resnet=resnet18.onnx")
         check_name(name)
         found = Path(path).expanduser()
         if not found.is_file():
-            raise invalid(f"--model {part}: there is no file {path}")
+            raise invalid(f"--preload {part}: there is no file {path}")
         wanted.append(Preload(name, found))
     if example and all(model.name != "digits" for model in wanted):
         wanted.append(Preload("digits", EXAMPLE / "digits.onnx", example=True))

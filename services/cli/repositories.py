@@ -45,7 +45,7 @@ def repositories(folders: Sequence[Path]) -> list[Path]:
     """The folders, if they are there. Raises Failure(INVALID)."""
     for folder in folders:
         if not folder.is_dir():
-            raise invalid(f"--repository {folder}: there is no such folder")
+            raise invalid(f"--triton-repository {folder}: there is no such folder")
     return list(dict.fromkeys(folders))
 
 

@@ -72,7 +72,7 @@ class RunMark:
 
 def runs_dir(settings: Settings) -> Path:
     """The folder of all marks of an installation: in memory, since a store to a page of a disk may wait for it."""
-    memory = settings.segments_dir if settings.segments_dir.is_dir() else settings.home / "run"
+    memory = settings.shm_dir if settings.shm_dir.is_dir() else settings.home / "run"
     return memory / f"{shm_prefix(settings)}.runs"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.record_cache import RecordCache
 from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.wire.records import State, WorkerRecord
@@ -33,7 +33,7 @@ class ClusterState:
     `quiet_s`: without news for so long, Redis is asked whether it is still there, and has so long to say it.
     """
 
-    def __init__(self, address: RedisAddress, keys: InstanceKeys, quiet_s: float = 5) -> None:
+    def __init__(self, address: RedisAddress, keys: InstallationKeys, quiet_s: float = 5) -> None:
         self._address = address
         self._keys = keys
         self._quiet_s = quiet_s

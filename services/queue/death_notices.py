@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from redis.exceptions import RedisError
 
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress, async_client
 
 
@@ -40,7 +40,7 @@ class Death(NamedTuple):
             raise ValueError(f"no death: {text[:200]}") from error
 
 
-async def publish_death(address: RedisAddress, keys: InstanceKeys, death: Death) -> bool:
+async def publish_death(address: RedisAddress, keys: InstallationKeys, death: Death) -> bool:
     """Tell every gateway of a death; False if Redis could not be told.
 
     The lease time still covers a message that is lost.

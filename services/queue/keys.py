@@ -37,18 +37,18 @@ PROTOCOL = 2
 GROUP = b"w"
 
 
-class InstanceKeys:
+class InstallationKeys:
     """The keys of one installation, and those of its pools.
 
     Args:
-        instance: name of the installation, without colons and braces (`millstream.services.installation`).
+        installation: its name, without colons and braces (`millstream.services.installation`).
     """
 
-    __slots__ = ("changes", "gateways", "instance", "pools", "uploads")
+    __slots__ = ("changes", "gateways", "installation", "pools", "uploads")
 
-    def __init__(self, instance: str) -> None:
-        self.instance = instance
-        prefix = b"ms:%d:{%s}:" % (PROTOCOL, instance.encode())
+    def __init__(self, installation: str) -> None:
+        self.installation = installation
+        prefix = b"ms:%d:{%s}:" % (PROTOCOL, installation.encode())
         self.pools = prefix + b"pools"
         self.uploads = prefix + b"uploads"
         self.gateways = prefix + b"gateways"
@@ -62,13 +62,14 @@ class PoolKeys:
     """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
 
     __slots__ = (
-        "blamed", "deadlines", "epoch", "idle", "of_instance", "pool", "prefix", "ready", "scheduling", "vtimes", "workers",
+        "blamed", "deadlines", "epoch", "idle", "of_installation", "pool", "prefix", "ready", "scheduling", "vtimes",
+        "workers",
     )  # fmt: skip
 
-    def __init__(self, of_instance: InstanceKeys, pool: str) -> None:
-        self.of_instance = of_instance
+    def __init__(self, of_installation: InstallationKeys, pool: str) -> None:
+        self.of_installation = of_installation
         self.pool = pool
-        self.prefix = b"ms:%d:{%s:%s}:" % (PROTOCOL, of_instance.instance.encode(), pool.encode())
+        self.prefix = b"ms:%d:{%s:%s}:" % (PROTOCOL, of_installation.installation.encode(), pool.encode())
         self.ready = self.prefix + b"ready"
         self.deadlines = self.prefix + b"deadlines"
         self.vtimes = self.prefix + b"vtimes"

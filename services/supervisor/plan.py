@@ -75,12 +75,12 @@ def parse_pools(text: str) -> dict[str, int]:
 
 def threads_of(settings: Settings, cpus: int) -> int:
     """Threads of one worker: as set, else an equal share of the machine."""
-    return settings.threads or max(1, cpus // sum(parse_pools(settings.pools).values()))
+    return settings.worker_threads or max(1, cpus // sum(parse_pools(settings.pools).values()))
 
 
 def metrics_dir_of(settings: Settings) -> Path:
     """Where all processes count: in memory, since a write to a page that is going to disk waits for the disk."""
-    memory = settings.segments_dir if settings.segments_dir.is_dir() else settings.home.resolve() / "run"
+    memory = settings.shm_dir if settings.shm_dir.is_dir() else settings.home.resolve() / "run"
     return memory / f"{shm_prefix(settings)}.metrics"
 
 
@@ -106,18 +106,18 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
     return settings.model_copy(
         update={
             "home": home,
-            "repository": ",".join(map(str, settings.repository_dirs)),
+            "triton_repositories": ",".join(map(str, settings.triton_repository_dirs)),
             "http_port": port,
             "grpc_port": grpc_port,
             "redis_url": SecretStr(redis_url),
             "metrics_dir": metrics_dir_of(settings),
-            "threads": threads_of(settings, cpus),
+            "worker_threads": threads_of(settings, cpus),
             # On a single core whoever looks keeps the one from running that is looked for.
             "busy_poll_us_max": settings.busy_poll_us_max if cpus > 1 else 0,
             # A child that reaches its limit still has time to end by itself, and to say so.
             "drain_s": settings.drain_s * DRAIN_SHARE,
             # One port is not enough for several workers, nor for one and its replacement; the gateways show them all.
-            "metrics_port": 0,
+            "worker_metrics_port": 0,
         }
     )
 
@@ -146,7 +146,7 @@ def workers(settings: Settings, entry: Entry, cores: frozenset[int] = frozenset(
         Program(
             name=f"{pool}-{index}",
             command=(*entry.worker, "--pool", pool, "--index", str(index)),
-            environment=_common(settings) | {"MILLSTREAM_DEVICE": _DEVICES.get(pool, settings.device)},
+            environment=_common(settings) | {"MILLSTREAM_WORKER_DEVICE": _DEVICES.get(pool, settings.worker_device)},
             worker=True,
             cores=cores,
         )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.cluster_state import ClusterState
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.supervisor.child import Child
 from millstream.services.wire.records import State, WorkerRecord
@@ -19,7 +19,7 @@ GATEWAY_S_MAX = 60.0
 LOAD_S_MAX = 300.0  # for one more version to be loaded and warmed up
 
 
-async def until_ready(old: Child, new: Child, address: RedisAddress, keys: InstanceKeys) -> None:
+async def until_ready(old: Child, new: Child, address: RedisAddress, keys: InstallationKeys) -> None:
     """Return when `new` can do what `old` does. Raises Failure with the reason when it will not."""
     if not new.program.worker:
         try:

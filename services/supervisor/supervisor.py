@@ -18,10 +18,10 @@ from typing import Protocol
 from millstream.services.crashes.culprits import Culprits
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.installation import instance_of, shm_prefix
+from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.process.private_files import make_private_folder
 from millstream.services.queue.death_notices import publish_death
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import (
     check_server,
     choose_binary,
@@ -106,7 +106,7 @@ class Supervisor:
         make_home(self._settings.home)
         self._lock.take()
         try:
-            self._settings = self._settings.model_copy(update={"instance": instance_of(self._settings)})
+            self._settings = self._settings.model_copy(update={"installation_name": installation_name(self._settings)})
             self._culprits = Culprits(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
             self._handle_signals()
             await self._serve()
@@ -180,8 +180,8 @@ class Supervisor:
         await wait_until_answers(self._address, REDIS_S_MAX)
         return f"{binary}, unix socket"
 
-    def _keys(self) -> InstanceKeys:
-        return InstanceKeys(instance_of(self._settings))
+    def _keys(self) -> InstallationKeys:
+        return InstallationKeys(installation_name(self._settings))
 
     def _cores(self) -> Cores:
         settings = self._settings
@@ -298,8 +298,8 @@ class Supervisor:
 
     def _clear_files(self) -> None:
         """Remove what an installation leaves on the machine while it runs: its own, or that of one that was killed."""
-        if self._settings.instance is not None:  # else nothing was started
-            for folder in (self._settings.segments_dir, self._run_dir):
+        if self._settings.installation_name is not None:  # else nothing was started
+            for folder in (self._settings.shm_dir, self._run_dir):
                 remove_segments(folder, shm_prefix(self._settings))
         for path in (self._control_path, self._socket):
             if path is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from millstream.services.model.manifest import ModelConfig
 
 #: `parameters` that ONNX Runtime's backend of Triton knows, and what is done here instead
-_THREADS = "each worker has the threads that `millstream up --threads` gives it"
+_THREADS = "each worker has the threads that `millstream up --worker-threads` gives it"
 _PARAMETERS = {
     "intra_op_thread_count": _THREADS,
     "inter_op_thread_count": _THREADS,
@@ -44,7 +44,7 @@ def _instances(message: Any, config: ModelConfig) -> Iterator[str]:
             f"{config.pool!r} hold this version."
         )
     if any(group.gpus for group in groups):
-        yield "instance_group: gpus is not used; MILLSTREAM_DEVICE of a pool's workers names their device."
+        yield "instance_group: gpus is not used; MILLSTREAM_WORKER_DEVICE of a pool's workers names their device."
     if any(group.kind == 3 for group in groups):
         yield f"instance_group: KIND_MODEL is served by pool {config.pool!r}."
     for field in ("rate_limiter", "profile", "host_policy", "secondary_devices"):

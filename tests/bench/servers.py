@@ -103,8 +103,8 @@ def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[
         "--gateways",
         "1",
     ]
-    arguments += ["--pool", "cpu=1", "--threads", "1", "--no-example"]
+    arguments += ["--pool", "cpu=1", "--worker-threads", "1", "--no-example"]
     for model, path in models.items():
-        arguments += ["--model", f"{model}={path}"]
+        arguments += ["--preload", f"{model}={path}"]
     with _running(arguments, folder / f"{name}.log") as server:
         yield server

@@ -12,7 +12,7 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.cluster_state import GATEWAY_LIFE_S, UPLOAD_LIFE_S, ClusterState
 from millstream.services.queue.death_notices import Death, publish_death
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.records import State
@@ -21,7 +21,7 @@ from tests.kit.pool import Pool
 from tests.kit.redis_server import redis_server
 from tests.kit.stack import asleep
 
-KEYS = InstanceKeys("test")
+KEYS = InstallationKeys("test")
 
 
 @pytest.fixture(scope="module")

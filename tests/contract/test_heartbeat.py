@@ -15,7 +15,7 @@ def test_lanes_are_held_again_over_a_new_connection(pool: Pool) -> None:
     """It may lead to a replica that became the master before it was told of the lane: the record is there, though."""
     held = pool.keys.lanes(NAME)
     heartbeat = Heartbeat(
-        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: worker(name=NAME), lambda: ["m"], 20_000
+        lambda: Consumer(pool.address, pool.keys, NAME, pool.clock), lambda: worker(name=NAME), lambda: ["m"], 20.0
     )
     heartbeat.start()
     wait_until(lambda: pool.redis.smembers(held) == {b"m"}, what="held")

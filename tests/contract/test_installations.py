@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.death_notices import Death, publish_death
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import choose_binary
 from millstream.services.wire.records import State
 from tests.kit.catalog import worker
@@ -51,8 +51,8 @@ def test_an_installation_sees_and_hears_nothing_of_another(pool, others):
 
     async def look() -> None:
         ours, theirs = (
-            ClusterState(pool.address, pool.keys.of_instance),
-            ClusterState(pool.address, others.keys.of_instance),
+            ClusterState(pool.address, pool.keys.of_installation),
+            ClusterState(pool.address, others.keys.of_installation),
         )
         await ours.set_gateway("g", "token")
         await ours.set_upload("m", 1, State.CHECKING)
@@ -60,10 +60,10 @@ def test_an_installation_sees_and_hears_nothing_of_another(pool, others):
         assert (await theirs.workers(), await theirs.gateways(), await theirs.uploads()) == ((), {}, {})
         news = theirs.messages()
         first = asyncio.ensure_future(anext(news))
-        while not pool.redis.pubsub_numsub(others.keys.of_instance.changes)[0][1]:
+        while not pool.redis.pubsub_numsub(others.keys.of_installation.changes)[0][1]:
             await asyncio.sleep(0)
         await ours.publish("model:ours")
-        assert await publish_death(pool.address, pool.keys.of_instance, Death("cpu-0-1"))
+        assert await publish_death(pool.address, pool.keys.of_installation, Death("cpu-0-1"))
         await theirs.publish("model:theirs")
         assert await first == "model:theirs"
         await news.aclose()  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ def test_every_key_has_the_protocol_and_the_installation_in_it(pool):
     pool.put("m", "b3")
 
     async def tell() -> None:
-        cluster_state = ClusterState(pool.address, pool.keys.of_instance)
+        cluster_state = ClusterState(pool.address, pool.keys.of_installation)
         await cluster_state.set_gateway("g", "token")
         await cluster_state.set_upload("m", 1, State.CHECKING)
         await cluster_state.close()
@@ -97,8 +97,8 @@ def test_every_key_has_the_protocol_and_the_installation_in_it(pool):
 
 
 def test_two_names_never_make_one_key():
-    pools = [InstanceKeys(instance).pool(name) for instance in ("a", "a-b", "a_b") for name in ("b", "a-b", "b.c")]
-    assert len({pool.prefix for pool in pools} | {pool.of_instance.pools for pool in pools}) == 9 + 3
+    pools = [InstallationKeys(instance).pool(name) for instance in ("a", "a-b", "a_b") for name in ("b", "a-b", "b.c")]
+    assert len({pool.prefix for pool in pools} | {pool.of_installation.pools for pool in pools}) == 9 + 3
 
 
 @pytest.fixture

@@ -364,7 +364,7 @@ def test_nothing_is_left_when_all_is_done_and_all_have_left(pool):
     for worker in ("a", "b"):
         pool.worker(worker).leave(ATTEMPTS_MAX)
     assert len(pool.replies()) == 5
-    assert pool.redis.keys() == [pool.keys.of_instance.pools]
+    assert pool.redis.keys() == [pool.keys.of_installation.pools]
 
 
 def test_scripts_that_redis_forgot_are_loaded_with_the_next_connection(pool):

@@ -197,7 +197,7 @@ def test_beats(pool):
     assert not worker.beat(b'{"id": "w"}', 5000)
     assert pool.redis.get(pool.keys.record("w")) == b'{"id": "w"}'
     assert 0 < pool.redis.pttl(pool.keys.record("w")) <= 5000
-    assert pool.redis.smembers(pool.keys.of_instance.pools) == {b"cpu"}
+    assert pool.redis.smembers(pool.keys.of_installation.pools) == {b"cpu"}
     assert not worker.beat(b"{}", 5000)  # it holds nothing yet, or what it held was lost on the way
     worker.add_lanes(["m"])
     assert worker.beat(b"{}", 5000)

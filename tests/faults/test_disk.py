@@ -243,7 +243,7 @@ def test_full_shared_memory_sends_large_tensors_another_way(tmp_path: Path) -> N
         memory.seen(shm).mkdir()
         # Only the shared memory is full: the home is beside it.
         home = Disk(Path(folder), memory.prefix, memory.root)
-        with running_stack(tmp_path, disk=home, models=kept, settings={"segments_dir": shm}) as stack:
+        with running_stack(tmp_path, disk=home, models=kept, settings={"shm_dir": shm}) as stack:
             with served(stack) as load:
                 memory.fill()
                 pids = stack.pids()

@@ -96,7 +96,7 @@ def test_those_who_shared_its_run_get_their_answers(tmp_path: Path) -> None:
 
 def test_a_run_has_a_limit_whatever_its_caller_would_wait_for(tmp_path: Path) -> None:
     model = models.endless(tmp_path / "slow.onnx", on=ENDLESS)
-    with stack_with(tmp_path, model, timeout_ms=600_000, run_seconds_max=3) as stack:
+    with stack_with(tmp_path, model, timeout_ms=600_000, worker_run_s_max=3) as stack:
         status, said = answer(send(stack, ENDLESS))
         assert status == 500
         assert "ran longer than 3 s" in said

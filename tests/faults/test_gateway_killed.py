@@ -20,7 +20,7 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
         with stack.gateway(0) as dying, stack.gateway(1) as other:
             assert dying.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
             pid = stack.pids()["gateway-0"]
-            assert list(stack.segments_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")) != []
+            assert list(stack.shm_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")) != []
             os.kill(pid, signal.SIGKILL)
             stack.heard("gateway-0 was ended by SIGKILL: starting it again")
             # its connection is gone; the next one finds the other
@@ -31,7 +31,7 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
             wait_until(lambda: back.get("/v2/health/ready").status_code == 200)
             assert back.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
         # the memory of the one that died is nobody's: it is given back while the others run
-        wait_until(lambda: not list(stack.segments_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")))
+        wait_until(lambda: not list(stack.shm_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")))
 
 
 def test_a_version_that_nobody_activated_is_not_activated_by_a_new_gateway(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.kit.stack import Stack, asleep, running_stack
 from tests.kit.wait import wait_until
 
 #: connections age quickly, so that the tests do not take long
-SETTINGS = {"drain_s": 12, "lease_ms": 120_000}
+SETTINGS = {"drain_s": 12, "queue_lease_s": 120}
 DRAIN_S = 8
 BUSY_S = 30  # what a machine that has much else to do may take longer
 OWN = [("grpc.use_local_subchannel_pool", 1)]

@@ -33,7 +33,7 @@ WAIT_S = 60.0
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("half")
-    settings = {"inflight_bytes_max": BUDGET, "client_stall_s_max": SLOW_S, "inflight_max": 512}
+    settings = {"inflight_bytes_max": BUDGET, "client_stall_s_max": SLOW_S, "inflight_requests_max": 512}
     with running_stack(folder, settings=settings, models={"small": models.scale(folder / "s.onnx")}) as stack:
         yield stack
 

@@ -25,8 +25,8 @@ REFUSED = "millstream_replies_refused_total"
 def one_stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     settings = {
         "reply_bytes_max": REPLY_BYTES_MAX,
-        "segment_bytes_max": 64 * MIB if request.param == "shared memory" else 0,
-        "lease_ms": 120_000,
+        "shm_bytes_max": 64 * MIB if request.param == "shared memory" else 0,
+        "queue_lease_s": 120,
     }
     folder = tmp_path_factory.mktemp("large")
     with running_stack(folder, settings=settings) as stack:
@@ -110,7 +110,7 @@ def test_texts_count_as_what_they_are_long(stack: Stack) -> None:
 
 
 def test_outputs_that_redis_refuses_are_an_error_and_the_next_ones_an_answer(tmp_path: Path) -> None:
-    settings = {"segment_bytes_max": 0}
+    settings = {"shm_bytes_max": 0}
     path = models.blank(tmp_path / "blank.onnx")
     with running_stack(tmp_path, settings=settings) as stack:
         stack.push("blank", path, config='{"batching": false}')
@@ -137,7 +137,7 @@ def test_outputs_that_redis_refuses_are_an_error_and_the_next_ones_an_answer(tmp
 
 def test_the_lowest_limits_of_a_server_let_large_tensors_pass(tmp_path: Path) -> None:
     path = models.identity(tmp_path / "m.onnx", "FP32", ("N", MIB))
-    with running_stack(tmp_path, models={"m": path}, settings={"segment_bytes_max": 0}) as stack:
+    with running_stack(tmp_path, models={"m": path}, settings={"shm_bytes_max": 0}) as stack:
         stack.redis.config_set("proto-max-bulk-len", MIB)
         stack.redis.config_set("client-query-buffer-limit", MIB)
         x = np.random.default_rng(1).random((8, MIB), np.float32)

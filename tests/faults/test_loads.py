@@ -124,7 +124,7 @@ def test_warm_ups_that_take_too_long_fail_their_version_for_good(tmp_path: Path)
     publish_model(known, "a-endless", models.endless(tmp_path / "endless.onnx"))
     publish_model(known, "b-unstoppable", models.unstoppable(tmp_path / "unstoppable.onnx"))
     steady = {"steady": models.scale(tmp_path / "steady.onnx")}
-    with running_stack(tmp_path, models=steady, settings={"warm_up_s_max": 2}) as stack:
+    with running_stack(tmp_path, models=steady, settings={"worker_warm_up_s_max": 2}) as stack:
         for model in ("a-endless", "b-unstoppable"):
             assert failed(stack, model) == "warming up took longer than 2 s"
         stack.heard("cpu-0 ended with exit code 5: starting it again at once")
@@ -142,7 +142,7 @@ def test_a_load_that_waits_for_such_a_model_ends_with_the_reason(tmp_path: Path)
     publish_model(known, "deadly", models.crashing(tmp_path / "deadly.onnx"))
     publish_model(known, "endless", models.endless(tmp_path / "endless.onnx"))
     steady = {"steady": models.scale(tmp_path / "steady.onnx")}
-    with running_stack(tmp_path, models=steady, settings={"warm_up_s_max": 2}) as stack:
+    with running_stack(tmp_path, models=steady, settings={"worker_warm_up_s_max": 2}) as stack:
         reasons = {"deadly": "processes died while they loaded it", "endless": "warming up took longer than 2 s"}
         for model, reason in reasons.items():
             assert reason in failed(stack, model)

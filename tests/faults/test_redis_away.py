@@ -176,7 +176,7 @@ def test_connections_are_cut_while_large_outputs_are_fetched(tmp_path: Path) -> 
     path = models.identity(tmp_path / "m.onnx", shape=("N", 16384))
     x = np.arange(5 * 16384, dtype=np.float32).reshape(5, 16384)
     bodies = [v2.request({"x": x * i}) for i in range(1, 5)]
-    settings = {"segment_bytes_max": 0}
+    settings = {"shm_bytes_max": 0}
     with running_stack(tmp_path, gateways=2, pools="cpu=2", models={"steady": path}, settings=settings) as stack:
         with constant_load(stack.port, INFER, bodies, CALLERS) as load:
             load.more(20)
@@ -222,7 +222,7 @@ def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: P
     path = models.slow(tmp_path / "m.onnx", rounds=400_000)
     body, headers = v2.request({"x": np.ones((1, 128), np.float32)})
     # nothing is reclaimed for silence while the worker sleeps
-    with running_stack(tmp_path, models={"steady": path}, settings={"lease_ms": 20_000}) as stack:
+    with running_stack(tmp_path, models={"steady": path}, settings={"queue_lease_s": 20}) as stack:
         worker = stack.pids()["cpu-0"]
         with asleep(worker):
             connection = stack.send(INFER, body, headers)

@@ -20,7 +20,7 @@ def memory(stack: Stack, what: str) -> int:
 
 
 def test_the_memory_of_a_burst_is_given_back(tmp_path: Path) -> None:
-    with running_stack(tmp_path, settings={"segment_bytes_max": 0}) as stack:
+    with running_stack(tmp_path, settings={"shm_bytes_max": 0}) as stack:
         stack.push("blank", models.blank(tmp_path / "blank.onnx"), config='{"batching": false}')
         before = memory(stack, "used_memory_rss")
         body = v2.request({"count": np.array([OUTPUTS // 4])})

@@ -34,7 +34,7 @@ from tests.kit.wait import wait_until
 INFER = "/v2/models/m/infer"
 READY = "/v2/health/ready"
 #: with these, a request that had to wait for a lease to run out would fail
-LONG_LEASES = {"lease_ms": 120_000}
+LONG_LEASES = {"queue_lease_s": 120}
 DRAIN_S = 8
 BUSY_S = 30  # what a machine that has much else to do may take longer
 WAIT_S = 60.0

@@ -133,7 +133,7 @@ async def besiege(stack: Stack, while_they_last: Callable[[], None]) -> dict[str
 
 
 def test_slow_clients_disturb_nobody_and_are_cut_off(tmp_path: Path) -> None:
-    settings = {"keep_alive_s": LIMIT_S, "client_stall_s_max": LIMIT_S, "inflight_max": INFLIGHT_MAX}
+    settings = {"http_keep_alive_s": LIMIT_S, "client_stall_s_max": LIMIT_S, "inflight_requests_max": INFLIGHT_MAX}
     small = {"small": models.scale(tmp_path / "small.onnx")}
     large = models.identity(tmp_path / "large.onnx", "FP32", ("N", LARGE.shape[1]))
     flying: list[float] = []
@@ -211,7 +211,7 @@ async def stuck(port: int, begin: bytes) -> list[int]:
 
 def test_whoever_trickles_into_any_route_is_refused(tmp_path: Path) -> None:
     """None idles, so that a limit on idle connections alone would keep them for ever."""
-    settings = {"keep_alive_s": 600, "client_stall_s_max": SOON_S, "admin_key": "key"}
+    settings = {"http_keep_alive_s": 600, "client_stall_s_max": SOON_S, "admin_key": "key"}
     small = {"small": models.scale(tmp_path / "small.onnx")}
 
     async def all_of_them(port: int) -> list[list[int]]:
@@ -244,7 +244,7 @@ def test_uploads_that_trickle_give_their_places_back(tmp_path: Path) -> None:
             wire.close()
 
     with running_stack(
-        tmp_path, settings={"keep_alive_s": 600, "client_stall_s_max": 2 * SOON_S, "admin_key": "key"}
+        tmp_path, settings={"http_keep_alive_s": 600, "client_stall_s_max": 2 * SOON_S, "admin_key": "key"}
     ) as stack:
 
         def refused() -> bool:

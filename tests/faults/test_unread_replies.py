@@ -28,7 +28,11 @@ SLACK = 224 * MIB
 SLOW_S = 4
 SMALL = 40 * MIB  # growth that is not worth giving back
 WAIT_S = 60.0
-SETTINGS: dict[str, Any] = {"unread_bytes_max": BUDGET, "reply_bytes_max": 2 * REPLY, "client_stall_s_max": SLOW_S}
+SETTINGS: dict[str, Any] = {
+    "reply_unread_bytes_max": BUDGET,
+    "reply_bytes_max": 2 * REPLY,
+    "client_stall_s_max": SLOW_S,
+}
 
 
 def push_spread(stack: Stack, folder: Path) -> None:

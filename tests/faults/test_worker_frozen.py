@@ -19,7 +19,7 @@ from tests.kit.metrics import Page
 from tests.kit.stack import Stack, asleep, running_stack
 from tests.kit.wait import wait_until
 
-LEASE_MS = 500
+LEASE_S = 0.5
 CALLERS = 6
 TIMEOUT_US = 50_000_000  # whoever gets a 200 got it within this
 FREEZES_MAX = 20
@@ -100,7 +100,7 @@ def say_counts(load: Load, before: Page, page: Page) -> None:
 def test_a_worker_that_freezes_under_load_costs_no_request(tmp_path: Path, columns: int) -> None:
     path = models.identity(tmp_path / "m.onnx", shape=("N", columns))
     expected = [np.full((1, columns), i, np.float32) for i in range(8)]
-    with running_stack(tmp_path, pools="cpu=2", settings={"lease_ms": LEASE_MS}, models={"steady": path}) as stack:
+    with running_stack(tmp_path, pools="cpu=2", settings={"queue_lease_s": LEASE_S}, models={"steady": path}) as stack:
         pids = processes(stack)
         begun = stack.metrics()
         with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(expected), CALLERS) as load:
@@ -124,7 +124,7 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     inputs = [np.full((1, 2), i, np.float32) for i in range(8)]
     expected = [x * np.float32(2.0) for x in inputs]
-    with running_stack(tmp_path, pools="cpu=2", settings={"lease_ms": LEASE_MS}, models={"steady": path}) as stack:
+    with running_stack(tmp_path, pools="cpu=2", settings={"queue_lease_s": LEASE_S}, models={"steady": path}) as stack:
         pids = processes(stack)
         begun = stack.metrics()
         with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(inputs), CALLERS) as load:
@@ -150,7 +150,7 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
 @pytest.mark.parametrize("running", [True, False], ids=["in a run", "before it runs"])
 def test_a_thawed_worker_writes_into_nobody_elses_memory(tmp_path: Path, running: bool) -> None:
     """It runs what another has answered meanwhile, and whose place in shared memory has other tensors by then."""
-    settings = {"lease_ms": LEASE_MS, "segment_tensor_bytes_min": 1}
+    settings = {"queue_lease_s": LEASE_S, "shm_tensor_bytes_min": 1}
     with running_stack(tmp_path, pools="cpu=2", settings=settings) as stack:
         path = models.slow(tmp_path / "m.onnx", rounds=60_000)
         stack.push("long", path, config='{"rows_max": 2}')

@@ -68,9 +68,9 @@ class Connections:
         shutil.rmtree(self._home)
 
     async def _open(self, home: Path) -> None:
-        self._loopback = Loopback(home / "loopback", body_bytes_max=BODY_BYTES_MAX)
+        self._loopback = Loopback(home / "loopback", request_bytes_max=BODY_BYTES_MAX)
         await self._loopback.open()
-        application = Application(home / "application", admin_key="sesame", body_bytes_max=BODY_BYTES_MAX)
+        application = Application(home / "application", admin_key="sesame", request_bytes_max=BODY_BYTES_MAX)
         app = build_app(dataclasses.replace(application.app.state.deps, infer=self._loopback.infer))
         self._receive_budget = ReceiveBudget(1 << 24)
         self._lane: type[Any] = fast_path_protocol(

@@ -31,7 +31,7 @@ PATH = "/v2/models/m/infer"
 @pytest.fixture(scope="module", params=[True, False], ids=["fast path", "asgi"])
 def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("bad")
-    settings = {"body_bytes_max": BODY_BYTES_MAX, "fast_path": request.param}
+    settings = {"request_bytes_max": BODY_BYTES_MAX, "http_fast_path": request.param}
     made = {
         "m": models.identities(folder / "m.onnx", datatypes=DATATYPES),
         "pair": models.add_sub(folder / "pair.onnx"),

@@ -125,7 +125,7 @@ def millstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millstream]
 @pytest.mark.needs("curl")
 def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
     millstream = Millstream(tmp_path / "home")
-    with millstream.up("--pool", "cpu=1", "--threads", "1", "--gateways", "2") as process:
+    with millstream.up("--pool", "cpu=1", "--worker-threads", "1", "--gateways", "2") as process:
         url, said = until(process, "ready ")
         text = "\n".join(said)
         assert "2 processes" in text
@@ -149,7 +149,7 @@ def test_models_given_at_start_are_pushed_once(tmp_path):
     millstream = Millstream(tmp_path / "home")
     said = []
     for _ in range(2):
-        with millstream.up("--model", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json") as process:
+        with millstream.up("--preload", f"mine={DIGITS / 'digits.onnx'}", "--no-example", "--json") as process:
             _, before = until(process, '{"event": "ready"')
             said.append([event for event in map(json.loads, before) if event["event"] == "model"])
             names = [model["name"] for model in millstream.json("models")]
@@ -303,15 +303,15 @@ def test_a_broken_model_changes_nothing(millstream, tmp_path):
         (["nope"], "No such command"),
         (["models", "--url", "nope"], "http://"),
         (["demo", "--url", "http://127.0.0.1:1"], "is `millstream up` running?"),
-        (["up", "--model", "x=/nowhere.onnx"], "there is no file"),
-        (["up", "--model", "x"], "NAME=PATH"),
+        (["up", "--preload", "x=/nowhere.onnx"], "there is no file"),
+        (["up", "--preload", "x"], "NAME=PATH"),
         (["up", "--http-port", "x"], "--http-port"),
         (["up", "--http-port", "70000"], "--http-port"),
         (["up", "--pool", "cpu"], "NAME=WORKERS"),
         (["up", "--host", "0.0.0.0"], "MILLSTREAM_ADMIN_KEY"),
-        (["up", "--drain-seconds", "0"], "--drain-seconds: "),
+        (["up", "--drain-s", "0"], "--drain-s: "),
         (["restart", "redis"], "gateways"),
-        (["up", "--repository", "/nowhere"], "--repository /nowhere: there is no such folder"),
+        (["up", "--triton-repository", "/nowhere"], "--triton-repository /nowhere: there is no such folder"),
         (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
         (["load", "digits", "--config", '{"max_batch_size": 65537}'], "max_batch_size 65537 is more than 65536"),

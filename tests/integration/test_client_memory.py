@@ -27,7 +27,7 @@ _serial = itertools.count()
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("memory")
-    with running_stack(folder, gateways=2, settings={"allow_client_shm": True}) as stack:
+    with running_stack(folder, gateways=2, settings={"shm_allow_clients": True}) as stack:
         path = folder / "m.onnx"
         stack.push("add", models.add_sub(path))
         stack.push("text", models.identity(path, datatype="BYTES"))

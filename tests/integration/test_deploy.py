@@ -181,7 +181,7 @@ def test_settings_of_containers_are_settings(place, environment, monkeypatch):
 
 def test_shared_memory_of_the_gateway_holds_its_segments():
     size = int(COMPOSE["services"]["gateway"]["shm_size"].removesuffix("m")) << 20
-    assert size >= Settings.model_fields["segment_bytes_max"].default
+    assert size >= Settings.model_fields["shm_bytes_max"].default
 
 
 def test_redis_forgets_rather_than_writes():

@@ -36,7 +36,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 async def loopback(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
-    loopback = Loopback(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX)
+    loopback = Loopback(tmp_path_factory.mktemp("home"), request_bytes_max=BODY_BYTES_MAX)
     await loopback.open()
     return loopback
 
@@ -44,7 +44,7 @@ async def loopback(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
 @pytest.fixture(scope="module")
 async def servers(loopback: Loopback) -> AsyncIterator[tuple[Served, Served]]:
     """The fast path, and plain uvicorn."""
-    application = Application(loopback.settings.home, body_bytes_max=BODY_BYTES_MAX)
+    application = Application(loopback.settings.home, request_bytes_max=BODY_BYTES_MAX)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=loopback.infer))
     lane = fast_path_protocol(loopback.infer, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 26), ReplyBudget(1 << 30))
     async with serving(app, lane) as fast, serving(app, "httptools") as plain:

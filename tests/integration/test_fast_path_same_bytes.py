@@ -38,7 +38,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports]:
     """The fast path's, and that of plain uvicorn."""
     home: Path = tmp_path_factory.mktemp("home")
-    application = Application(home, body_bytes_max=BODY_BYTES_MAX)
+    application = Application(home, request_bytes_max=BODY_BYTES_MAX)
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
     lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))

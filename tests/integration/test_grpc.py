@@ -40,7 +40,7 @@ MESSAGE = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("grpc")
-    settings = {"body_bytes_max": LARGE + 4096, "segment_bytes_max": 1 << 29, "lease_ms": 20_000}
+    settings = {"request_bytes_max": LARGE + 4096, "shm_bytes_max": 1 << 29, "queue_lease_s": 20}
     with running_stack(folder, gateways=2, pools="cpu=1", settings=settings) as stack:
         path = folder / "m.onnx"
         stack.push("add", models.add_sub(path), version=3)

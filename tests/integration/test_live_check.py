@@ -47,7 +47,7 @@ def off(document: dict[str, Any]) -> str | None:
 
 
 def test_a_version_whose_rows_influence_each_other_is_batched_no_more(tmp_path: Path) -> None:
-    settings = {"check_batches_one_in": 1, "lease_ms": 120_000}
+    settings = {"live_check_one_in": 1, "queue_lease_s": 120}
     with running_stack(tmp_path, pools="cpu=2", gateways=2, settings=settings) as stack:
         stack.push("coupled", models.coupled(tmp_path / "coupled.onnx", ABOVE), config=FORCED)
         stack.push("steady", models.scale(tmp_path / "steady.onnx"))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from millstream.services.installation import instance_of
+from millstream.services.installation import installation_name
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings, child_environment
@@ -56,7 +56,7 @@ def echo_worker(stack: Stack) -> Iterator[None]:
     environment = {
         "MILLSTREAM_HOME": str(stack.home),
         "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
-        "MILLSTREAM_INSTANCE": instance_of(settings),
+        "MILLSTREAM_INSTALLATION_NAME": installation_name(settings),
         "MILLSTREAM_METRICS_DIR": str(metrics_dir_of(settings)),
     }
     command = [sys.executable, "-P", "-m", "millstream.workers", "--pool", POOL, "--index", "0", "--backend", "echo"]

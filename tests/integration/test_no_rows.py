@@ -21,7 +21,7 @@ NONE = np.zeros((0, 4), np.float32)
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("none")
-    with running_stack(folder, settings={"allow_client_shm": True}) as stack:
+    with running_stack(folder, settings={"shm_allow_clients": True}) as stack:
         stack.push("two", models.add_sub(folder / "two.onnx"))
         stack.push("flat", models.scale(folder / "flat.onnx"))
         stack.push("text", models.identity(folder / "text.onnx", datatype="BYTES"))

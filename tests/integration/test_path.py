@@ -169,7 +169,7 @@ def test_small_tensors_travel_in_the_queue(stack: Stack, tmp_path: Path) -> None
 
 def test_large_tensors_without_shared_memory(tmp_path: Path) -> None:
     path = models.identity(tmp_path / "m.onnx", shape=("N", ROW))
-    with running_stack(tmp_path, settings={"segment_bytes_max": 0}, models={"large": path}) as stack:
+    with running_stack(tmp_path, settings={"shm_bytes_max": 0}, models={"large": path}) as stack:
         x = np.random.default_rng(1).standard_normal((40, ROW), np.float32)
         for rows in (1, 5, 40):  # 64 KiB in the entry itself; 320 KiB and 2.5 MiB in keys of their own
             np.testing.assert_array_equal(infer(stack, "large", {"x": x[:rows]})["y"], x[:rows])

@@ -26,7 +26,7 @@ IN_FLIGHT_MAX = 24
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     # The lease outlasts every stop: whoever is only stopped stays a worker.
-    settings = {"queue_rows_max": LANE_ROWS_MAX, "inflight_max": IN_FLIGHT_MAX, "lease_ms": 120_000}
+    settings = {"queue_rows_max": LANE_ROWS_MAX, "inflight_requests_max": IN_FLIGHT_MAX, "queue_lease_s": 120}
     with running_stack(tmp_path_factory.mktemp("limits"), settings=settings) as stack:
         yield stack
 

@@ -26,7 +26,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def application(tmp_path: Path) -> Application:
     """Model m, whose one version is being loaded."""
-    application = Application(tmp_path, body_bytes_max=4096)
+    application = Application(tmp_path, request_bytes_max=4096)
     manifest = publish(application.repository, "m", 1)
     endpoint_activate(application.repository, "m", 1)
     await application.catalog.set_workers(worker(instance(manifest, State.LOADING)))

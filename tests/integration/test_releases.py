@@ -50,8 +50,8 @@ def test_releases_of_two_protocols_serve_side_by_side(tmp_path, address):
     """Two fleets of one installation on one Redis: neither sees, takes or spoils anything of the other."""
     other = other_release.write(tmp_path / "other")
     with (
-        fleet(tmp_path / "old", address, other, INSTANCE="one") as old,
-        fleet(tmp_path / "new", address, INSTANCE="one") as new,
+        fleet(tmp_path / "old", address, other, INSTALLATION_NAME="one") as old,
+        fleet(tmp_path / "new", address, INSTALLATION_NAME="one") as new,
     ):
         of_old, of_new = old.gateway(), new.gateway()
         old_worker, new_worker = old.worker(index="0"), new.worker(index="0")

@@ -36,7 +36,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports]:
-    application = Application(tmp_path_factory.mktemp("home"), body_bytes_max=BODY_BYTES_MAX)
+    application = Application(tmp_path_factory.mktemp("home"), request_bytes_max=BODY_BYTES_MAX)
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
     lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))

@@ -26,7 +26,7 @@ PREFIX = "application/vnd.sagemaker-triton.binary+json;json-header-size="
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, np.ndarray[Any, Any]]]:
     folder = tmp_path_factory.mktemp("sagemaker")
-    with running_stack(folder, settings={"body_bytes_max": 1 << 20}) as stack:
+    with running_stack(folder, settings={"request_bytes_max": 1 << 20}) as stack:
         none = stack.http.post("/invocations", json={"instances": [1]})
         assert (none.status_code, none.json()) == (404, {"error": "there is no model yet: upload one"})
         path = models.mlp(folder / "mlp.onnx")

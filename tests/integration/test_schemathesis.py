@@ -30,7 +30,7 @@ PARAMETERS = """
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("fuzzed")
-    with running_stack(folder, settings={"allow_client_shm": True, "body_bytes_max": 1 << 20}) as stack:
+    with running_stack(folder, settings={"shm_allow_clients": True, "request_bytes_max": 1 << 20}) as stack:
         stack.push("digits", models.mlp(folder / "m.onnx"))
         yield stack
 

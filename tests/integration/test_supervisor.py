@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.installation import instance_of
+from millstream.services.installation import installation_name
 from millstream.services.process.backoff import Backoff
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.settings import Settings, child_environment
@@ -38,11 +38,12 @@ class Up:
         self.lines: list[str] = []
         environment = {
             "HOME": home,
-            "SEGMENTS_DIR": segments,
+            "SHM_DIR": segments,
             "HTTP_PORT": 0,
             "GRPC_PORT": 0,
-            "EXAMPLE": False,
+            "PRELOAD_EXAMPLE": False,
         } | settings
+        assert {name.lower() for name in environment} <= Settings.model_fields.keys()
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.integration.programs.supervise"],
             cwd=ROOT,
@@ -181,7 +182,7 @@ def test_a_worker_that_dies_is_announced_and_started_again(start):
     up = start()
     up.until("ready ")
     with client(up.address) as redis, redis.pubsub(ignore_subscribe_messages=True) as channel:
-        channel.subscribe(InstanceKeys(instance_of(Settings(home=up.home))).changes)
+        channel.subscribe(InstallationKeys(installation_name(Settings(home=up.home))).changes)
         assert channel.get_message(timeout=WAIT_S) is None  # the subscription itself
         pid = up.pids()["cpu-0"]
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
@@ -339,7 +340,7 @@ def test_a_port_that_is_taken(start):
 
 def test_a_child_that_never_starts_ends_the_start(start, tmp_path):
     (tmp_path / "file").write_text("")
-    up = start(SEGMENTS_DIR=str(tmp_path / "file"))
+    up = start(SHM_DIR=str(tmp_path / "file"))
     said = up.until("failure ")
     assert "does not start" in said
     assert "NotADirectoryError" in said

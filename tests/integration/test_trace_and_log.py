@@ -227,7 +227,7 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
 
 def test_settings_of_the_start_are_in_force_from_the_first_request_on(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
-    with running_stack(tmp_path, settings={"trace_file": file, "trace": "level=TIMESTAMPS,rate=1"}) as stack:
+    with running_stack(tmp_path, settings={"trace_file": file, "trace_config": "level=TIMESTAMPS,rate=1"}) as stack:
         stack.push("m", models.add_sub(tmp_path / "m.onnx"))
         shown = stack.http.get("/v2/trace/setting").json()
         assert (shown["trace_level"], shown["trace_rate"]) == (["TIMESTAMPS"], "1")

@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from tests.kit import models, v2
 from tests.kit.stack import Stack, assert_quiet, running_stack
 from tests.kit.wait import wait_until
@@ -41,7 +41,7 @@ def stack(uploading: Stack) -> Iterator[Stack]:
     """Whatever a test does: no upload is in progress afterwards and no staged file is left."""
     yield uploading
     assert_quiet(uploading)
-    assert not uploading.redis.exists(InstanceKeys(uploading.instance).uploads)
+    assert not uploading.redis.exists(InstallationKeys(uploading.installation).uploads)
     assert staged(uploading) == []
 
 

@@ -29,7 +29,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def application(tmp_path: Path) -> Application:
     """Model m: version 1 ready and active, 2 loading, 3 failed. Model idle: a version, none active."""
-    application = Application(tmp_path, body_bytes_max=4096)
+    application = Application(tmp_path, request_bytes_max=4096)
     one, two, three = (publish(application.repository, "m", number) for number in (1, 2, 3))
     publish(application.repository, "idle", 1)
     endpoint_activate(application.repository, "m", 1)

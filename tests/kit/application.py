@@ -117,7 +117,7 @@ class Application:
         self.catalog = RepositoryCatalog(self.repository)
         self.control = RepositoryLoader(self.repository, self.catalog, self.settings)
         self.inbox = Inbox()
-        self.reply_budget = ReplyBudget(self.settings.unread_bytes_max)
+        self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.ready = True
         self.is_ready: Callable[[], bool] = lambda: self.ready
@@ -135,7 +135,7 @@ class Application:
                 control=self.control,
                 receive_budget=self.receive_budget,
                 reply_budget=self.reply_budget,
-                client_memory=ClientMemory(home, "test", allowed=self.settings.allow_client_shm),
+                client_memory=ClientMemory(home, "test", allowed=self.settings.shm_allow_clients),
                 traces=SharedTraceSettings(
                     SharedDocument(home / "trace.json"),
                     Traces(),

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 
 from millstream.services.queue.url import RedisAddress
+from millstream.services.settings import Settings
 from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,7 @@ class Fleet:
         self.folder = folder
         self._tree = tree
         environment = {"HOME": folder / "home", "REDIS_URL": address.url, "GRPC_PORT": -1} | settings
+        assert {name.lower() for name in environment} <= Settings.model_fields.keys()
         self._environment = {f"MILLSTREAM_{name}": str(value) for name, value in environment.items()}
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._clients: list[httpx.Client] = []
@@ -65,7 +67,7 @@ class Fleet:
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-P", *launch, *words],
-                env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLSTREAM_THREADS": "1"},
+                env=os.environ | self._environment | {"PYTHONPATH": str(self._tree), "MILLSTREAM_WORKER_THREADS": "1"},
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

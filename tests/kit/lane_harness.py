@@ -18,7 +18,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import ReplyHeader, ReplyOutput, decode_batch
@@ -67,7 +67,7 @@ class LaneBench:
         self.now = 0.0
         tally = MetricsRegistry(None, "gateway")
         refused = tally.counter(catalogue.REFUSED, "gateway_full")
-        exchange = Producer(NOWHERE, InstanceKeys("test"), "bench", tally, 2000)
+        exchange = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
         self.link = HeldLink(exchange)
         self.pending = exchange.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)

@@ -22,7 +22,7 @@ from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -39,7 +39,7 @@ class LoopbackLink(ProducerLink):
     """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
 
     def __init__(self, exchange: Producer) -> None:
-        keys = InstanceKeys("test").pool("cpu")
+        keys = InstallationKeys("test").pool("cpu")
         super().__init__(NOWHERE, keys, "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
         self.held = False
         self.waiting: list[tuple[bytes, bytes]] = []
@@ -97,22 +97,22 @@ class Loopback:
         self.repository = FolderRepository(self.settings.repository_dir)
         tally = self.tally = MetricsRegistry(None, "gateway")
         self.admission = Admission(
-            self.settings.inflight_max,
+            self.settings.inflight_requests_max,
             self.settings.inflight_bytes_max,
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             tally.counter(catalogue.REFUSED, "gateway_full"),
         )
-        self.exchange = Producer(NOWHERE, InstanceKeys("test"), "loopback", tally, self.settings.lease_ms)
+        self.exchange = Producer(NOWHERE, InstallationKeys("test"), "loopback", tally, self.settings.queue_lease_s)
         self.link = LoopbackLink(self.exchange)
         self.exchange._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
-        self.reply_budget = ReplyBudget(self.settings.unread_bytes_max)
+        self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         self.lanes = Router(
             self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory, self.reply_budget
         )
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(
-            self.lanes, self.receive_budget, self.settings.body_bytes_max, self.settings.timeout_ms_max / 1000
+            self.lanes, self.receive_budget, self.settings.request_bytes_max, self.settings.request_timeout_s_max
         )
 
     async def open(self) -> None:

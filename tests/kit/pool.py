@@ -15,7 +15,7 @@ import msgpack
 from millstream.services.queue.blob import write_commands
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.consumer_link import ConsumerLink
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.batch import BatchHeader, encode_batch
@@ -103,10 +103,10 @@ class Picture:
 class Pool:
     """One pool in a Redis that is the test's own. Worker connections are kept for the next test of the same server."""
 
-    def __init__(self, address: RedisAddress, name: str = "cpu", instance: str = "test") -> None:
+    def __init__(self, address: RedisAddress, name: str = "cpu", installation: str = "test") -> None:
         self.address = address
         self.name = name
-        self.keys = InstanceKeys(instance).pool(name)
+        self.keys = InstallationKeys(installation).pool(name)
         self.clock = RedisClock()
         self.redis: Any = client(address)
         self._link = ConsumerLink(address)
@@ -234,7 +234,7 @@ class Pool:
     def picture(self) -> Picture:
         picture = Picture()
         prefix = self.keys.prefix.decode()
-        tag = b"ms:*:{%s[:}]*" % self.keys.of_instance.instance.encode()
+        tag = b"ms:*:{%s[:}]*" % self.keys.of_installation.installation.encode()
         found = sorted(key.decode() for key in self.redis.keys(tag))
         pipeline = self.redis.pipeline(transaction=False)
         read = {

@@ -54,7 +54,7 @@ async def fronting(
     """`config`: of `serving`. At the end nothing is left of any request."""
     drain = drain or Drain()
     held, receive_budget, reply_budget = Held(), ReceiveBudget(inbound_bytes_max), ReplyBudget(unread_bytes_max)
-    application = Application(home, body_bytes_max=body_bytes_max)
+    application = Application(home, request_bytes_max=body_bytes_max)
     app = build_app(dataclasses.replace(application.app.state.deps, infer=held))
     lane = (
         fast_path_protocol(

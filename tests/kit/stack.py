@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import redis
 
-from millstream.services.installation import instance_of, shm_prefix
+from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.queue.keys import PROTOCOL
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
@@ -46,9 +46,10 @@ class Stack:
         self.lines: list[str] = []
         self.exit_code: int | None = None
         self._ended = False  # it will say nothing more
-        self._instance = settings.get("instance")
-        self.segments_dir = disk.seen(Path(str(settings.get("segments_dir", "/dev/shm"))))
+        self._installation = settings.get("installation_name")
+        self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
         self._heard = threading.Condition()
+        assert settings.keys() <= Settings.model_fields.keys()
         environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
             [*disk.prefix, *_UP, "--home", str(home), *arguments],
@@ -73,14 +74,14 @@ class Stack:
         self._clients: list[httpx.Client] = []
 
     @property
-    def instance(self) -> str:
+    def installation(self) -> str:
         """What it goes by in Redis and in shared memory."""
-        return str(self._instance or instance_of(Settings(home=self.home)))
+        return str(self._installation or installation_name(Settings(home=self.home)))
 
     @property
     def shm_prefix(self) -> str:
         """What the names of its shared memory begin with."""
-        return shm_prefix(Settings(home=self.named_home, instance=self.instance))
+        return shm_prefix(Settings(home=self.named_home, installation_name=self.installation))
 
     @property
     def http(self) -> httpx.Client:
@@ -235,7 +236,7 @@ class Stack:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._end()
-        remove_segments(self.segments_dir, self.shm_prefix)
+        remove_segments(self.shm_dir, self.shm_prefix)
 
     def _end(self) -> int:
         try:
@@ -262,11 +263,11 @@ def running_stack(
     `settings`: fields of millstream.services.settings.Settings. `models`: in all workers, if they can be served. `disk`: where its
     home is; None: in `tmp_path`.
     """
-    arguments = ["--no-example", "--gateways", str(gateways), "--threads", "1"]
+    arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
     for pool in pools.split(","):
         arguments += ["--pool", pool]
     for name, path in (models or {}).items():
-        arguments += ["--model", f"{name}={path}"]
+        arguments += ["--preload", f"{name}={path}"]
     disk = disk or Disk(tmp_path)
     stack = Stack(disk.folder / "home", arguments, settings or {}, disk)
     try:
@@ -299,7 +300,7 @@ def assert_nothing_left(stack: Stack) -> None:
         assert stack.stop() == 0, stack.lines
         assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     assert _of_home(stack.named_home) == []
-    assert list(stack.segments_dir.glob(f"{stack.shm_prefix}*")) == []
+    assert list(stack.shm_dir.glob(f"{stack.shm_prefix}*")) == []
     assert not stack.socket.exists()
     assert list((stack.home / "repository" / ".staging").glob("*")) == []
     with suppress(httpx.ConnectError):

@@ -465,7 +465,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         before = [_answered(answer) for replies in self.replies.values() for answer in replies]
         assert sorted(answered) == sorted([*self.batches, *before])
         left = set(self.pool.redis.keys()) - self.theirs.keys()
-        assert left <= {self.pool.keys.of_instance.pools}
+        assert left <= {self.pool.keys.of_installation.pools}
 
 
 def _answered(answer: bytes) -> str:

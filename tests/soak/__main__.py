@@ -42,7 +42,7 @@ class Taken:
     def of(cls, stack: Stack) -> Taken:
         assert_quiet(stack, RESTED_S_MAX)
         pids = stack.pids().values()
-        files = list(stack.segments_dir.glob(f"{stack.instance}-*"))
+        files = list(stack.shm_dir.glob(f"{stack.installation}-*"))
         return cls(
             {
                 "memory (MiB)": sum(_resident(pid) for pid in pids) / MIB,

@@ -25,8 +25,8 @@ HUGE = 30_000_000  # elements of a reply: more bytes than may be
 SETTINGS = {
     "reply_bytes_max": 64 << 20,
     "check_s_max": 20,
-    "run_seconds_max": 10,
-    "check_batches_one_in": 10,
+    "worker_run_s_max": 10,
+    "live_check_one_in": 10,
 }
 ANSWER_S_MAX = 90.0
 #: what a request that does harm may be answered: it was its own fault, is refused for a while, or came too late

@@ -158,7 +158,7 @@ def test_nothing_is_served_unless_it_is_allowed(folder: Path) -> None:
     ):
         failure = refused(call)
         assert failure.code is Code.UNSUPPORTED
-        assert "--allow-client-shm" in failure.message
+        assert "--shm-allow-clients" in failure.message
     assert memory.regions(None) == []
     assert sorted(path.name for path in folder.iterdir()) == ["mine"]
 

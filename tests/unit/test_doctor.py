@@ -54,10 +54,10 @@ def test_a_sandbox_that_cannot_be_set_up_is_a_failure(monkeypatch: pytest.Monkey
 
 
 def test_limits_that_are_too_small_are_warned_about(tmp_path: Path) -> None:
-    greedy = Settings(gateways=64, segment_bytes_max=1 << 50, connections_max=1 << 40, segments_dir=tmp_path)
+    greedy = Settings(gateways=64, shm_bytes_max=1 << 50, client_connections_max=1 << 40, shm_dir=tmp_path)
     found = states(greedy)
     assert (found["Shared memory"], found["Open files"]) == ("warn", "warn")
-    assert states(Settings(segments_dir=tmp_path / "missing"))["Shared memory"] == "warn"
+    assert states(Settings(shm_dir=tmp_path / "missing"))["Shared memory"] == "warn"
 
 
 def test_no_redis_at_all_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

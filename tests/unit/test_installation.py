@@ -9,15 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure
-from millstream.services.installation import FILE, instance_of, shm_prefix
+from millstream.services.installation import FILE, installation_name, shm_prefix
 from millstream.services.settings import Settings
 
 
 def test_two_homes_have_two_names_that_stay(tmp_path: Path) -> None:
     one, other = Settings(home=tmp_path / "one"), Settings(home=tmp_path / "other")
-    assert instance_of(one) != instance_of(other)
-    assert instance_of(one) == instance_of(Settings(home=tmp_path / "x" / ".." / "one"))
-    assert instance_of(Settings(home=tmp_path / "third", instance="mine")) == "mine"
+    assert installation_name(one) != installation_name(other)
+    assert installation_name(one) == installation_name(Settings(home=tmp_path / "x" / ".." / "one"))
+    assert installation_name(Settings(home=tmp_path / "third", installation_name="mine")) == "mine"
     assert not (tmp_path / "third").exists()
 
 
@@ -28,16 +28,16 @@ def test_homes_that_share_a_repository_have_one_name_but_memory_of_their_own(tmp
         home.mkdir()
         (home / "repository").symlink_to(tmp_path / "models")
     one, other = (Settings(home=home) for home in homes)
-    assert instance_of(one) == instance_of(other)
+    assert installation_name(one) == installation_name(other)
     assert shm_prefix(one) != shm_prefix(other)
-    assert shm_prefix(one).startswith(f"{instance_of(one)}-")
+    assert shm_prefix(one).startswith(f"{installation_name(one)}-")
 
 
 def test_processes_that_start_together_agree_on_a_new_name(tmp_path: Path) -> None:
     for attempt in range(20):
         settings = Settings(home=tmp_path / str(attempt))
         with ThreadPoolExecutor(8) as threads:
-            names = set(threads.map(lambda _, settings=settings: instance_of(settings), range(8)))
+            names = set(threads.map(lambda _, settings=settings: installation_name(settings), range(8)))
         assert len(names) == 1
         assert [path.name for path in settings.repository_dir.iterdir()] == [FILE]
 
@@ -47,12 +47,12 @@ def test_a_file_that_holds_no_name_is_said_to(tmp_path: Path, content: bytes) ->
     settings = Settings(home=tmp_path)
     settings.repository_dir.mkdir()
     (settings.repository_dir / FILE).write_bytes(content)
-    with pytest.raises(Failure, match="MILLSTREAM_INSTANCE") as failure:
-        instance_of(settings)
+    with pytest.raises(Failure, match="MILLSTREAM_INSTALLATION_NAME") as failure:
+        installation_name(settings)
     assert failure.value.code is Code.INTERNAL
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "{a}", "a/b", "-a", "a.b", "a*", "a\n", "a" * 65])
 def test_a_name_that_could_be_part_of_another_key_or_file_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="instance"):
-        Settings(instance=name)
+    with pytest.raises(ValidationError, match="installation_name"):
+        Settings(installation_name=name)

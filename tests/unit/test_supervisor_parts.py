@@ -30,20 +30,20 @@ def test_pools():
 
 
 def test_workers_share_the_machine_unless_told_otherwise():
-    assert plan.threads_of(Settings(pools="cpu=2,b=1", threads=0), 16) == 5
-    assert plan.threads_of(Settings(pools="cpu=4", threads=0), 2) == 1
-    assert plan.threads_of(Settings(pools="cpu=4", threads=7), 2) == 7
+    assert plan.threads_of(Settings(pools="cpu=2,b=1", worker_threads=0), 16) == 5
+    assert plan.threads_of(Settings(pools="cpu=4", worker_threads=0), 2) == 1
+    assert plan.threads_of(Settings(pools="cpu=4", worker_threads=7), 2) == 7
 
 
 def test_children_get_every_setting_back(tmp_path, monkeypatch):
     settings = Settings(
         home=tmp_path,
-        fast_path=False,
+        http_fast_path=False,
         admin_key="secret",
         pools="cpu=1,gpu=2",
-        models="a=b",
+        preload="a=b",
         host="::1",
-        metrics_port=9100,
+        worker_metrics_port=9100,
     )
     children = plan.settings_of_children(settings, port=1234, grpc_port=4321, redis_url="unix:///s", cpus=8)
     for name, value in plan.environment_of(children).items():
@@ -51,9 +51,9 @@ def test_children_get_every_setting_back(tmp_path, monkeypatch):
     assert Settings() == children
     assert children.http_port == 1234
     assert children.grpc_port == 4321
-    assert children.threads == 2
+    assert children.worker_threads == 2
     assert children.drain_s < settings.drain_s
-    assert children.metrics_port == 0
+    assert children.worker_metrics_port == 0
 
 
 def test_programs(tmp_path):
@@ -62,7 +62,7 @@ def test_programs(tmp_path):
     gateways, workers = plan.gateways(settings, 7, entry), plan.workers(settings, entry)
     assert [p.command for p in gateways] == [("g", "--fd", "7", "--index", str(i)) for i in (0, 1)]
     assert all(p.fds == (7,) and p.says_ready and not p.worker for p in gateways)
-    assert [(p.name, p.environment["MILLSTREAM_DEVICE"]) for p in workers] == [
+    assert [(p.name, p.environment["MILLSTREAM_WORKER_DEVICE"]) for p in workers] == [
         ("cpu-0", "cpu"),
         ("cpu-1", "cpu"),
         ("gpu-0", "cuda"),

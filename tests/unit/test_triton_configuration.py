@@ -135,7 +135,15 @@ def test_what_has_no_effect_is_noted():
         model_metrics { }
         """
     ).notes
-    for word in ("dynamic_batching", "at most 2 workers", "gpus", "KIND_MODEL", "rate_limiter", "profile", "--threads"):
+    for word in (
+        "dynamic_batching",
+        "at most 2 workers",
+        "gpus",
+        "KIND_MODEL",
+        "rate_limiter",
+        "profile",
+        "--worker-threads",
+    ):
         assert any(word in note for note in notes), word
     for word in ("session.use", "response_cache", "tensorrt", "optimization.graph", "model_metrics"):
         assert any(word in note for note in notes), word

@@ -52,19 +52,19 @@ def age_s(settings: Settings) -> float:
 
 
 def _calls_max(settings: Settings) -> int:
-    return settings.inflight_max + CALLS_BESIDE
+    return settings.inflight_requests_max + CALLS_BESIDE
 
 
 def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", int(shared)),
-        ("grpc.max_receive_message_length", settings.body_bytes_max),
+        ("grpc.max_receive_message_length", settings.request_bytes_max),
         ("grpc.max_send_message_length", -1),
         ("grpc.per_message_decompression", 0),  # millstream.gateway.protocols.grpc.messages does it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
-        ("grpc.max_allowed_incoming_connections", settings.connections_max),
+        ("grpc.max_allowed_incoming_connections", settings.client_connections_max),
         ("grpc.max_connection_age_ms", round(age_s(settings) * SECOND_MS)),
-        ("grpc.max_connection_age_grace_ms", round(settings.grpc_call_s_max * SECOND_MS)),
+        ("grpc.max_connection_age_grace_ms", round(settings.grpc_age_grace_s * SECOND_MS)),
         # With the probe, windows grow to 4 MiB and more for each stream: what nobody reads yet would lie here.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
@@ -104,7 +104,7 @@ class GrpcServer:
         self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, _calls_max(settings) // 2)
         self._watch = StalledReplies(settings.client_stall_s_max)
         messages = Messages(
-            deps.receive_budget, deps.reply_budget, self._receiver, self._watch, settings.body_bytes_max
+            deps.receive_budget, deps.reply_budget, self._receiver, self._watch, settings.request_bytes_max
         )
         self._table = MethodTable(deps, drain, messages)
         self._server: Any = None

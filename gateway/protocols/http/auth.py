@@ -41,11 +41,11 @@ async def admin(
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
 
 
-async def models_api(
+async def management_api(
     request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
     """The same for /models, unless they are SageMaker's, whose calls carry no key: it alone reaches the container."""
-    if deps.settings.models_api == "torchserve":
+    if deps.settings.management_api == "torchserve":
         await admin(request, deps, credentials)
 
 

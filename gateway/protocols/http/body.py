@@ -93,7 +93,7 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
 
     Raises Failure: TOO_LARGE, UNAVAILABLE (all bodies together), ENCODING, INVALID.
     """
-    bytes_max = deps.settings.body_bytes_max
+    bytes_max = deps.settings.request_bytes_max
     with deps.receive_budget.reserve() as held:
         body = await _read(request, bytes_max, held)
         encoding = request.headers.get("content-encoding")

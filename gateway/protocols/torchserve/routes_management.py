@@ -1,4 +1,4 @@
-"""/models: TorchServe's management API, or the calls of SageMaker's multi-model containers, as MILLSTREAM_MODELS_API says.
+"""/models: TorchServe's management API or SageMaker's multi-model containers, as MILLSTREAM_MANAGEMENT_API says.
 
 Both stand on what the admin API does, and are protected as it is. POST tells by its body which of them it is.
 """
@@ -18,7 +18,7 @@ from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown
 from millstream.gateway.catalog.upload_slots import Uploads
-from millstream.gateway.protocols.http.auth import models_api
+from millstream.gateway.protocols.http.auth import management_api
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -32,7 +32,9 @@ from millstream.services.wire.records import State
 
 router = APIRouter(tags=["TorchServe"])
 managed = APIRouter(
-    tags=["TorchServe"], dependencies=[Depends(models_api)], responses=documented(400, 401, 403, model=TorchServeError)
+    tags=["TorchServe"],
+    dependencies=[Depends(management_api)],
+    responses=documented(400, 401, 403, model=TorchServeError),
 )
 
 _JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {}}}}}
@@ -62,7 +64,7 @@ async def listed(
     "/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404, model=TorchServeError)}
 )
 async def described(model: str, deps: DepsOf) -> Any:
-    if deps.settings.models_api == "sagemaker":
+    if deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
             raise not_found(f"Model not found: {shown(model)}")
@@ -216,7 +218,7 @@ def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
 async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, str]:
     await deps.catalog.refresh()
     snapshot = deps.catalog.snapshot
-    if deps.settings.models_api == "sagemaker" and version is None:
+    if deps.settings.management_api == "sagemaker" and version is None:
         await admin_models.delete_model(name, deps)
         return {"status": f'Model "{name}" unregistered'}
     model, view = documents.find(snapshot, name, version)

@@ -93,7 +93,7 @@ async def infer_version(model: str, version: str, request: Request, deps: DepsOf
 
 
 async def _answer(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
-    body = await read_body(request, deps.settings.body_bytes_max)
+    body = await read_body(request, deps.settings.request_bytes_max)
     answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
 
     def done(reply: HttpReply) -> None:

@@ -95,26 +95,26 @@ def _redis(settings: Settings) -> list[Check]:
 
 
 def _memory(settings: Settings) -> list[Check]:
-    folder = settings.segments_dir
-    wanted = settings.gateways * settings.segment_bytes_max
+    folder = settings.shm_dir
+    wanted = settings.gateways * settings.shm_bytes_max
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return [Check("Shared memory", "warn", f"{folder}: {error.strerror}", "set MILLSTREAM_SEGMENTS_DIR")]
+        return [Check("Shared memory", "warn", f"{folder}: {error.strerror}", "set MILLSTREAM_SHM_DIR")]
     detail = f"{free >> 20} MiB free in {folder}, {wanted >> 20} MiB wanted"
     if free < wanted:
-        advice = "large tensors will go through Redis: docker run --shm-size=1g, or lower MILLSTREAM_SEGMENT_BYTES_MAX"
+        advice = "large tensors will go through Redis: docker run --shm-size=1g, or lower MILLSTREAM_SHM_BYTES_MAX"
         return [Check("Shared memory", "warn", detail, advice)]
     return [Check("Shared memory", "ok", detail)]
 
 
 def _files(settings: Settings) -> list[Check]:
-    wanted = settings.connections_max + _OTHER_FILES
+    wanted = settings.client_connections_max + _OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    detail = f"{shown} allowed, {wanted} wanted for {settings.connections_max} connections"
+    detail = f"{shown} allowed, {wanted} wanted for {settings.client_connections_max} connections"
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        return [Check("Open files", "warn", detail, f"ulimit -Hn {wanted}, or lower MILLSTREAM_CONNECTIONS_MAX")]
+        return [Check("Open files", "warn", detail, f"ulimit -Hn {wanted}, or lower MILLSTREAM_CLIENT_CONNECTIONS_MAX")]
     return [Check("Open files", "ok", detail)]
 
 

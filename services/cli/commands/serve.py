@@ -45,15 +45,15 @@ def serve(
     settings = load_settings()
     if settings.admin_key is None:
         os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)
-    model, repository = found(folder, name or settings.sagemaker_model or "model")
+    models, repositories = found(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
         http_port = settings.sagemaker_port or _HTTP_PORT
     up(
         host="0.0.0.0",  # noqa: S104 - of a container, what its platform lets through
         http_port=http_port,
         grpc_port=grpc_port,
-        model=model,
-        repository=repository,
+        preload=models,
+        triton_repository=repositories,
         example=False,
     )
 

@@ -35,9 +35,11 @@ Pools = Annotated[
         "A pool called gpu runs on CUDA.",
     ),
 ]
-Threads = Annotated[
+WorkerThreads = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Threads of each worker (MILLSTREAM_THREADS); default: its share of the machine."),
+    typer.Option(
+        metavar="N", help="Threads of each worker (MILLSTREAM_WORKER_THREADS); default: an equal share of the CPUs."
+    ),
 ]
 Redis = Annotated[
     str | None,
@@ -47,46 +49,50 @@ Redis = Annotated[
         "(MILLSTREAM_REDIS_URL); default: one is started. Prefer the variable for a URL with a password: others can see command lines.",
     ),
 ]
-Models = Annotated[
+Preload = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=PATH",
-        help="A model to load, can be repeated (MILLSTREAM_MODELS=a=a.onnx,b=b.onnx). It is pushed, unless the same "
+        help="A model to load, can be repeated (MILLSTREAM_PRELOAD=a=a.onnx,b=b.onnx). It is pushed, unless the same "
         "file is there already.",
     ),
 ]
-Repositories = Annotated[
+TritonRepositories = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="DIR",
-        help="A Triton model repository to serve in place, can be repeated (MILLSTREAM_REPOSITORY=a,b): "
+        help="A Triton model repository to serve in place, can be repeated (MILLSTREAM_TRITON_REPOSITORIES=a,b): "
         "DIR/NAME/1/model.onnx, with or without a config.pbtxt. Nothing is copied.",
     ),
 ]
 Example = Annotated[
     bool | None,
-    typer.Option("--example/--no-example", help="Load the digits example (MILLSTREAM_EXAMPLE).", show_default="on"),
+    typer.Option(
+        "--example/--no-example", help="Load the digits example (MILLSTREAM_PRELOAD_EXAMPLE).", show_default="on"
+    ),
 ]
-DrainSeconds = Annotated[
+DrainS = Annotated[
     float | None,
     typer.Option(
         metavar="S",
-        help="How long it may take to stop: what was accepted is answered first (MILLSTREAM_DRAIN_S); default 30.",
+        help="Seconds that a shutdown may take; accepted requests are answered first (MILLSTREAM_DRAIN_S); default 30.",
     ),
 ]
 CpuAffinity = Annotated[
     bool | None,
     typer.Option(
         "--cpu-affinity/--no-cpu-affinity",
-        help="On a machine of two cores, keep the embedded Redis and the gateway on one each (MILLSTREAM_CPU_AFFINITY).",
+        help="On a machine with two cores, pin the embedded Redis to one and the gateway to the other "
+        "(MILLSTREAM_CPU_AFFINITY).",
         show_default="on",
     ),
 ]
-AllowClientShm = Annotated[
+ShmAllowClients = Annotated[
     bool | None,
     typer.Option(
-        "--allow-client-shm/--no-allow-client-shm",
-        help="Let clients on this machine pass tensors in shared memory that they made (MILLSTREAM_ALLOW_CLIENT_SHM).",
+        "--shm-allow-clients/--no-shm-allow-clients",
+        help="Let clients on this machine pass tensors in shared memory regions that they created "
+        "(MILLSTREAM_SHM_ALLOW_CLIENTS).",
         show_default="off",
     ),
 ]
@@ -96,7 +102,7 @@ TraceConfig = Annotated[
         "--trace-config",
         metavar="KEY=VALUE",
         help="A trace setting from the start on, can be repeated: level=TIMESTAMPS, rate=100, count=10, log-frequency=50 "
-        "(MILLSTREAM_TRACE=a=b,c=d). Clients may change them later.",
+        "(MILLSTREAM_TRACE_CONFIG=a=b,c=d). Clients may change them later.",
     ),
 ]
 
@@ -108,14 +114,14 @@ def up(
     grpc_port: GrpcPort = None,
     gateways: Gateways = None,
     pool: Pools = None,
-    threads: Threads = None,
+    worker_threads: WorkerThreads = None,
     redis: Redis = None,
-    model: Models = None,
-    repository: Repositories = None,
+    preload: Preload = None,
+    triton_repository: TritonRepositories = None,
     example: Example = None,
-    drain_seconds: DrainSeconds = None,
+    drain_s: DrainS = None,
     cpu_affinity: CpuAffinity = None,
-    allow_client_shm: AllowClientShm = None,
+    shm_allow_clients: ShmAllowClients = None,
     trace_config: TraceConfig = None,
     json_output: Json = False,
 ) -> None:
@@ -132,15 +138,15 @@ def up(
         grpc_port=grpc_port,
         gateways=gateways,
         pools=",".join(pool) if pool else None,
-        threads=threads,
+        worker_threads=worker_threads,
         redis_url=redis,
-        models=",".join(model) if model else None,
-        repository=",".join(map(str, repository)) if repository else None,
-        example=example,
-        drain_s=drain_seconds,
+        preload=",".join(preload) if preload else None,
+        triton_repositories=",".join(map(str, triton_repository)) if triton_repository else None,
+        preload_example=example,
+        drain_s=drain_s,
         cpu_affinity=cpu_affinity,
-        allow_client_shm=allow_client_shm,
-        trace=",".join(trace_config) if trace_config else None,
+        shm_allow_clients=shm_allow_clients,
+        trace_config=",".join(trace_config) if trace_config else None,
     )
     from millstream.services.cli.preload import preloads
     from millstream.services.cli.repositories import PreloadPlan, repositories
@@ -149,7 +155,8 @@ def up(
     from millstream.services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    wanted = PreloadPlan(preloads(settings.models, example=settings.example), repositories(settings.repository_dirs))
+    models = preloads(settings.preload, example=settings.preload_example)
+    wanted = PreloadPlan(models, repositories(settings.triton_repository_dirs))
     front = Lines(wanted, key) if json_output else Terminal(wanted, key)
 
     create_files_private()

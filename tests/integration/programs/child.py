@@ -46,7 +46,7 @@ def main(kind: str, arguments: list[str]) -> None:
     if options.get("--pool") == "parent":
         grandchild = subprocess.Popen(["sleep", "1000"])
         redis.set("test:grandchild", grandchild.pid)
-    segment = Path(settings.segments_dir) / f"{shm_prefix(settings)}.{name}"
+    segment = Path(settings.shm_dir) / f"{shm_prefix(settings)}.{name}"
     segment.write_bytes(b"x")
     print(f"WARNING {name} is only a test")
     redis.rpush("test:started", f"{name}-{os.getpid()}")
