@@ -15,7 +15,7 @@ from millstream.gateway.admin.multipart import MultipartUpload
 from millstream.gateway.catalog.upload_slots import Uploads
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import invalid
-from millstream.services.ingest.upload import Incoming
+from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.names import check_name
 from millstream.services.wire.records import State
@@ -56,7 +56,7 @@ async def receive(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncItera
     config = upload.config or ModelConfig()
     # entering refuses a name that is not allowed and a version that is there, before a gigabyte was sent for nothing
     async with (
-        Incoming(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
+        ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
         uploads.permit(upload.model, upload.version) as show,
     ):
         await _receive(incoming, upload, body)
@@ -65,7 +65,7 @@ async def receive(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncItera
     return manifest
 
 
-async def _receive(incoming: Incoming, upload: Upload, body: AsyncIterator[bytes]) -> None:
+async def _receive(incoming: ModelUpload, upload: Upload, body: AsyncIterator[bytes]) -> None:
     form = upload.form
     if form is None:
         async for chunk in body:

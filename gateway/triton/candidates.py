@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.digests import described_file
-from millstream.services.ingest.in_place import examine
-from millstream.services.ingest.report import Checked
+from millstream.services.ingest.check_process import check_in_place
+from millstream.services.ingest.digests import describe_file
+from millstream.services.ingest.report import CheckedModel
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
 from millstream.services.model.version_files import check_labels
 from millstream.services.settings import Settings
@@ -49,7 +49,7 @@ async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: S
     if now is not None and await asyncio.to_thread(_unchanged, candidate, now, given, pool):
         return now
     rows_max = given.message.max_batch_size or ROWS_MAX_DEFAULT
-    checked = await examine(candidate.folder, candidate.served, wanted_batching(given), settings, rows_max)
+    checked = await check_in_place(candidate.folder, candidate.served, wanted_batching(given), settings, rows_max)
     signature = fitted(given, checked.signature, checked.notes)
     how = serving(given, signature, pool)
     batching = checked.batching if signature.batching else _off(checked)
@@ -57,7 +57,7 @@ async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: S
     return await asyncio.to_thread(_manifest, candidate, given, checked, how)
 
 
-def _off(checked: Checked) -> Batching:
+def _off(checked: CheckedModel) -> Batching:
     """Why each request runs alone: the check says it, or else the configuration."""
     if checked.batching.decided == "off":
         return checked.batching
@@ -70,12 +70,12 @@ def _unchanged(candidate: Candidate, now: Manifest, given: Given, pool: str) -> 
     try:
         if serving(given, now.signature, pool).config != now.config:
             return False
-        return all(described_file(candidate.folder, file.path) == file for file in now.files)
+        return all(describe_file(candidate.folder, file.path) == file for file in now.files)
     except (Failure, OSError):  # the check says what is wrong
         return False
 
 
-def _manifest(candidate: Candidate, given: Given, checked: Checked, how: Serving) -> Manifest:
+def _manifest(candidate: Candidate, given: Given, checked: CheckedModel, how: Serving) -> Manifest:
     files = _files(candidate, checked, how.config)
     check_labels(how.config, checked.signature, candidate.folder)
     return Manifest(
@@ -97,14 +97,14 @@ def _manifest(candidate: Candidate, given: Given, checked: Checked, how: Serving
     )
 
 
-def _files(candidate: Candidate, checked: Checked, config: ModelConfig) -> tuple[SourceFile, ...]:
+def _files(candidate: Candidate, checked: CheckedModel, config: ModelConfig) -> tuple[SourceFile, ...]:
     paths = [*checked.files, *(path for path in files_named(config) if path not in checked.files)]
     found = []
     for path in paths:
         if not (candidate.folder / path).is_file():
             raise invalid(f"there is no file {path} in the model's folder, which the configuration names")
         try:
-            found.append(described_file(candidate.folder, path))
+            found.append(describe_file(candidate.folder, path))
         except OSError as error:
             raise Failure(Code.INVALID, f"{path} cannot be read: {error.strerror or error}") from error
     return tuple(found)

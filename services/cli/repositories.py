@@ -18,7 +18,7 @@ from millstream.services.process.cancel import cancel_all
 
 LOAD_S_MAX = 900.0
 AT_ONCE_MAX = 4
-SET_ASIDE_S = 5.0  # after which a load lets the next begin beside it
+LONG_LOAD_S = 5.0  # after which a load lets the next begin beside it
 PATIENCE_S = 60.0  # after which nobody waits for what is still loading
 
 
@@ -61,13 +61,13 @@ async def place(api: Api, folders: Sequence[Path], show: Callable[[RepositoryMod
     async def one(folder: Path, name: str) -> None:
         async with turns:
             loading = asyncio.ensure_future(_load(api, folder, name, known.get(name)))
-            await asyncio.wait({loading}, timeout=SET_ASIDE_S)
+            await asyncio.wait({loading}, timeout=LONG_LOAD_S)
         done, _ = await asyncio.wait({loading}, timeout=PATIENCE_S)
         if done:
             show(loading.result())
         else:  # the endpoint goes on with it
             await cancel_all([loading])
-            show(RepositoryModel(name, folder, failure=f"it is still loading after {PATIENCE_S + SET_ASIDE_S:g} s"))
+            show(RepositoryModel(name, folder, failure=f"it is still loading after {PATIENCE_S + LONG_LOAD_S:g} s"))
 
     await asyncio.gather(*(one(folder, name) for folder, name in there))
 

@@ -1,8 +1,8 @@
-"""From an uploaded file to the version's source folder.
+"""Unpacks an uploaded file into the version's source folder.
 
 upload ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
-                              ─no──> source/model.onnx, whatever it is: the checker reads it next
-Nothing in an archive is believed: not its sizes, not its names, not its types. Sources: APPNOTE.TXT 4.4 (zip),
+                              ─no──> moved to source/model.onnx unread; the checker parses it next
+An archive is untrusted: the sizes, names and types that it declares are all verified. Sources: APPNOTE.TXT 4.4 (zip),
 POSIX.1-2001 pax (tar).
 """
 
@@ -43,7 +43,7 @@ _BROKEN = (
 
 
 class Member(NamedTuple):
-    """One entry of an archive. `data` is None for a folder; its bytes are read only while it is the current one."""
+    """One entry of an archive. `data` is None for a folder; a file's `data` is readable until the next entry."""
 
     name: str
     data: IO[bytes] | None
@@ -54,33 +54,33 @@ class _OpenArchive(Protocol):
 
 
 def unpack(upload: Path, source: Path, bytes_max: int) -> Path:
-    """Turn `upload` into the files of the new folder `source`; returns the ONNX file to serve. `upload` is consumed.
+    """Unpack `upload` into the new folder `source`, remove `upload`, and return the path of the ONNX file to serve.
 
-    Raises Failure: INVALID (broken, unsafe, or not exactly one model), TOO_LARGE (over `bytes_max` unpacked bytes).
+    Raises:
+        Failure: INVALID (broken, unsafe, or not exactly one model), TOO_LARGE (over `bytes_max` unpacked bytes).
     """
     source.mkdir(parents=True)
-    opened = _kind(upload)
-    if opened is None:
+    open_archive = _detect_format(upload)
+    if open_archive is None:
         model = source / "model.onnx"
-        shutil.move(
-            upload, model, shutil.copyfile
-        )  # the first version of Landlock knows no renaming from folder to folder
+        # Copied where needed: Landlock ABI 1 forbids a rename from one folder to another.
+        shutil.move(upload, model, shutil.copyfile)
         return model
     try:
-        _write_members(opened(upload), source, bytes_max)
+        _write_members(open_archive(upload), source, bytes_max)
     except _BROKEN as error:
         raise invalid(f"the archive is broken or cut short: {error or type(error).__name__}") from error
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        raise invalid("the archive is broken: it points outside itself") from error
-    except (NotImplementedError, RuntimeError) as error:  # what zipfile raises for encryption and rare compressions
+        raise invalid("the archive is broken: it refers to bytes beyond its end") from error
+    except (NotImplementedError, RuntimeError) as error:  # raised by zipfile for encryption and rare compressions
         raise invalid(f"the archive cannot be read: {error}") from error
     upload.unlink()
-    return _model_of(source)
+    return _find_model(source)
 
 
-def _kind(upload: Path) -> _OpenArchive | None:
+def _detect_format(upload: Path) -> _OpenArchive | None:
     with upload.open("rb") as file:
         head = file.read(512)
     if head.startswith(_ZIP_MAGIC):
@@ -101,11 +101,11 @@ def _zip_members(upload: Path) -> Iterator[Member]:
             kind = stat.S_IFMT(entry.external_attr >> 16)
             if kind not in {0, stat.S_IFREG, stat.S_IFDIR}:
                 raise invalid(
-                    f"archive member {_shown(entry.filename)} is a link or device: only plain files are taken"
+                    f"archive member {_quoted(entry.filename)} is a link or device: only regular files are accepted"
                 )
             if entry.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
                 raise invalid(
-                    f"archive member {_shown(entry.filename)} is not deflated or stored: zip it without options"
+                    f"archive member {_quoted(entry.filename)} is neither deflated nor stored: zip it without options"
                 )
             if entry.filename.endswith("/"):
                 yield Member(entry.filename, None)
@@ -131,39 +131,39 @@ def _tar_members(archive: tarfile.TarFile) -> Iterator[Member]:
             continue
         data = archive.extractfile(entry) if entry.isfile() else None
         if data is None:
-            raise invalid(f"archive member {_shown(entry.name)} is a link or device: only plain files are taken")
+            raise invalid(f"archive member {_quoted(entry.name)} is a link or device: only regular files are accepted")
         with data:
             yield Member(entry.name, data)
 
 
 def _write_members(members: Iterator[Member], source: Path, bytes_max: int) -> None:
-    left = bytes_max
+    bytes_left = bytes_max
     seen: set[PurePosixPath] = set()
     for count, member in enumerate(members, 1):
         if count > ENTRIES_MAX:
             raise invalid(f"the archive has more than {ENTRIES_MAX} members")
-        path = _safe(member.name)
+        path = _checked_path(member.name)
         target = source / path
         if member.data is None:
             _make_folder(target, member.name)
             continue
         if path in seen:
-            raise invalid(f"archive member {_shown(member.name)} is there twice")
+            raise invalid(f"archive member {_quoted(member.name)} occurs twice: remove one of the two")
         seen.add(path)
         _make_folder(target.parent, member.name)
-        left -= _write(member.data, target, member.name, left, bytes_max)
+        bytes_left -= _write(member.data, target, member.name, bytes_left, bytes_max)
 
 
-def _safe(name: str) -> PurePosixPath:
-    """The member's relative path. Raises Failure(INVALID) for everything that could leave, or confuse, the folder."""
+def _checked_path(name: str) -> PurePosixPath:
+    """Return the member's relative path. Raises Failure(INVALID) if it is absolute, malformed, or leaves the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or name[1:2] == ":":
-        raise invalid(f"archive member {_shown(name)} has a path that leads out of the archive")
+        raise invalid(f"archive member {_quoted(name)} has a path that leads out of the archive")
     encoded = name.encode("utf-8", "surrogateescape")
     if not name.isprintable() or len(encoded) > PATH_BYTES_MAX:
-        raise invalid(f"archive member {_shown(name)} has a name that is too long or has control characters")
+        raise invalid(f"archive member {_quoted(name)} has a name that is too long or has control characters")
     if any(len(part.encode("utf-8", "surrogateescape")) > _COMPONENT_BYTES_MAX for part in path.parts):
-        raise invalid(f"archive member {_shown(name)} has a name that is too long or has control characters")
+        raise invalid(f"archive member {_quoted(name)} has a name that is too long or has control characters")
     return path
 
 
@@ -171,38 +171,40 @@ def _make_folder(folder: Path, name: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise invalid(f"archive member {_shown(name)} is both a file and a folder") from None
+        raise invalid(f"archive member {_quoted(name)} is both a file and a folder") from None
 
 
-def _write(data: IO[bytes], target: Path, name: str, left: int, bytes_max: int) -> int:
+def _write(data: IO[bytes], target: Path, name: str, bytes_left: int, bytes_max: int) -> int:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except (FileExistsError, IsADirectoryError):
-        raise invalid(f"archive member {_shown(name)} is both a file and a folder") from None
+        raise invalid(f"archive member {_quoted(name)} is both a file and a folder") from None
     written = 0
     with os.fdopen(descriptor, "wb") as file:
-        while chunk := data.read(min(_CHUNK_BYTES, left - written + 1)):
+        while chunk := data.read(min(_CHUNK_BYTES, bytes_left - written + 1)):
             written += len(chunk)
-            if written > left:
+            if written > bytes_left:
                 raise Failure(Code.TOO_LARGE, f"the archive unpacks to more than {bytes_max} bytes")
             file.write(chunk)
     return written
 
 
-def _model_of(source: Path) -> Path:
-    found = sorted(path for path in source.glob("*.onnx") if path.is_file() and not path.name.startswith("."))
-    named = source / "model.onnx"
-    if named in found:
-        return named
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = ", ".join(path.name for path in found[:5])
-        raise invalid(f"the archive has {len(found)} ONNX files at its top ({names}): name the one to serve model.onnx")
-    deeper = next((path for path in sorted(source.rglob("*.onnx"))), None)
-    hint = f"; {deeper.relative_to(source)} is in a folder: archive the folder's contents" if deeper else ""
+def _find_model(source: Path) -> Path:
+    candidates = sorted(path for path in source.glob("*.onnx") if path.is_file() and not path.name.startswith("."))
+    preferred = source / "model.onnx"
+    if preferred in candidates:
+        return preferred
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        names = ", ".join(path.name for path in candidates[:5])
+        raise invalid(
+            f"the archive has {len(candidates)} ONNX files at its top ({names}): name the one to serve model.onnx"
+        )
+    nested = next((path for path in sorted(source.rglob("*.onnx"))), None)
+    hint = f"; {nested.relative_to(source)} is in a folder: archive the folder's contents" if nested else ""
     raise invalid(f"the archive has no .onnx file at its top{hint}")
 
 
-def _shown(name: str) -> str:
+def _quoted(name: str) -> str:
     return ascii(name if len(name) <= 80 else name[:80] + "...")

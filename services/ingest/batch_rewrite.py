@@ -1,5 +1,6 @@
-"""From a model whose batch is fixed at 1 to one with any number of rows. A guess: the caller proves it by running both.
+"""Rewrites a model whose batch size is fixed at 1 to accept any number of rows.
 
+The rewrite is a guess: the caller runs the original and the rewrite and compares their outputs.
 Imported by the checker process only. Source: ONNX operator Reshape: 0 copies the input's dimension, -1 is inferred.
 """
 
@@ -12,17 +13,17 @@ from onnx import helper, numpy_helper
 
 from millstream.services.ingest.graph import fixed_inputs
 
-#: what a leading 1 in the target shape of a Reshape becomes, most likely first
+#: values that may replace a leading 1 in the target shape of a Reshape, most likely first
 LEADING = (0, -1)
 
-#: operators whose output describes a tensor and does not hold its rows
+#: operators whose output describes a tensor and does not contain its rows
 _DESCRIBING = frozenset({"Shape", "Size"})
 
 
 def with_variable_rows(model: onnx.ModelProto, leading: int) -> onnx.ModelProto:
-    """A copy of `model` with a variable first dimension in every input and output.
+    """Return a copy of `model` with a variable first dimension in every input and output.
 
-    Constant target shapes of Reshape that begin with 1, where the data comes from an input, begin with `leading`.
+    Where a Reshape of data from an input has a constant target shape that begins with 1, `leading` replaces the 1.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -47,7 +48,7 @@ def _reshape_rows(graph: onnx.GraphProto, leading: int) -> None:
             if target is not None:
                 name = f"millstream_rows_shape_{position}"
                 tensor = helper.make_tensor(name, onnx.TensorProto.INT64, [len(target)], target)
-                # A Constant node and not an initializer: before IR 4 that would also have to be an input.
+                # A Constant node, since before IR 4 an initializer would also have to be listed as an input.
                 rewritten.append(helper.make_node("Constant", [], [name], value=tensor))
                 node.input[1] = name
         rewritten.append(node)
@@ -71,12 +72,12 @@ def _target(shape: onnx.TensorProto | None, node: onnx.NodeProto, leading: int) 
 
 
 def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
-    """Small integer tensors by name: initializers and Constant nodes whose values are in the model itself."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
+    """Return the INT64 vectors stored in the graph's initializers and Constant nodes, by name."""
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == "Constant":
-            found.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
-    return {name: tensor for name, tensor in found.items() if _is_shape(tensor)}
+            constants.update((node.output[0], attribute.t) for attribute in node.attribute if attribute.name == "value")
+    return {name: tensor for name, tensor in constants.items() if _is_shape(tensor)}
 
 
 def _is_shape(tensor: onnx.TensorProto) -> bool:
@@ -85,7 +86,7 @@ def _is_shape(tensor: onnx.TensorProto) -> bool:
 
 
 def _dependent(graph: onnx.GraphProto) -> set[str]:
-    """Names of values that hold, or come from, the rows of an input. Nodes are in topological order."""
+    """Return the names of the inputs and of all values computed from them. Nodes are in topological order."""
     dependent = {value.name for value in graph.input} - fixed_inputs(graph)
     for node in graph.node:
         if node.op_type not in _DESCRIBING and dependent.intersection(node.input):

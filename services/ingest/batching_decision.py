@@ -1,9 +1,9 @@
-"""Whether requests may share a run of a model. Imported by the checker process only.
+"""Decides whether requests may share a run of a model. Imported by the checker process only.
 
 first dimensions ─ all variable ────> keep the file    ┐
-                 ─ some fixed at 1 ─> rewrite the file ┴> proven by the graph? ─> do trials agree? ─> requests share runs
+                 ─ some fixed at 1 ─> rewrite the file ┴> proven by the graph? ─> trials agree? ─> requests share runs
                  ─ anything else ───> no
-Without a proof they run one at a time, unless the uploader asks for batching: then the trials alone must agree.
+Without a proof requests run one at a time, unless the configuration requests batching: then agreeing trials suffice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ import onnx
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.batch_rewrite import LEADING, with_variable_rows
-from millstream.services.ingest.batch_trials import Contradiction, Expected, check, constant_outputs, expect
+from millstream.services.ingest.batch_trials import (
+    Contradiction,
+    Expected,
+    check_batches,
+    constant_outputs,
+    run_rows_alone,
+)
 from millstream.services.ingest.external_data import link_files
 from millstream.services.ingest.independence import Proof, prove
 from millstream.services.ingest.model_io import ModelTensor
@@ -29,10 +35,14 @@ _NO_TRIAL = "no trial input would run"
 
 
 class Subject(NamedTuple):
-    """The model under check. `path`: its file; `files`: its weights, relative to the file.
+    """The model under check.
 
-    `compiled`: the folder for a rewrite; None: a model that is served in place stays as it is. `rows_max`: the largest
-    batch.
+    Args:
+        path: the model file.
+        files: its weight files, relative to the folder of `path`.
+        compiled: the folder for a rewritten model; None for a model served in place, which is never rewritten.
+        inputs: its inputs, except those with a default.
+        rows_max: the rows of the largest batch.
     """
 
     model: onnx.ModelProto
@@ -45,51 +55,56 @@ class Subject(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of the inputs that have rows."""
-        return [port.name for port in self.inputs]
+        """Names of the inputs."""
+        return [tensor.name for tensor in self.inputs]
 
 
 class BatchingDecision(NamedTuple):
-    """`served`: the file to serve. `observed`: outputs of a run on one row, None if none succeeded.
+    """How to serve the model.
 
-    `decision`: whether requests share runs, and why.
+    Args:
+        served: the model file to serve: the original or a rewrite.
+        observed: the outputs of a run on one row; None if no such run succeeded.
+        outcome: whether requests share runs, and why.
     """
 
     served: Path
     observed: list[Array] | None
-    decision: Batching
+    outcome: Batching
     notes: tuple[str, ...] = ()
 
     @property
     def batching(self) -> bool:
-        return self.decision.decided != "off"
+        return self.outcome.decided != "off"
 
 
 class _Unbatchable(Exception):
-    """Why requests may not share a run, as the end of a sentence."""
+    """Requests may not share a run. The message is the reason, worded to follow "…: "."""
 
 
-def decide(subject: Subject, wanted: bool | None) -> tuple[BatchingDecision, Session]:
-    """Load the model, analyse its graph, try it, and decide; returns the served file's session, too.
+def decide(subject: Subject, requested: bool | None) -> tuple[BatchingDecision, Session]:
+    """Load the model, analyse its graph, run trials, and decide. Returns the decision and the served file's session.
 
-    Raises Failure(INVALID): it cannot be loaded, or `wanted` is impossible.
+    `requested` is what the configuration says about batching; None if it says nothing.
+
+    Raises Failure(INVALID) if the model cannot be loaded or the requested batching is not possible.
     """
     session = Session(subject.path, subject.inputs, subject.outputs)
     probe, failure = _probe(session, subject.inputs)
     observed = probe.observed if probe else None
-    if wanted is False:
+    if requested is False:
         return BatchingDecision(
             subject.path, observed, Batching(decided="off", reason="the configuration says so")
         ), session
     try:
-        if _first_dimensions(subject, wanted):
-            return _kept(subject, session, probe, failure, bool(wanted)), session
-        leadings = _leadings(subject, probe, failure, bool(wanted))
+        if _first_dimensions(subject, requested):
+            return _decide_unchanged(subject, session, probe, failure, bool(requested)), session
+        leading_values = _leading_values(subject, probe, failure, bool(requested))
         expected = _expected(session, subject, probe)
-        del session  # a large model is in memory once
-        return _rewritten(subject, leadings, expected, observed)
+        del session  # frees the original before the rewrite is loaded: a large model fits into memory once
+        return _decide_rewritten(subject, leading_values, expected, observed)
     except (_Unbatchable, Contradiction) as reason:
-        if wanted:
+        if requested:
             raise invalid(f"batching is not possible: {reason}") from reason
         why = str(reason)
     alone = BatchingDecision(
@@ -98,22 +113,27 @@ def decide(subject: Subject, wanted: bool | None) -> tuple[BatchingDecision, Ses
     return alone, Session(subject.path, subject.inputs, subject.outputs)
 
 
-def usable(subject: Subject, verdict: BatchingDecision, defaults: Sequence[ModelTensor]) -> list[ModelTensor]:
-    """Those of `defaults`, inputs that the model has values for, that a request may bring.
+def servable_defaults(
+    subject: Subject, decision: BatchingDecision, defaults: Sequence[ModelTensor]
+) -> list[ModelTensor]:
+    """Return the inputs among `defaults` (inputs with a default value) that a request may set.
 
-    Of a version whose requests share runs each must have rows of its own: proven and tried as for the other inputs.
+    If requests share runs, such an input must have rows, too: all of them together are proven and tried as the other
+    inputs are, and none is returned if that fails.
     """
-    if not verdict.batching:
+    if not decision.batching:
         return list(defaults)
-    offered = [port for port in defaults if port.dims and not isinstance(port.dims[0], int)]
-    if not offered or verdict.served != subject.path:
+    offered = [tensor for tensor in defaults if tensor.dims and not isinstance(tensor.dims[0], int)]
+    if not offered or decision.served != subject.path:
         return []
     whole = subject._replace(inputs=[*subject.inputs, *offered])
     if not prove(whole.model, whole.names).proven:
         return []
     session = Session(whole.path, whole.inputs, whole.outputs)
     try:
-        check(session, whole.outputs, _expected(session, whole, find_probe(session, whole.inputs)), whole.rows_max)
+        check_batches(
+            session, whole.outputs, _expected(session, whole, find_probe(session, whole.inputs)), whole.rows_max
+        )
     except (TrialError, Contradiction, _Unbatchable):
         return []
     return offered
@@ -123,53 +143,60 @@ def _probe(session: Session, inputs: Sequence[ModelTensor]) -> tuple[Probe | Non
     try:
         return find_probe(session, inputs), ""
     except TrialError as error:
-        if error.memory:
+        if error.out_of_memory:
             raise invalid(f"the model needs more memory than a check may use: {error}") from error
         return None, str(error)
 
 
-def _first_dimensions(subject: Subject, wanted: bool | None) -> bool:
-    """True: all are variable; False: some are fixed at 1, and may be rewritten. Raises _Unbatchable."""
+def _first_dimensions(subject: Subject, requested: bool | None) -> bool:
+    """Return True if all first dimensions are variable, False if some are 1 and the file must be rewritten.
+
+    Raises _Unbatchable for any other first dimension.
+    """
     fixed = False
     if not subject.inputs:
         raise _Unbatchable("the model has no inputs")
-    for what, ports in (("input", subject.inputs), ("output", subject.outputs)):
-        for port in ports:
-            if port.dims == ():
-                raise _Unbatchable(f"{what} {port.name!r} is a scalar")
-            first = port.dims[0]
+    for what, tensors in (("input", subject.inputs), ("output", subject.outputs)):
+        for tensor in tensors:
+            if tensor.dims == ():
+                raise _Unbatchable(f"{what} {tensor.name!r} is a scalar")
+            first = tensor.dims[0]
             if isinstance(first, int) and first != 1:
-                raise _Unbatchable(f"{what} {port.name!r} has a fixed first dimension of {first}")
+                raise _Unbatchable(f"{what} {tensor.name!r} has a fixed first dimension of {first}")
             fixed = fixed or first == 1
-    _check_symbols(subject.inputs, wanted)
+    _check_symbols(subject.inputs, requested)
     if fixed and subject.compiled is None:
         raise _Unbatchable("the first dimension is fixed at 1, and a model that is served in place is not rewritten")
     return not fixed
 
 
-def _check_symbols(inputs: Sequence[ModelTensor], wanted: bool | None) -> None:
-    symbols = {port.dims[0]: port.name for port in inputs if isinstance(port.dims[0], str)}
-    for port in inputs:
-        if inner := symbols.keys() & set(port.dims[1:]):
-            raise _Unbatchable(f"the first dimension ({inner.pop()}) is also another dimension of input {port.name!r}")
-    if len(symbols) > 1 and not wanted:
-        shown = ", ".join(f"{symbol} of {name!r}" for symbol, name in sorted((str(s), n) for s, n in symbols.items()))
+def _check_symbols(inputs: Sequence[ModelTensor], requested: bool | None) -> None:
+    symbols = {tensor.dims[0]: tensor.name for tensor in inputs if isinstance(tensor.dims[0], str)}
+    for tensor in inputs:
+        if inner := symbols.keys() & set(tensor.dims[1:]):
+            raise _Unbatchable(
+                f"the first dimension ({inner.pop()}) is also another dimension of input {tensor.name!r}"
+            )
+    if len(symbols) > 1 and not requested:
+        names = ", ".join(f"{symbol} of {name!r}" for symbol, name in sorted((str(s), n) for s, n in symbols.items()))
         raise _Unbatchable(
-            f"the inputs may have different numbers of rows ({shown}); set batching to true to require one"
+            f"the inputs may have different numbers of rows ({names}); set batching to true if they never differ"
         )
 
 
-def _kept(subject: Subject, session: Session, probe: Probe | None, failure: str, wanted: bool) -> BatchingDecision:
-    """The verdict on the file as it is. Raises _Unbatchable, Contradiction."""
+def _decide_unchanged(
+    subject: Subject, session: Session, probe: Probe | None, failure: str, requested: bool
+) -> BatchingDecision:
+    """Decide about the unchanged file. Raises _Unbatchable, Contradiction."""
     proof = prove(subject.model, subject.names)
-    if not proof.proven and not wanted:
-        raise _Unbatchable(_unproven(proof))
+    if not proof.proven and not requested:
+        raise _Unbatchable(_unproven_reason(proof))
     if probe is not None:
         expected = _expected(session, subject, probe)
-        check(session, subject.outputs, expected, subject.rows_max)
-        notes = _constant(subject, expected)
-        return BatchingDecision(subject.path, probe.observed, _decision(proof), (*_requested(proof), *notes))
-    if not wanted:
+        check_batches(session, subject.outputs, expected, subject.rows_max)
+        notes = _constant_note(subject, expected)
+        return BatchingDecision(subject.path, probe.observed, _outcome(proof), (*_requested_note(proof), *notes))
+    if not requested:
         raise _Unbatchable(f"{_NO_TRIAL} ({failure})")
     note = f"Requests share runs because the configuration says so; {_NO_TRIAL} ({failure})."
     return BatchingDecision(
@@ -177,71 +204,74 @@ def _kept(subject: Subject, session: Session, probe: Probe | None, failure: str,
     )
 
 
-def _leadings(subject: Subject, probe: Probe | None, failure: str, wanted: bool) -> list[int]:
-    """Ways to rewrite the file that are worth a trial: proven, or `wanted`. Raises _Unbatchable."""
+def _leading_values(subject: Subject, probe: Probe | None, failure: str, requested: bool) -> list[int]:
+    """Return the values of LEADING to try as the first dimension of Reshape targets. Raises _Unbatchable if none is.
+
+    Proven values come first; the others follow only if batching is `requested`.
+    """
     if probe is None:
         raise _Unbatchable(f"the fixed batch of 1 could not be made variable, as {_NO_TRIAL} ({failure})")
     proofs = {leading: prove(with_variable_rows(subject.model, leading), subject.names) for leading in LEADING}
-    leadings = [leading for leading, proof in proofs.items() if proof.proven]
-    if leadings or wanted:
-        return leadings + [leading for leading in LEADING if wanted and leading not in leadings]
-    raise _Unbatchable(f"the fixed batch of 1 stays, as {_unproven(proofs[LEADING[0]])}")
+    leading_values = [leading for leading, proof in proofs.items() if proof.proven]
+    if leading_values or requested:
+        return leading_values + [leading for leading in LEADING if requested and leading not in leading_values]
+    raise _Unbatchable(f"the fixed batch of 1 stays, as {_unproven_reason(proofs[LEADING[0]])}")
 
 
-def _rewritten(
-    subject: Subject, leadings: Collection[int], expected: Sequence[Expected], observed: list[Array] | None
+def _decide_rewritten(
+    subject: Subject, leading_values: Collection[int], expected: Sequence[Expected], observed: list[Array] | None
 ) -> tuple[BatchingDecision, Session]:
-    """The verdict on the first rewrite that agrees with the original. Raises _Unbatchable."""
+    """Decide for the first rewrite whose outputs agree with the original's. Raises _Unbatchable if none does."""
     assert subject.compiled is not None
     reason = _Unbatchable("no rewrite was tried")
-    for leading in leadings:
+    for leading in leading_values:
         try:
             model = with_variable_rows(subject.model, leading)
             proof = prove(model, subject.names)
             served = _save(model, subject, subject.compiled)
             session = Session(served, subject.inputs, subject.outputs)
-            check(session, subject.outputs, expected, subject.rows_max)
+            check_batches(session, subject.outputs, expected, subject.rows_max)
         except (Failure, Contradiction) as failure:
             shutil.rmtree(subject.compiled.parent)
             reason = _Unbatchable(f"the fixed batch of 1 could not be made variable: {failure}")
             continue
         proven = "as the graph proves" if proof.proven else "in all trials"
         note = f"The fixed batch of 1 was made variable; {proven}, each row's outputs equal the original's."
-        notes = (note, *_requested(proof), *_constant(subject, expected))
-        return BatchingDecision(served, observed, _decision(proof), notes), session
+        notes = (note, *_requested_note(proof), *_constant_note(subject, expected))
+        return BatchingDecision(served, observed, _outcome(proof), notes), session
     raise reason
 
 
 def _expected(session: Session, subject: Subject, probe: Probe | None) -> list[Expected]:
-    """What the original gives for rows alone. Raises Contradiction, and _Unbatchable if nothing runs."""
-    expected = expect(session, subject.inputs, subject.outputs, probe) if probe else []
+    """Run trial rows alone through the original. Raises Contradiction; _Unbatchable if nothing runs."""
+    expected = run_rows_alone(session, subject.inputs, subject.outputs, probe) if probe else []
     if not expected:
         raise _Unbatchable("trial inputs run once but not again")
     return expected
 
 
-def _decision(proof: Proof) -> Batching:
-    return Batching(decided="proven") if proof.proven else Batching(decided="requested", reason=_unproven(proof))
+def _outcome(proof: Proof) -> Batching:
+    return Batching(decided="proven") if proof.proven else Batching(decided="requested", reason=_unproven_reason(proof))
 
 
-def _unproven(proof: Proof) -> str:
+def _unproven_reason(proof: Proof) -> str:
     return f"it is not proven that rows are independent: {proof.culprit}: {proof.reason}"
 
 
-def _requested(proof: Proof) -> tuple[str, ...]:
-    """The note on a version that batches because that was asked for."""
+def _requested_note(proof: Proof) -> tuple[str, ...]:
+    """Return the note on a version that batches without a proof, because the configuration requests it."""
     if proof.proven:
         return ()
-    return (f"Requests share runs because the configuration says so; {_unproven(proof)}.",)
+    return (f"Requests share runs because the configuration says so; {_unproven_reason(proof)}.",)
 
 
-def _constant(subject: Subject, expected: Sequence[Expected]) -> tuple[str, ...]:
-    """The note on outputs that trials say nothing about."""
+def _constant_note(subject: Subject, expected: Sequence[Expected]) -> tuple[str, ...]:
+    """Return the note on outputs that are the same in all trials, and so are covered by the proof alone."""
     names = constant_outputs(subject.outputs, expected)
     if not names:
         return ()
-    shown = ", ".join(repr(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
-    return (f"No trial input changes {shown}: that rows are independent rests on the graph alone.",)
+    listed = ", ".join(repr(name) for name in names[:3]) + (", …" if len(names) > 3 else "")
+    return (f"No trial input changes {listed}: only the graph shows that its rows are independent.",)
 
 
 def _save(model: onnx.ModelProto, subject: Subject, compiled: Path) -> Path:

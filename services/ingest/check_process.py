@@ -1,6 +1,6 @@
-"""Starts the checker in a process of its own and ends it, whatever it does.
+"""Runs the checker in a process of its own, and always ends that process.
 
-CheckTask ─> checker process (own session, low priority, bounded memory and time) ─> Checked, or a Failure
+CheckTask ─> checker process (own session, low priority, bounded memory and time) ─> CheckedModel, or a Failure
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.report import Checked, CheckReport, CheckTask
+from millstream.services.ingest.check_slots import check_slot
+from millstream.services.ingest.report import CheckedModel, CheckReport, CheckTask
+from millstream.services.model.manifest import ROWS_MAX_DEFAULT
 from millstream.services.process.uninterruptible import uninterrupted
-from millstream.services.settings import child_environment
+from millstream.services.settings import Settings, child_environment
 
 _REPORT_BYTES_MAX = 16 << 20
 _ERRORS_BYTES_KEPT = 4096
@@ -25,11 +27,12 @@ _RETRY_S = 5.0
 _IMPORT_ROOT = Path(__file__).parents[3]
 
 
-async def check(task: CheckTask, seconds_max: float) -> Checked:
-    """Run the checker on `task`. Whatever happens, cancellation too, its process group is gone afterwards.
+async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
+    """Run the checker on `task`. On return, error and cancellation its process group has ended.
 
-    Raises Failure: what the checker refused; INVALID when it crashed, or took too long; INTERNAL when it did not work;
-    UNAVAILABLE when no process could be started.
+    Raises:
+        Failure: the checker's rejection; INVALID, if it crashed or exceeded `seconds_max`; INTERNAL, if it printed no
+            valid report; UNAVAILABLE, if no process could be started.
     """
     starting = asyncio.ensure_future(_start(task))
     try:
@@ -42,8 +45,29 @@ async def check(task: CheckTask, seconds_max: float) -> Checked:
     finally:
         # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
         await uninterrupted(_end(starting))
-    # A report may be as large as a model's list of files: reading it must not hold up the event loop.
+    # A report lists up to 10,001 files: parse it in a thread, so that it does not block the event loop.
     return await asyncio.to_thread(_outcome, report, errors, status, task, seconds_max)
+
+
+async def check_in_place(
+    folder: Path, served: str, batching: bool | None, settings: Settings, rows_max: int = ROWS_MAX_DEFAULT
+) -> CheckedModel:
+    """Check the model at `served` below `folder`, which stays where it is and is not written to.
+
+    Takes a check slot and applies the same limits as for an upload. `batching` says whether requests should share
+    runs; None lets the check decide. Raises Failure as `check` does.
+    """
+    task = CheckTask(
+        folder=folder,
+        batching=batching,
+        rows_max=rows_max,
+        unpacked_bytes_max=settings.upload_bytes_max,
+        memory_bytes_max=settings.check_memory_bytes_max,
+        cpu_s_max=int(settings.check_s_max) + 1,
+        served=served,
+    )
+    async with check_slot():
+        return await check(task, settings.check_s_max)
 
 
 async def _start(task: CheckTask) -> asyncio.subprocess.Process:
@@ -88,7 +112,7 @@ async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes
 
 
 async def _first(stream: asyncio.StreamReader) -> bytes:
-    """The stream's beginning; the rest is read and dropped, so that the writer comes to its end."""
+    """Return the stream's beginning; the rest is read and dropped, so that the writer never blocks."""
     kept = bytearray()
     while chunk := await stream.read(1 << 16):
         kept += chunk[: _REPORT_BYTES_MAX - len(kept)]
@@ -102,23 +126,23 @@ async def _last(stream: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds_max: float) -> Checked:
+def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds_max: float) -> CheckedModel:
     if status == -signal.SIGXCPU:
         raise _too_slow(seconds_max)
     if status < 0:
         raise invalid(
-            f"the model ended its check with {_signal_name(-status)}: it crashes ONNX Runtime or needs more than the "
-            f"{task.memory_bytes_max >> 20} MiB that a check may use (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
+            f"the model check was ended by {_signal_name(-status)}: the model crashes ONNX Runtime or needs more than "
+            f"the {task.memory_bytes_max >> 20} MiB that a check may use (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
         )
     if len(report) >= _REPORT_BYTES_MAX:
-        raise invalid("the model's inputs, outputs and files take too much to describe")
+        raise invalid(f"the model's inputs, outputs and files take more than {_REPORT_BYTES_MAX} bytes to describe")
     try:
         outcome = CheckReport.model_validate_json(report).outcome
     except ValidationError:
         lines = errors.decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no error output")
         raise Failure(Code.INTERNAL, f"the model check ended with status {status}: {last[:300]}") from None
-    if isinstance(outcome, Checked):
+    if isinstance(outcome, CheckedModel):
         return outcome
     raise Failure(outcome.code, outcome.message)
 
@@ -138,6 +162,6 @@ def _signal_name(number: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of this process without its secrets, and with one thread: each would reserve memory."""
+    """Return this process's environment without secrets; libraries get one thread, since threads reserve memory."""
     inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
     return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}

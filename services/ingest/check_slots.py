@@ -1,7 +1,7 @@
-"""How many checks of models run at once: each takes a core and memory.
+"""Limits how many model checks run at once: each takes a core and memory.
 
-A check that takes long lets the next begin beside it, so that models whose check never ends keep nobody else waiting:
-neither uploads nor the other models of a repository.
+A check that runs for longer than LONG_CHECK_S frees its slot for the next one, so that a model whose check never ends
+does not block uploads or the other models of a repository.
 """
 
 from __future__ import annotations
@@ -11,43 +11,49 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from weakref import WeakKeyDictionary
 
+#: slots: checks younger than LONG_CHECK_S that run at once; further checks wait
 CHECKS_MAX = 2
-CHECKS_BESIDE_MAX = 8  # with those that take long
-SET_ASIDE_S = 5.0
+#: all checks that run at once, long ones included; further checks wait
+CHECKS_RUNNING_MAX = 8
+LONG_CHECK_S = 5.0
 
 
 class CheckSlots:
-    """The places for checks. `set_aside_s`: how long a check keeps its own."""
+    """The slots of one event loop.
 
-    def __init__(self, set_aside_s: float = SET_ASIDE_S) -> None:
-        self._set_aside_s = set_aside_s
-        self._places = asyncio.Semaphore(CHECKS_MAX)
-        self._beside = asyncio.Semaphore(CHECKS_BESIDE_MAX)
+    Args:
+        long_check_s: a check that runs for longer frees its slot, up to CHECKS_RUNNING_MAX checks in all.
+    """
+
+    def __init__(self, long_check_s: float = LONG_CHECK_S) -> None:
+        self._long_check_s = long_check_s
+        self._slots = asyncio.Semaphore(CHECKS_MAX)
+        self._running = asyncio.Semaphore(CHECKS_RUNNING_MAX)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """The right to run a check: hold it meanwhile."""
-        async with self._beside:
-            await self._places.acquire()
-            over = asyncio.Event()
-            place = asyncio.create_task(self._keep_place(over), name="a check's place")
+    async def acquire(self) -> AsyncIterator[None]:
+        """Wait for a slot; run the check inside the `async with` block."""
+        async with self._running:
+            await self._slots.acquire()
+            finished = asyncio.Event()
+            release = asyncio.create_task(self._release_slot(finished), name="release of a check slot")
             try:
                 yield
             finally:
-                over.set()
-                await asyncio.shield(place)
+                finished.set()
+                await asyncio.shield(release)
 
-    async def _keep_place(self, over: asyncio.Event) -> None:
-        """Give the place up when the check is over, or takes long."""
+    async def _release_slot(self, finished: asyncio.Event) -> None:
+        """Free the slot when the check has finished or has run for `long_check_s`, whichever comes first."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._set_aside_s):
-                await over.wait()
-        self._places.release()
+            async with asyncio.timeout(self._long_check_s):
+                await finished.wait()
+        self._slots.release()
 
 
-_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, CheckSlots] = WeakKeyDictionary()
+_slots_of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, CheckSlots] = WeakKeyDictionary()
 
 
-def turn() -> AbstractAsyncContextManager[None]:
-    """The right to run a check in this process: hold it with `async with` meanwhile."""
-    return _turns.setdefault(asyncio.get_running_loop(), CheckSlots()).turn()
+def check_slot() -> AbstractAsyncContextManager[None]:
+    """Return a context manager that waits for a check slot of this process and frees it at the end of the block."""
+    return _slots_of_loop.setdefault(asyncio.get_running_loop(), CheckSlots()).acquire()

@@ -1,4 +1,4 @@
-"""Files of a version and their digests."""
+"""Sizes and digests of a version's files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from millstream.services.model.manifest import SourceFile
 from millstream.services.model.version_files import open_regular
 
 
-def described_file(folder: Path, path: str) -> SourceFile:
-    """The file at `path` below `folder`, as it is now. Raises OSError."""
+def describe_file(folder: Path, path: str) -> SourceFile:
+    """Return the size and sha256 of the file at `path` below `folder`. Raises OSError."""
     with open_regular(folder / path) as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         size_bytes = content.tell()

@@ -1,4 +1,6 @@
-"""Weights kept in files beside the model ("external data"). Imported by the checker process only.
+"""Finds and verifies the files in which a model keeps its weights ("external data").
+
+Imported by the checker process only.
 
 Source: ONNX, docs/ExternalData.md: keys location, offset, length of TensorProto.external_data.
 """
@@ -15,14 +17,15 @@ from millstream.services.errors import invalid
 from millstream.services.ingest.archive import ENTRIES_MAX, PATH_BYTES_MAX
 from millstream.services.ingest.graph import tensors
 
-#: files that hold one model's weights: an archive has no more
+#: the most files that may hold one model's weights: an archive cannot have more entries
 FILES_MAX = ENTRIES_MAX
 
 
 def external_files(model: onnx.ModelProto, folder: Path, *, archived: bool) -> list[str]:
-    """Paths, below `folder`, of the files that hold the model's weights, sorted.
+    """Return the sorted paths, relative to `folder`, of the files that hold the model's weights.
 
-    Raises Failure(INVALID): the files did not come with the model, lie outside `folder`, or are too short.
+    `archived` says whether other files came with the model; if not, a model with external weights is rejected.
+    Raises Failure(INVALID) if a file is missing, outside `folder`, or too short.
     """
     ends: dict[str, int] = {}
     for tensor in tensors(model):
@@ -35,15 +38,15 @@ def external_files(model: onnx.ModelProto, folder: Path, *, archived: bool) -> l
     if len(ends) > FILES_MAX:
         raise invalid(f"the model's weights are in more than {FILES_MAX} files: save them in one")
     if ends and not archived:
-        shown = ", ".join(ascii(location) for location in sorted(ends)[:3])
-        raise invalid(f"the model's weights are in other files ({shown}): upload a zip or tar of the model and these")
+        names = ", ".join(ascii(location) for location in sorted(ends)[:3])
+        raise invalid(f"the model's weights are in other files ({names}): upload a zip or tar of the model and these")
     for location, end in ends.items():
         _check_file(folder, location, end)
     return sorted(ends)
 
 
 def link_files(files: list[str], source: Path, target: Path) -> None:
-    """Make `files` of the folder `source` available in `target` too, without a copy where the disk can do that."""
+    """Hard-link `files` of the folder `source` into `target`; copy them where the file system cannot link."""
     for name in files:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -57,7 +60,7 @@ def _extent(tensor: onnx.TensorProto) -> tuple[str, int]:
     try:
         offset, length = (int(entries.get(key, "0")) for key in ("offset", "length"))
     except ValueError:
-        raise invalid(f"weight {tensor.name[:80]!r} has an external offset or length that is no number") from None
+        raise invalid(f"weight {tensor.name[:80]!r} has an external offset or length that is not a number") from None
     if offset < 0 or length < 0:
         raise invalid(f"weight {tensor.name[:80]!r} has a negative external offset or length")
     return entries.get("location", ""), offset + length
@@ -66,13 +69,13 @@ def _extent(tensor: onnx.TensorProto) -> tuple[str, int]:
 def _check_path(location: str) -> None:
     path = PurePosixPath(location)
     plain = location.isprintable() and len(location.encode()) <= PATH_BYTES_MAX
-    # ONNX Runtime takes "*/_ORT_MEM_ADDR_/*" for an address in its own memory.
+    # ONNX Runtime reads the location "*/_ORT_MEM_ADDR_/*" as an address in its own memory.
     if not location or not plain or path.is_absolute() or ".." in path.parts or "*" in location or "\\" in location:
         raise invalid(f"the model's weights are in {location[:80]!a}, which is not a path inside the archive")
 
 
 def _check_file(folder: Path, location: str, end: int) -> None:
-    """Refuse what is missing, too short, no regular file, or reached through a link."""
+    """Raise Failure(INVALID) for a file that is missing, too short, not regular, or reached through a link."""
     file = folder
     for part in PurePosixPath(location).parts:
         file /= part

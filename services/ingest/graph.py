@@ -1,4 +1,4 @@
-"""An ONNX file as its protobuf, and walks over everything in it, subgraphs and functions included.
+"""Reads an ONNX file into its protobuf and iterates over its nodes and tensors, subgraphs and functions included.
 
 Imported by the checker process only. Source: onnx.proto (IR specification, "Graphs", "Functions").
 """
@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 from millstream.services.errors import invalid
 
 PROTOBUF_BYTES_MAX = 2**31 - 1
-_IR_DEFAULTS = 4  # the version from which on an initializer is an input's default
+_IR_DEFAULTS = 4  # from this IR version on, an initializer of an input is its default value
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model at `path`, without its external data. Raises Failure(INVALID)."""
+    """Return the model at `path` without its external data. Raises Failure(INVALID)."""
     if path.stat().st_size > PROTOBUF_BYTES_MAX:
         raise invalid("an ONNX file cannot be larger than 2 GiB: save it with external data and upload a zip or tar")
     try:
@@ -31,7 +31,7 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 
 def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node that may run: of the graph, the functions, and all graphs in attributes of these."""
+    """Yield every node that may run: of the graph, of the functions, and of all graphs in their attributes."""
     yield from model.graph.node
     for function in model.functions:
         yield from function.node
@@ -41,7 +41,7 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that is stored in the model, in whatever place."""
+    """Yield every tensor stored in the model: initializers and attributes of all graphs and functions, training too."""
     yield from _initializers(model.graph)
     for training in model.training_info:
         for graph in (training.initialization, training.algorithm):
@@ -56,22 +56,22 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def fixed_inputs(graph: onnx.GraphProto) -> set[str]:
-    """Names of graph inputs that have a stored value (before IR 4 every initializer was listed as an input)."""
+    """Return the names of all stored values (before IR 4 every initializer was also listed as an input)."""
     return {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
 
 
 def default_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Inputs whose stored value is a default that a caller may replace (IR 4 on), as far as they are meant as such.
+    """Return the inputs whose stored value is a default that a caller may replace (from IR 4 on).
 
-    Some exporters list all weights as inputs. A variable shape is no weight's; a fixed one counts where the graph also
-    has weights that are not listed.
+    Some exporters list all weights as inputs, and a weight is not a default. A variable shape is never a weight's. An
+    input of fixed shape is a default only if the graph has other weights that are not listed as inputs.
     """
     if model.ir_version < _IR_DEFAULTS:
         return []
     stored = fixed_inputs(model.graph)
     listed = {value.name for value in model.graph.input}
-    chosen = not stored <= listed
-    return [value for value in model.graph.input if value.name in stored and (chosen or _variable(value))]
+    has_unlisted_weights = not stored <= listed
+    return [value for value in model.graph.input if value.name in stored and (has_unlisted_weights or _variable(value))]
 
 
 def _variable(value: onnx.ValueInfoProto) -> bool:
@@ -80,17 +80,17 @@ def _variable(value: onnx.ValueInfoProto) -> bool:
 
 
 def _attributes(model: onnx.ModelProto, *, training: bool) -> Iterator[onnx.AttributeProto]:
-    """Every attribute of nodes and functions, where it is their default, at whatever depth."""
-    waiting: list[Iterable[onnx.AttributeProto]] = [function.attribute_proto for function in model.functions]
+    """Yield every attribute of a node and every default attribute of a function, at any depth of nested graphs."""
+    pending: list[Iterable[onnx.AttributeProto]] = [function.attribute_proto for function in model.functions]
     roots = [model.graph.node, *(function.node for function in model.functions)]
     if training:
         for info in model.training_info:
             roots += [info.initialization.node, info.algorithm.node]
-    waiting += [node.attribute for root in roots for node in root]
-    while waiting:
-        for attribute in waiting.pop():
+    pending += [node.attribute for root in roots for node in root]
+    while pending:
+        for attribute in pending.pop():
             yield attribute
-            waiting += [node.attribute for graph in (attribute.g, *attribute.graphs) for node in graph.node]
+            pending += [node.attribute for graph in (attribute.g, *attribute.graphs) for node in graph.node]
 
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a model file, as ONNX names them, and as a signature shows them.
+"""Reads the inputs and outputs of a model file and converts them to the tensor specs of a signature.
 
 Imported by the checker process only. Source: onnx.proto, TypeProto and TensorProto.DataType.
 """
@@ -19,11 +19,11 @@ from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TEN
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES
 from millstream.services.model.signature import TensorSpec
 
-#: bytes of one tensor whose dimensions are all fixed: gateways make up such inputs to probe readiness
+#: the most bytes of one tensor with fixed dimensions: gateways generate such inputs for readiness probes
 ROW_BYTES_MAX = 1 << 30
 
 Dim = int | str | None
-"""A fixed size, a named variable one, or a variable one without a name."""
+"""A fixed size (int), a named variable size (str), or an unnamed variable size (None)."""
 
 _DATATYPES: dict[int, str] = {
     TensorProto.BOOL: "BOOL",
@@ -53,68 +53,71 @@ class ModelTensor(NamedTuple):
 
 
 def read_defaults(model: onnx.ModelProto) -> list[ModelTensor]:
-    """Inputs that a caller may leave out, since the model has a value for them. What v2 cannot say is not offered."""
-    found: list[ModelTensor] = []
+    """Return the inputs that a caller may omit thanks to a default; types that v2 cannot carry are skipped."""
+    defaults: list[ModelTensor] = []
     for value in default_inputs(model):
         with suppress(Failure):
-            found.append(_port(value, "input", set())._replace(optional=True))
-    return found
+            defaults.append(_tensor(value, "input", set())._replace(optional=True))
+    return defaults
 
 
-def in_order(model: onnx.ModelProto, ports: Iterable[ModelTensor]) -> list[ModelTensor]:
-    """Inputs in the order in which the graph lists them."""
-    places = {value.name: place for place, value in enumerate(model.graph.input)}
-    return sorted(ports, key=lambda port: places[port.name])
+def in_graph_order(model: onnx.ModelProto, tensors: Iterable[ModelTensor]) -> list[ModelTensor]:
+    """Return the inputs in the order in which the graph lists them."""
+    positions = {value.name: position for position, value in enumerate(model.graph.input)}
+    return sorted(tensors, key=lambda tensor: positions[tensor.name])
 
 
-def read_ports(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelTensor]]:
-    """The model's inputs (those without a stored value) and outputs. Raises Failure(INVALID) for what v2 cannot say."""
+def read_tensors(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelTensor]]:
+    """Return the model's inputs (those without a stored value) and outputs.
+
+    Raises Failure(INVALID) for a type or shape that the v2 protocol cannot carry.
+    """
     stored = fixed_inputs(model.graph)
     zipmaps = {name for node in nodes(model) if node.op_type == "ZipMap" for name in node.output}
-    inputs = [_port(value, "input", zipmaps) for value in model.graph.input if value.name not in stored]
-    outputs = [_port(value, "output", zipmaps) for value in model.graph.output]
+    inputs = [_tensor(value, "input", zipmaps) for value in model.graph.input if value.name not in stored]
+    outputs = [_tensor(value, "output", zipmaps) for value in model.graph.output]
     _check_bounds([*inputs, *outputs])
-    texts = [port.name for port in (*inputs, *outputs) if port.datatype == BYTES]
-    halves = [port.name for port in outputs if port.datatype == "BF16"]
+    texts = [tensor.name for tensor in (*inputs, *outputs) if tensor.datatype == BYTES]
+    halves = [tensor.name for tensor in outputs if tensor.datatype == "BF16"]
     if texts and halves:
         raise invalid(f"ONNX Runtime cannot return BF16 ({halves[0]!r}) from a model with text ({texts[0]!r})")
     return inputs, outputs
 
 
-def _check_bounds(ports: Sequence[ModelTensor]) -> None:
-    """Refuse what every gateway and worker would have to carry along for each request, or could not make at all."""
-    if len(ports) > TENSORS_MAX:
-        raise invalid(f"the model has {len(ports)} inputs and outputs: at most {TENSORS_MAX} can be served")
-    for port in ports:
-        shown = repr(port.name[:80])
-        if not port.name or len(port.name) > NAME_CHARACTERS_MAX:
+def _check_bounds(tensors: Sequence[ModelTensor]) -> None:
+    """Raise Failure(INVALID) for tensors too many, too large or with names too long to handle in each request."""
+    if len(tensors) > TENSORS_MAX:
+        raise invalid(f"the model has {len(tensors)} inputs and outputs: at most {TENSORS_MAX} can be served")
+    for tensor in tensors:
+        name = repr(tensor.name[:80])
+        if not tensor.name or len(tensor.name) > NAME_CHARACTERS_MAX:
             raise invalid(
-                f"tensor {shown} has a name of {len(port.name)} characters: 1 to {NAME_CHARACTERS_MAX} are taken"
+                f"tensor {name} has a name of {len(tensor.name)} characters: 1 to {NAME_CHARACTERS_MAX} are allowed"
             )
-        if len(port.dims) > RANK_MAX:
-            raise invalid(f"tensor {shown} has {len(port.dims)} dimensions: at most {RANK_MAX} can be served")
-        item = ITEM_BYTES.get(port.datatype, 1)
-        if math.prod(dim for dim in port.dims if isinstance(dim, int)) * item > ROW_BYTES_MAX:
-            raise invalid(f"tensor {shown} of shape {_shown(port.dims)} has more than {ROW_BYTES_MAX} bytes")
+        if len(tensor.dims) > RANK_MAX:
+            raise invalid(f"tensor {name} has {len(tensor.dims)} dimensions: at most {RANK_MAX} can be served")
+        item = ITEM_BYTES.get(tensor.datatype, 1)
+        if math.prod(dim for dim in tensor.dims if isinstance(dim, int)) * item > ROW_BYTES_MAX:
+            raise invalid(f"tensor {name} of shape {_v2_shape(tensor.dims)} has more than {ROW_BYTES_MAX} bytes")
 
 
-def _shown(dims: Sequence[Dim]) -> list[int]:
+def _v2_shape(dims: Sequence[Dim]) -> list[int]:
     return [dim if isinstance(dim, int) else -1 for dim in dims]
 
 
-def specs(ports: Iterable[ModelTensor], *, batching: bool) -> tuple[TensorSpec, ...]:
-    """What a signature shows of `ports`: -1 for variable dimensions, and for the rows when `batching`."""
+def to_specs(tensors: Iterable[ModelTensor], *, batching: bool) -> tuple[TensorSpec, ...]:
+    """Return the tensor specs of a signature: -1 for variable dimensions, and for the first one if `batching`."""
     return tuple(
-        TensorSpec(name=p.name, datatype=p.datatype, shape=_shape(p, batching), optional=p.optional) for p in ports
+        TensorSpec(name=p.name, datatype=p.datatype, shape=_shape(p, batching), optional=p.optional) for p in tensors
     )
 
 
-def _shape(port: ModelTensor, batching: bool) -> tuple[int, ...]:
-    shape = tuple(dim if isinstance(dim, int) else -1 for dim in port.dims)
+def _shape(tensor: ModelTensor, batching: bool) -> tuple[int, ...]:
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in tensor.dims)
     return (-1, *shape[1:]) if batching else shape
 
 
-def _port(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTensor:
+def _tensor(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTensor:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         if value.name in zipmaps:
@@ -122,20 +125,20 @@ def _port(value: onnx.ValueInfoProto, what: str, zipmaps: set[str]) -> ModelTens
                 f"output {value.name!r} is a list of dictionaries (ZipMap): convert the model with "
                 "options={'zipmap': False} to get a tensor of probabilities"
             )
-        shown = (kind or "untyped").removesuffix("_type").replace("_", " ")
-        raise invalid(f"{what} {value.name!r} is of type {shown}: only tensors can be served")
-    tensor = value.type.tensor_type
-    datatype = _DATATYPES.get(tensor.elem_type)
+        type_name = (kind or "untyped").removesuffix("_type").replace("_", " ")
+        raise invalid(f"{what} {value.name!r} is of type {type_name}: only tensors can be served")
+    tensor_type = value.type.tensor_type
+    datatype = _DATATYPES.get(tensor_type.elem_type)
     if datatype is None:
         raise invalid(
-            f"{what} {value.name!r} has elements of type {_type_name(tensor.elem_type)}, which v2 cannot carry"
+            f"{what} {value.name!r} has elements of type {_type_name(tensor_type.elem_type)}, which v2 cannot carry"
         )
-    if not tensor.HasField("shape"):
+    if not tensor_type.HasField("shape"):
         raise invalid(
             f"{what} {value.name!r} has no shape: run onnx.shape_inference.infer_shapes on the model, or set it; "
             "variable sizes are fine"
         )
-    return ModelTensor(value.name, datatype, tuple(_dim(dim) for dim in tensor.shape.dim))
+    return ModelTensor(value.name, datatype, tuple(_dim(dim) for dim in tensor_type.shape.dim))
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:

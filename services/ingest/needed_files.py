@@ -1,4 +1,4 @@
-"""What is kept of an upload: the files that the version needs. Blocking."""
+"""Removes the files of an upload that the version does not need. Blocking."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from millstream.services.errors import Code, Failure
 
 
 def keep_only(folder: Path, files: Collection[str]) -> None:
-    """Remove everything below `folder` but `files`, and folders that are empty then. Links are not followed.
+    """Remove everything below `folder` except `files`, then the folders left empty. Links are not followed.
 
     Args:
-        folder: a staging folder, whose content somebody else made.
-        files: paths below it.
+        folder: a staging folder with untrusted content.
+        files: paths relative to `folder`.
 
     Raises:
-        Failure: INTERNAL, for one of `files` that is missing or no regular file.
-        OSError: something cannot be removed.
+        Failure: INTERNAL, if one of `files` is missing or is not a regular file.
+        OSError: a file or folder cannot be removed.
     """
     kept = {folder / file for file in files}
     missing = set(kept)
@@ -32,10 +32,10 @@ def keep_only(folder: Path, files: Collection[str]) -> None:
                 path.unlink()
         for name in folders:
             path = Path(parent) / name
-            if path.is_symlink():  # os.walk counts a link to a folder as one
+            if path.is_symlink():  # os.walk lists a link to a folder among the folders
                 path.unlink()
             elif not any(path.iterdir()):
                 path.rmdir()
     if missing:
-        shown = min(missing).relative_to(folder)
-        raise Failure(Code.INTERNAL, f"the model check names {str(shown)[:200]!a}, which is not a file of the upload")
+        first = str(min(missing).relative_to(folder))
+        raise Failure(Code.INTERNAL, f"the model check names {first[:200]!a}, which is not a file of the upload")

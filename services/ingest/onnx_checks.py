@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime, as installed here, can be expected to run a model; if not, what its author can do.
+"""Checks that the installed ONNX Runtime supports a model; otherwise says what the model's author can do.
 
 Imported by the checker process only.
 """
@@ -24,7 +24,7 @@ _MESSAGE_CHARACTERS_MAX = 600
 
 
 def check_versions(model: onnx.ModelProto) -> None:
-    """Refuse opsets and IR versions that are too new, found out on a model of one node. Raises Failure(INVALID)."""
+    """Raise Failure(INVALID) for opsets or an IR version that are too new, by loading a model of one node with them."""
     imports = {entry.domain: entry.version for entry in model.opset_import}
     if not imports:
         raise invalid("the model names no opset: export it again, or set opset_import")
@@ -57,11 +57,11 @@ def _version_failure(text: str, imports: dict[str, int], ir_version: int) -> Fai
             f"IR version {ir_version} is newer than {runtime} supports (at most {match[1]}): export the model with "
             f"an older onnx package, or set model.ir_version = {match[1]} and save it again"
         )
-    return invalid(f"{runtime} does not take the model's opsets: {reason(text)}")
+    return invalid(f"{runtime} does not accept the model's opsets: {library_message(text)}")
 
 
 def check_operators(model: onnx.ModelProto) -> None:
-    """Refuse operators that come neither with ONNX Runtime nor with the model. Raises Failure(INVALID)."""
+    """Raise Failure(INVALID) for operators that neither ONNX Runtime nor the model defines."""
     schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
     known = {(schema.domain, schema.name) for schema in schemas}
     known |= {(_domain(function.domain), function.name) for function in model.functions}
@@ -78,10 +78,10 @@ def check_operators(model: onnx.ModelProto) -> None:
 
 
 def check_structure(path: Path, *, in_place: bool) -> None:
-    """ONNX's own checker. Raises Failure(INVALID).
+    """Run ONNX's own checker on the model. Raises Failure(INVALID).
 
-    `in_place`: weights may be hard links. Our own rewritten models have them, and so have folders that share files; an
-    archive has none.
+    `in_place` accepts weight files with several hard links: rewritten models have them, and folders that share files
+    do. Files of an archive never have them.
     """
     try:
         onnx.checker.check_model(path)
@@ -89,19 +89,19 @@ def check_structure(path: Path, *, in_place: bool) -> None:
         raise
     except Exception as error:
         if in_place and _HARD_LINKS in str(error):
-            return  # what the checker did not get to, ONNX Runtime refuses when it loads the model
-        raise invalid(f"the model breaks the rules of ONNX: {reason(str(error), path)}") from error
+            return  # the checker stopped early; ONNX Runtime rejects any further defect when it loads the model
+        raise invalid(f"the model breaks the rules of ONNX: {library_message(str(error), path)}") from error
 
 
-def reason(text: str, path: Path | None = None) -> str:
-    """A library's message on one line, without its prefix and without the server's folders."""
+def library_message(text: str, path: Path | None = None) -> str:
+    """Return a library's message on one line, bounded, without its prefix and without the server's folder names."""
     if path is not None:
         text = text.replace(str(path), path.name).replace(str(path.parent), "")
     return " ".join(_PREFIX.sub("", text).split())[:_MESSAGE_CHARACTERS_MAX] or "no reason given"
 
 
-def is_memory(text: str) -> bool:
-    """Whether a library's message says that memory ran out."""
+def is_out_of_memory(text: str) -> bool:
+    """Return whether a library's message says that memory ran out."""
     return bool(_MEMORY.search(text))
 
 

@@ -1,7 +1,7 @@
-"""What the checker is asked and what it answers, as JSON between two processes. Pure.
+"""The messages to and from the checker process, as JSON. Pure.
 
 ingest ── CheckTask (stdin) ──> checker process ── CheckReport (stdout) ──> ingest
-A model may take the checker over, so a report is bounded in everything, and its paths stay below the folder.
+A model may take over the checker, so a report is untrusted: every field is bounded, and paths stay below the folder.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from millstream.services.errors import Code
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Warmup
 from millstream.services.model.signature import Signature
 
-#: name of the uploaded file in the staging folder, until the checker has unpacked it
+#: name of the uploaded file in the staging folder until the checker has unpacked it
 UPLOAD = "upload"
-#: inputs and outputs of a model, and how long their names and shapes may be
+#: limits on the inputs and outputs of a model (together), on their names and on their shapes
 TENSORS_MAX = 1024
 NAME_CHARACTERS_MAX = 512
 RANK_MAX = 32
-#: files that a worker reads of one version
+#: files of one version that a worker reads: the model and its weights
 FILES_MAX = 10_001
 MESSAGE_CHARACTERS_MAX = 1000
 _NOTES_MAX = 16
@@ -31,9 +31,9 @@ _PATH_BYTES_MAX = 1200
 def _below(path: str) -> str:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or not path.isprintable():
-        raise ValueError("not a path below the folder")
+        raise ValueError("the path is not below the folder")
     if len(path.encode()) > _PATH_BYTES_MAX:
-        raise ValueError("a path that is too long")
+        raise ValueError("the path is too long")
     return str(pure)
 
 
@@ -42,10 +42,14 @@ Text = Annotated[str, Field(max_length=MESSAGE_CHARACTERS_MAX)]
 
 
 class CheckTask(BaseModel):
-    """`folder`: a staging folder that holds the upload. `batching`: None lets the check find out.
+    """The checker's input.
 
-    `rows_max`: the largest run to try. `warmup`: requests that the version must be able to answer.
-    `served`: the model's path below `folder`, which holds no upload then but a model's files, and is not written to.
+    Args:
+        folder: the staging folder that holds the upload, or with `served` the folder of a model.
+        batching: whether requests should share runs; None lets the check decide.
+        rows_max: the rows of the largest run to try.
+        warmup: requests that the version must be able to answer.
+        served: path below `folder` of a model that is checked in place; `folder` is then not written to.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,10 +64,12 @@ class CheckTask(BaseModel):
     served: str | None = None
 
 
-class Checked(BaseModel):
-    """A model that may be served. Paths are below the version folder.
+class CheckedModel(BaseModel):
+    """A model that passed the check. Paths are relative to the version folder.
 
-    `files`: all that a worker reads. `sources`: of what was uploaded, all that the model consists of.
+    Args:
+        files: all files that a worker reads.
+        sources: the uploaded files that the model consists of.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -82,14 +88,14 @@ class Checked(BaseModel):
     def _bounded(self) -> Self:
         specs = (*self.signature.inputs, *self.signature.outputs)
         if len(specs) > TENSORS_MAX or len(self.batching.reason) > MESSAGE_CHARACTERS_MAX:
-            raise ValueError("a report that is too large")
+            raise ValueError("the report is too large")
         if any(len(spec.name) > NAME_CHARACTERS_MAX or len(spec.shape) > RANK_MAX for spec in specs):
-            raise ValueError("a tensor with a name or shape that is too long")
+            raise ValueError("a tensor has a name or shape that is too long")
         return self
 
 
 class Rejection(BaseModel):
-    """Why a model is not served: the code and message of a Failure."""
+    """Why a model cannot be served: the code and message of a Failure."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -98,8 +104,8 @@ class Rejection(BaseModel):
 
 
 class CheckReport(BaseModel):
-    """The checker's one line of output."""
+    """The checker's output."""
 
     model_config = ConfigDict(frozen=True)
 
-    outcome: Checked | Rejection
+    outcome: CheckedModel | Rejection

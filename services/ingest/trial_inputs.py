@@ -1,4 +1,4 @@
-"""Random inputs for trial runs. Imported by the checker process only."""
+"""Generates random inputs for trial runs. Imported by the checker process only."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from millstream.services.ingest.trial_session import Array, Session, TrialError
 from millstream.services.model.agreement import FLOATS, as_float
 from millstream.services.model.datatypes import BYTES, NUMPY
 
+#: elements of one generated tensor; larger sizes are not tried
 ELEMENTS_MAX = 1 << 26
-#: sizes for variable dimensions, most likely first: images, audio and sequences have minimal lengths
+#: sizes to try for variable dimensions, most likely first: images, audio and sequences have minimal lengths
 _SIZES = (8, 16, 32, 224, 1, 2, 3, 64, 128, 256, 384, 512, 1000, 1024, 2048, 16000)
 #: no further size is tried after this time
 _PROBE_S_MAX = 10.0
 _WORDS = ("", "a", "b", "red", "green", "Bremen", "0", "1")
 _LONG_WORD = "long " * 100
 _SUM = re.compile(r"\w+(?: *\+ *\w+)+", re.ASCII)
-#: what an extreme row is multiplied with: far from all others, and finite
+#: factor and offset of an extreme row's values: far from all other rows, but finite
 _EXTREME = {"FP16": 1e3, "BF16": 1e6, "FP32": 1e6, "FP64": 1e6}
 
 
 class Style(Enum):
-    """What values look like: the floats, and the largest integer."""
+    """Distribution of the generated floats and integers."""
 
     NORMAL = "normal floats, integers 0 and 1"
     UNIFORM = "floats from 0 to 1, integers 0 and 1"
@@ -39,7 +40,7 @@ class Style(Enum):
 
 
 class Probe(NamedTuple):
-    """A way to make inputs that the model runs on; `observed`: its outputs on one row."""
+    """A size of variable dimensions and a style with which the model runs; `observed`: its outputs on one row."""
 
     size: int
     style: Style
@@ -47,36 +48,36 @@ class Probe(NamedTuple):
 
 
 def find_probe(session: Session, inputs: Sequence[ModelTensor]) -> Probe:
-    """The first size of variable dimensions, and style of values, that run.
+    """Return the first size of variable dimensions and style of values with which the model runs one row.
 
-    Raises TrialError with the first reason; with one of memory only if nothing failed for another reason.
+    Raises TrialError with the first error; an out-of-memory error only if there was no other.
     """
-    reasons: list[TrialError] = []
+    errors: list[TrialError] = []
     start = time.monotonic()
-    variable = any(not isinstance(dim, int) for port in inputs for dim in port.dims[1:])
+    variable = any(not isinstance(dim, int) for tensor in inputs for dim in tensor.dims[1:])
     for size in _SIZES if variable else _SIZES[:1]:
-        if max((math.prod(shape_of(port, 1, size)) for port in inputs), default=0) > ELEMENTS_MAX:
+        if max((math.prod(shape_of(tensor, 1, size)) for tensor in inputs), default=0) > ELEMENTS_MAX:
             continue
         for style in (Style.NORMAL, Style.ONES, Style.ZEROS):
             try:
                 return Probe(size, style, session.run(draw(inputs, 1, size, style)))
-            except TrialError as failed:
-                reasons.append(failed)
+            except TrialError as error:
+                errors.append(error)
         if time.monotonic() - start > _PROBE_S_MAX:
             break
-    raise min(reasons, key=lambda reason: reason.memory, default=TrialError("its inputs are too large to try"))
+    raise min(errors, key=lambda error: error.out_of_memory, default=TrialError("its inputs are too large to try"))
 
 
-def shape_of(port: ModelTensor, rows: int, size: int) -> tuple[int, ...]:
-    """The port's shape with `rows` rows and variable dimensions of `size`; a fixed first dimension stays for one row."""
-    fixed = tuple(_size_of(dim, size) for dim in port.dims)
-    if not fixed or (rows == 1 and isinstance(port.dims[0], int)):
+def shape_of(tensor: ModelTensor, rows: int, size: int) -> tuple[int, ...]:
+    """Return the shape for `rows` rows with variable dimensions of `size`; one row keeps a fixed first dimension."""
+    fixed = tuple(_size_of(dim, size) for dim in tensor.dims)
+    if not fixed or (rows == 1 and isinstance(tensor.dims[0], int)):
         return fixed
     return (rows, *fixed[1:])
 
 
 def _size_of(dim: Dim, size: int) -> int:
-    """Exporters name a dimension "past + sequence" whose size is the sum of two others."""
+    """Return the size of a dimension; exporters name the sum of two dimensions like "past + sequence"."""
     if isinstance(dim, int):
         return dim
     if dim is None or len(dim) > 100 or not _SUM.fullmatch(dim):
@@ -86,20 +87,20 @@ def _size_of(dim: Dim, size: int) -> int:
 
 
 def draw(inputs: Sequence[ModelTensor], rows: int, size: int, style: Style) -> list[Array]:
-    """Random inputs; the same for the same arguments. Text is arrays of str, BF16 its bits in uint16."""
+    """Return random inputs, equal for equal arguments. Text is arrays of str; BF16 is its bits in uint16."""
     generator = np.random.default_rng([rows, size, list(Style).index(style)])
-    return [_draw(port.datatype, shape_of(port, rows, size), style, generator) for port in inputs]
+    return [_draw(tensor.datatype, shape_of(tensor, rows, size), style, generator) for tensor in inputs]
 
 
 def extreme_row(inputs: Sequence[ModelTensor], arrays: Sequence[Array]) -> list[Array]:
-    """A row like the first of `arrays`, but of huge floats and long text: it must not change the rows beside it."""
-    return [_extreme(port.datatype, array[:1]) for port, array in zip(inputs, arrays, strict=True)]
+    """Return a row like the first of `arrays` with huge floats and long text, which must not affect other rows."""
+    return [_extreme(tensor.datatype, array[:1]) for tensor, array in zip(inputs, arrays, strict=True)]
 
 
 def _extreme(datatype: str, row: Array) -> Array:
     if datatype == BYTES:
         return np.full(row.shape, _LONG_WORD, dtype=object)
-    if datatype not in FLOATS:  # integers may be sizes, counts and indices: huge ones are no rows
+    if datatype not in FLOATS:  # integers may be sizes, counts or indices: huge values would be invalid
         return row.copy()
     values = as_float(datatype, row) * _EXTREME[datatype] + _EXTREME[datatype]
     return _from_float(datatype, values.astype(np.float32 if datatype == "BF16" else np.float64))
@@ -130,5 +131,5 @@ def _from_float(datatype: str, values: Array) -> Array:
 
 
 def row_of(arrays: Sequence[Array], row: int) -> list[Array]:
-    """One row of the inputs, alone."""
+    """Return one row of the inputs as a batch of one."""
     return [np.ascontiguousarray(array[row : row + 1]) for array in arrays]

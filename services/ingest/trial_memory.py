@@ -1,6 +1,6 @@
-"""Whether this machine has the memory for a larger trial. Imported by the checker process only.
+"""Estimates whether this machine has the memory for a larger trial. Imported by the checker process only.
 
-The kernel ends the process that takes the last memory, and the model would be refused for what a worker never runs.
+When memory runs out the kernel kills the checker, and the model would be rejected for a batch that no worker runs.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-#: what all libraries take before a model is loaded, about
+#: approximate memory of all libraries before a model is loaded
 _LIBRARIES_BYTES = 128 << 20
 _MEMINFO = Path("/proc/meminfo")
 
 
-def room_for(rows: int, largest: int) -> bool:
-    """Whether a run of `rows` rows may be tried after one of `largest`, if memory grows with the rows.
+def memory_allows(rows: int, largest: int) -> bool:
+    """Return whether a run of `rows` rows may be tried after a run of `largest` rows, if memory grows with the rows.
 
-    Half of what is available must do: the model itself is counted as if it grew, too, up to eight times.
+    The growth must fit into half of the available memory. It is estimated from the peak so far, the model's weights
+    included, and by a factor of 8 at most.
     """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     growth = max(0, peak - _LIBRARIES_BYTES) * (min(rows / max(1, largest), 8.0) - 1)
@@ -24,7 +25,7 @@ def room_for(rows: int, largest: int) -> bool:
 
 
 def available_bytes(meminfo: Path = _MEMINFO) -> float:
-    """Memory that the kernel could give without swapping; infinite where it does not say."""
+    """Return the memory available without swapping (MemAvailable); infinity if the kernel does not report it."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:

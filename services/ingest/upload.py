@@ -1,7 +1,7 @@
-"""An upload on its way into the repository.
+"""Receives an upload, checks it and publishes it as a model version.
 
 chunks ─> staging/upload + sha256 ─> digest as expected? ─> checker process ─> manifest ─> published by one rename
-Until the rename nothing of it is visible; leaving early at any point, cancellation included, removes it all.
+Nothing is visible before the rename. An upload that ends early, by an error or by cancellation, leaves no files.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import IO, Self, TypeVar
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import check
-from millstream.services.ingest.check_slots import turn
-from millstream.services.ingest.digests import described_file
+from millstream.services.ingest.check_slots import check_slot
+from millstream.services.ingest.digests import describe_file
 from millstream.services.ingest.needed_files import keep_only
-from millstream.services.ingest.report import UPLOAD, Checked, CheckTask
+from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
 from millstream.services.model.version_files import check_labels
@@ -33,19 +33,23 @@ from millstream.services.settings import Settings
 from millstream.services.wire.records import State
 
 PIECE_BYTES = 1 << 20
-#: kept, as it says how the model was meant to be served
+#: Kept in the version: it documents how the author meant the model to be served.
 _CONFIG = "source/config.pbtxt"
-#: What the gateway tokenizes texts with (OpenAI's embeddings); it is no file of the model, but one of the version's.
+#: The gateway tokenizes texts with it (OpenAI embeddings). The model does not read it, but it belongs to the version.
 _TOKENIZER = "source/tokenizer.json"
 _NUMBER_TRIES_MAX = 100
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _Result = TypeVar("_Result")
 
 
-class Incoming:
-    """An upload while its bytes arrive. Use with `async with`; leaving without `publish` removes everything.
+class ModelUpload:
+    """An upload while its bytes arrive. Use with `async with`: leaving the block without `publish` removes all files.
 
-    `version`: None takes the next number. `config` may be replaced until `publish`. Entering raises Failure: INVALID (names), CONFLICT (the version is there).
+    `config` may be replaced until `publish`. Entering the block raises Failure: INVALID (bad model name or version
+    number), CONFLICT (the version exists).
+
+    Args:
+        version: the version's number; None takes the next free one.
     """
 
     def __init__(
@@ -63,19 +67,19 @@ class Incoming:
 
     async def __aenter__(self) -> Self:
         try:
-            await _to_its_end(self._open)
+            await _run_shielded(self._open)
         except BaseException:
-            await _to_its_end(self._close)
+            await _run_shielded(self._close)
             raise
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await _to_its_end(self._close)
+        await _run_shielded(self._close)
 
     async def write(self, chunk: bytes) -> None:
-        """Take the next bytes of the upload. Raises Failure: TOO_LARGE, STORAGE."""
+        """Write the next bytes of the upload. Raises Failure: TOO_LARGE, STORAGE."""
         self._size_bytes += len(chunk)
         if self._size_bytes > self._settings.upload_bytes_max:
             raise Failure(
@@ -93,35 +97,41 @@ class Incoming:
         *,
         activate: bool = False,
     ) -> Manifest:
-        """Check what arrived and make it a version; `activate`: the active one. `digest`: the sha256 (hex) expected.
+        """Check the uploaded model and publish it as a version.
 
-        Raises Failure: INVALID (the model, or the digest differs), CONFLICT (the version is there), STORAGE.
+        Args:
+            digest: the expected sha256 of the upload (64 hexadecimal digits); None skips the comparison.
+            on_state: awaited with each state that the upload reaches.
+            activate: make the new version the active one.
+
+        Raises:
+            Failure: INVALID (the model is rejected, or the digest differs), CONFLICT (the version exists), STORAGE.
         """
-        tell = on_state or _nobody
+        report_state = on_state or _ignore_state
         check_name(self.config.pool, "pool name")
         if not self._size_bytes:
             raise invalid("the upload is empty: send the model file as the body")
         await self._flush()
-        actual = await _to_its_end(self._opened_sink().close)
-        _compare(actual, digest)
-        await tell(State.UPLOADED)
-        async with turn():
-            await tell(State.CHECKING)
+        actual = await _run_shielded(self._open_sink().close)
+        _check_digest(actual, digest)
+        await report_state(State.UPLOADED)
+        async with check_slot():
+            await report_state(State.CHECKING)
             checked = await check(self._task(), self._settings.check_s_max)
-        return await _to_its_end(self._publish, checked, actual, activate)
+        return await _run_shielded(self._publish, checked, actual, activate)
 
     def _open(self) -> None:
-        self._refuse_in_place()
+        self._reject_model_in_place()
         if self._version is not None and self._version in self._repository.versions(self._model):
             raise Failure(
                 Code.CONFLICT,
-                f"version {self._version} of model {self._model!r} is already there and versions are immutable: "
+                f"version {self._version} of model {self._model!r} already exists and versions are immutable: "
                 "use another number, or delete it first",
             )
         self._staging = self._repository.stage()
         self._sink = _Sink(self._staging.path / UPLOAD)
 
-    def _refuse_in_place(self) -> None:
+    def _reject_model_in_place(self) -> None:
         try:
             source = self._repository.endpoint(self._model).source
         except Failure as failure:
@@ -131,23 +141,23 @@ class Incoming:
         if source is not None:
             raise Failure(
                 Code.CONFLICT,
-                f"model {self._model!r} is served from {source}: change it there and load it again, or use another name",
+                f"model {self._model!r} is served from {source}: change it there and reload, or use another name",
             )
 
     def _close(self) -> None:
         if self._sink is not None:
-            with suppress(Failure):  # bytes that a full disk did not take are not wanted any more
+            with suppress(Failure):  # a write error of a full disk no longer matters: the file is deleted next
                 self._sink.close()
         if self._staging is not None:
             self._staging.__exit__(None, None, None)
 
     async def _flush(self) -> None:
         piece, self._buffer = self._buffer, bytearray()
-        await _to_its_end(self._opened_sink().write, piece)
+        await _run_shielded(self._open_sink().write, piece)
 
-    def _opened_sink(self) -> _Sink:
+    def _open_sink(self) -> _Sink:
         if self._sink is None:
-            raise RuntimeError("Incoming is used outside its `async with` block")
+            raise RuntimeError("ModelUpload is used outside its `async with` block")
         return self._sink
 
     def _folder(self) -> Path:
@@ -165,35 +175,37 @@ class Incoming:
             cpu_s_max=int(self._settings.check_s_max) + 1,
         )
 
-    def _publish(self, checked: Checked, digest: str, activate: bool) -> Manifest:
+    def _publish(self, checked: CheckedModel, digest: str, activate: bool) -> Manifest:
         assert self._staging
-        named = check_warmups(self.config, checked.signature, self._folder())
-        named += check_labels(self.config, checked.signature, self._folder())
-        named += self._found(_TOKENIZER)
+        config_files = check_warmups(self.config, checked.signature, self._folder())
+        config_files += check_labels(self.config, checked.signature, self._folder())
+        config_files += self._if_present(_TOKENIZER)
         with storage_errors(self._folder()):
-            keep_only(self._folder(), {*checked.files, *checked.sources, *named, *self._found(_CONFIG)})
-            files = tuple(described_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *named)))
+            keep_only(self._folder(), {*checked.files, *checked.sources, *config_files, *self._if_present(_CONFIG)})
+            files = tuple(
+                describe_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *config_files))
+            )
         for attempt in range(1, _NUMBER_TRIES_MAX + 1):
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)
             try:
                 self._repository.publish(self._staging, manifest, activate=activate)
                 return manifest
-            except Failure as failure:  # the next number was taken by an upload that ended first
+            except Failure as failure:  # another upload published this number first
                 if failure.code is not Code.CONFLICT or self._version is not None or attempt == _NUMBER_TRIES_MAX:
                     raise
         raise AssertionError  # the last attempt returned or raised
 
-    def _found(self, name: str) -> list[str]:
-        """`name`, if it is a file of the upload."""
+    def _if_present(self, name: str) -> list[str]:
+        """Return `[name]` if the upload has a regular file of this name, else an empty list."""
         path = self._folder() / name
         return [name] if path.is_file() and not path.is_symlink() else []
 
-    def _manifest(self, version: int, checked: Checked, digest: str, files: tuple[SourceFile, ...]) -> Manifest:
+    def _manifest(self, version: int, checked: CheckedModel, digest: str, files: tuple[SourceFile, ...]) -> Manifest:
         return Manifest(
             model=self._model,
             version=version,
-            created=time.time(),  # noqa: TID251 - for people
+            created=time.time(),  # noqa: TID251 - shown to users, never compared
             digest=digest,
             served=checked.served,
             files=files,
@@ -208,7 +220,7 @@ class Incoming:
 
 
 class _Sink:
-    """A new file that is hashed as it is written. Blocking: used in threads, one call at a time."""
+    """A new file that is hashed while it is written. Blocking: call it from threads, one call at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -224,29 +236,29 @@ class _Sink:
                 rest = rest[self._file.write(rest) :]
 
     def close(self) -> str:
-        """The sha256 (hex) of all that was written."""
+        """Close the file and return the sha256 (hex) of its content."""
         with storage_errors(self._path.parent):
             self._file.close()
         return self._hash.hexdigest()
 
 
-async def _to_its_end(work: Callable[..., _Result], *arguments: object) -> _Result:
-    """Run blocking `work` in a thread and wait until it is done, even if this task is cancelled meanwhile.
+async def _run_shielded(work: Callable[..., _Result], *arguments: object) -> _Result:
+    """Run blocking `work` in a thread and wait for its end, even if this task is cancelled meanwhile.
 
-    Otherwise the staging folder would be removed under a thread that still writes to it, or publishes it.
+    Without the wait, a cancelled upload would remove the staging folder while a thread still writes to or publishes it.
     """
     return await uninterrupted(asyncio.to_thread(work, *arguments))
 
 
-def _compare(actual: str, expected: str | None) -> None:
+def _check_digest(actual: str, expected: str | None) -> None:
     if expected is None:
         return
     match = _SHA256.fullmatch(expected.strip().lower())
     if match is None:
         raise invalid(f"{expected[:80]!r} is not a sha256 digest: send 64 hexadecimal digits")
     if match[1] != actual:
-        raise invalid(f"the upload's sha256 is {actual}, not {match[1]}: it was damaged on its way, send it again")
+        raise invalid(f"the upload's sha256 is {actual}, not {match[1]}: it was damaged in transit, send it again")
 
 
-async def _nobody(_: State) -> None:
-    """Take a state that no one asked for."""
+async def _ignore_state(_: State) -> None:
+    """Stand in for an absent `on_state` callback."""

@@ -1,6 +1,6 @@
-"""The warm-up of a worker, run in the check: what kills or fails it there is refused at upload.
+"""Runs a worker's warm-up during the check, so that a model that would fail or crash there is rejected at upload.
 
-Signature, config.warmup ─> the same inputs as in millstream.workers.profiler and millstream.workers.warmup ─> runs
+Signature, config.warmup ─> the inputs that workers.profiler and workers.warmup also generate ─> runs
 Imported by the checker process only.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream.services.errors import Failure, invalid
-from millstream.services.ingest.trial_memory import room_for
+from millstream.services.ingest.trial_memory import memory_allows
 from millstream.services.ingest.trial_session import Session, TrialError
 from millstream.services.model.manifest import Warmup
 from millstream.services.model.signature import Signature
@@ -26,14 +26,14 @@ from millstream.services.model.warmup_inputs import (
     run_sizes,
 )
 
-#: no larger run is begun after this time: workers measure for 2 s
+#: no larger run is started after this time; workers measure for 2 s, too
 _SECONDS_MAX = 2.0
 
 
-def rehearse(session: Session, signature: Signature, rows_max: int) -> str | None:
-    """Run what a worker runs while it loads the version. Returns why no made-up input would run; None if one did.
+def run_warmup(session: Session, signature: Signature, rows_max: int) -> str | None:
+    """Run what a worker runs while it loads the version. Returns None, or the reason why no generated input runs.
 
-    Raises Failure(INVALID): it runs some rows and fails with more, which is a failed load in a worker.
+    Raises Failure(INVALID) if the model runs on some rows and fails on more, since a worker could not load it.
     """
     start = time.monotonic()
     fitting, reason = _fitting(session, signature)
@@ -44,20 +44,20 @@ def rehearse(session: Session, signature: Signature, rows_max: int) -> str | Non
     for rows in run_sizes(signature, rows_max):
         if time.monotonic() - start > _SECONDS_MAX or made_bytes(signature, rows, size) > INPUT_BYTES_MAX:
             break
-        if not room_for(rows, largest):
+        if not memory_allows(rows, largest):
             break
         try:
             session.run_as_worker(signature, make_inputs(signature, rows, size, fill))
         except TrialError as error:
-            if error.memory:
-                break  # fewer rows do
+            if error.out_of_memory:
+                break  # a worker runs fewer rows then
             message = f"the model runs {largest} rows but not {rows}: {error}; set rows_max to {largest}"
             raise invalid(message) from error
         largest = rows
     return None
 
 
-def rehearse_requests(session: Session, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
+def run_warmup_requests(session: Session, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
     """Run each request of config.warmup once. Raises Failure(INVALID) with the request's name."""
     for warmup in warmups:
         try:
@@ -68,8 +68,8 @@ def rehearse_requests(session: Session, signature: Signature, warmups: Sequence[
 
 
 def _fitting(session: Session, signature: Signature) -> tuple[tuple[int, int] | None, str]:
-    """The first (size, fill) that one row runs with, or the first reason why none does."""
-    reason = "its inputs are too large to make up"
+    """Return the first (size, fill) with which the model runs one row, or None and the first error."""
+    reason = "its inputs are too large to generate"
     failed = False
     for size in VARIABLE_SIZES if has_variable_dims(signature) else (1,):
         if made_bytes(signature, 1, size) > INPUT_BYTES_MAX:

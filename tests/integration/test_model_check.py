@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest import check_process
+from millstream.services.ingest.check_process import check_in_place
 from millstream.services.ingest.check_slots import CHECKS_MAX
-from millstream.services.ingest.in_place import examine
-from millstream.services.ingest.upload import PIECE_BYTES, Incoming
+from millstream.services.ingest.upload import PIECE_BYTES, ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
@@ -61,7 +61,7 @@ async def upload(
     settings: Settings | None = None,
     on_state: Callable[[State], Awaitable[None]] | None = None,
 ) -> Manifest:
-    incoming = Incoming(repository, settings or Settings(), "digits", version, config or ModelConfig())
+    incoming = ModelUpload(repository, settings or Settings(), "digits", version, config or ModelConfig())
     async with incoming:
         for start in range(0, len(content), 300_000):
             await incoming.write(content[start : start + 300_000])
@@ -155,7 +155,7 @@ def tarred(files: dict[str, bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("pack", [zipped, tarred])
-def test_weights_in_files_of_their_own_come_in_an_archive(
+def test_external_weights_are_uploaded_in_an_archive(
     repository: FolderRepository, pack: Callable[[dict[str, bytes]], bytes]
 ) -> None:
     model, weights = external_model()
@@ -171,27 +171,27 @@ def test_weights_in_files_of_their_own_come_in_an_archive(
     assert session.run(None, {"x": np.eye(4, dtype=np.float32)})[0].ravel().tolist() == list(range(16))
 
 
-def test_a_rewritten_version_with_weights_of_its_own_is_checked_again(repository: FolderRepository) -> None:
+def test_a_rewritten_version_with_external_weights_passes_a_second_check(repository: FolderRepository) -> None:
     """A load with another configuration does so, where the version lies: its weights are linked, not copied."""
     model, weights = external_model()
     manifest = uploaded(repository, zipped({"model.onnx": model, "data/weights.bin": weights}))
     folder = repository.local_path("digits", 1)
     assert (folder / "compiled/onnx/data/weights.bin").stat().st_nlink == 2
-    again = asyncio.run(examine(folder, manifest.served, None, Settings()))
+    again = asyncio.run(check_in_place(folder, manifest.served, None, Settings()))
     assert (again.served, again.signature, again.batching) == (manifest.served, manifest.signature, manifest.batching)
 
 
-def test_weights_that_stayed_at_home_are_asked_for(repository: FolderRepository) -> None:
+def test_the_error_asks_for_missing_external_weights(repository: FolderRepository) -> None:
     assert "upload a zip or tar" in refused(repository, external_model()[0])
 
 
-def test_text_models_work(repository: FolderRepository, tmp_path: Path) -> None:
+def test_a_text_model_is_accepted(repository: FolderRepository, tmp_path: Path) -> None:
     manifest = uploaded(repository, models.identity(tmp_path / "text.onnx", "BYTES").read_bytes())
     assert manifest.signature.inputs[0].datatype == "BYTES"
     assert manifest.signature.batching
 
 
-def test_what_is_no_model_changes_nothing(repository: FolderRepository, tmp_path: Path) -> None:
+def test_a_rejected_upload_leaves_no_files(repository: FolderRepository, tmp_path: Path) -> None:
     whole = mlp(tmp_path)
     assert "empty" in refused(repository, b"")
     assert "not an ONNX model" in refused(repository, os.urandom(5000))
@@ -204,7 +204,7 @@ def test_what_is_no_model_changes_nothing(repository: FolderRepository, tmp_path
     assert "version 0 is not allowed" in refused(repository, whole, version=0)
 
 
-def test_names_that_a_model_brings_cannot_break_a_message(repository: FolderRepository) -> None:
+def test_untrusted_names_are_made_printable_in_messages(repository: FolderRepository) -> None:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N"]) for name in "xy"]
     node = helper.make_node("Mi\nll\x1b[31m" + "!" * 5000, ["x"], ["y"])
     graph = helper.make_graph([node], "g", values[:1], values[1:])
@@ -214,7 +214,7 @@ def test_names_that_a_model_brings_cannot_break_a_message(repository: FolderRepo
     assert len(message) <= 1000
 
 
-def test_limits_on_bytes_hold_for_the_upload_and_for_what_it_unpacks_to(repository: FolderRepository) -> None:
+def test_byte_limits_apply_to_the_upload_and_to_its_unpacked_size(repository: FolderRepository) -> None:
     settings = Settings(upload_bytes_max=10_000)
     assert "larger than 10000 bytes" in refused(repository, b"\0" * 10_001, Code.TOO_LARGE, settings=settings)
     bomb = zipped({"model.onnx": b"\0" * 1_000_000})
@@ -236,24 +236,22 @@ def constant_of_shape(side: int) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_a_model_that_needs_too_much_memory_is_refused(repository: FolderRepository) -> None:
+def test_a_model_that_exceeds_the_memory_limit_is_rejected(repository: FolderRepository) -> None:
     settings = Settings(check_memory_bytes_max=2 << 30)
     assert "memory" in refused(repository, constant_of_shape(1 << 15), settings=settings)
 
 
-def test_a_check_without_room_for_its_libraries_is_not_the_model_s_fault(
-    repository: FolderRepository, tmp_path: Path
-) -> None:
+def test_too_little_memory_for_the_libraries_is_an_internal_error(repository: FolderRepository, tmp_path: Path) -> None:
     message = refused(repository, mlp(tmp_path), Code.INTERNAL, settings=Settings(check_memory_bytes_max=64 << 20))
     assert "the model check" in message
 
 
-def test_a_check_that_takes_too_long_is_ended(repository: FolderRepository, tmp_path: Path) -> None:
+def test_a_check_is_killed_after_its_time_limit(repository: FolderRepository, tmp_path: Path) -> None:
     endless = endless_model(tmp_path)
     assert "took longer than 2 s" in refused(repository, endless, settings=Settings(check_s_max=2))
 
 
-def test_a_model_that_crashes_on_zeros_is_refused(repository: FolderRepository, tmp_path: Path) -> None:
+def test_a_model_that_crashes_on_zeros_is_rejected(repository: FolderRepository, tmp_path: Path) -> None:
     """Random floats are never exactly zero; every worker begins with zeros."""
     content = models.crashes_on_zeros(tmp_path / "zeros.onnx").read_bytes()
     assert len(content) < 300
@@ -265,7 +263,7 @@ def warm_up(fill: str, shape: tuple[int, ...] = (1,), file: str | None = None) -
     return ModelConfig.model_validate({"warmup": [{"name": "first", "inputs": {"index": made}}]})
 
 
-def test_warm_up_requests_run_in_the_check(repository: FolderRepository, tmp_path: Path) -> None:
+def test_the_check_runs_warmup_requests(repository: FolderRepository, tmp_path: Path) -> None:
     lookup = models.lookup(tmp_path / "lookup.onnx").read_bytes()  # an index above 7 fails
     assert "warm-up 'first' failed: " in refused(repository, lookup, config=warm_up("random"))
     assert "shape [2] does not fit [1]" in refused(repository, lookup, config=warm_up("zero", (2,)))
@@ -277,7 +275,7 @@ def test_warm_up_requests_run_in_the_check(repository: FolderRepository, tmp_pat
         assert why in refused(repository, archive, config=warm_up("file", file=f"source/{name}.bin"))
 
 
-def test_a_warm_up_request_that_crashes_is_refused(repository: FolderRepository, tmp_path: Path) -> None:
+def test_a_crashing_warmup_request_is_rejected(repository: FolderRepository, tmp_path: Path) -> None:
     fragile = models.fragile(tmp_path / "fragile.onnx").read_bytes()
     minus_one = zipped({"model.onnx": fragile, "row.bin": np.array([-1], np.int64).tobytes()})
     assert "divi" not in str(uploaded(repository, fragile).notes)
@@ -286,7 +284,7 @@ def test_a_warm_up_request_that_crashes_is_refused(repository: FolderRepository,
     assert "crashes ONNX Runtime" in refused(repository, minus_one, config=ModelConfig.model_validate(config))
 
 
-def test_a_checker_that_is_killed_refuses_the_model(repository: FolderRepository, tmp_path: Path) -> None:
+def test_a_killed_checker_rejects_the_model(repository: FolderRepository, tmp_path: Path) -> None:
     endless = endless_model(tmp_path)
     root = tmp_path / "repository"
 
@@ -311,7 +309,7 @@ def test_a_checker_that_is_killed_refuses_the_model(repository: FolderRepository
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_a_caller_that_goes_away_takes_the_checker_and_the_files_along(
+def test_cancelling_an_upload_ends_the_checker_and_removes_the_files(
     repository: FolderRepository, tmp_path: Path, run: Callable[[Awaitable[None]], None]
 ) -> None:
     endless = endless_model(tmp_path)
@@ -331,11 +329,11 @@ def test_a_caller_that_goes_away_takes_the_checker_and_the_files_along(
     assert list(repository.models()) == []
 
 
-def test_a_caller_that_goes_away_at_any_step_leaves_a_whole_version_or_none(
+def test_cancelling_publish_leaves_a_complete_version_or_none(
     repository: FolderRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = mlp(tmp_path)
-    incoming = Incoming(repository, Settings(), "digits", 1, ModelConfig())
+    incoming = ModelUpload(repository, Settings(), "digits", 1, ModelConfig())
 
     async def leave_during_publish() -> None:
         publishing = asyncio.Event()
@@ -364,13 +362,13 @@ def test_a_caller_that_goes_away_at_any_step_leaves_a_whole_version_or_none(
     assert (repository.local_path("digits", 1) / "source/model.onnx").read_bytes() == content
 
 
-def test_a_version_that_is_there_is_refused_before_any_byte_is_read(
+def test_an_existing_version_is_rejected_before_the_upload_is_read(
     repository: FolderRepository, tmp_path: Path
 ) -> None:
     uploaded(repository, mlp(tmp_path), version=4)
 
     async def enter() -> None:
-        async with Incoming(repository, Settings(), "digits", 4, ModelConfig()):
+        async with ModelUpload(repository, Settings(), "digits", 4, ModelConfig()):
             raise AssertionError("the upload was let in")
 
     with pytest.raises(Failure) as caught:
@@ -378,7 +376,7 @@ def test_a_version_that_is_there_is_refused_before_any_byte_is_read(
     assert caught.value.code is Code.CONFLICT
 
 
-def test_uploads_at_once_get_numbers_of_their_own_and_one_wins_a_given_number(
+def test_concurrent_uploads_get_distinct_numbers_and_one_wins_an_explicit_number(
     repository: FolderRepository, tmp_path: Path
 ) -> None:
     content = mlp(tmp_path)
@@ -411,7 +409,7 @@ def test_uploads_at_once_get_numbers_of_their_own_and_one_wins_a_given_number(
     assert most == CHECKS_MAX
 
 
-def test_what_the_uploader_asks_for_is_kept(repository: FolderRepository, tmp_path: Path) -> None:
+def test_the_uploaded_configuration_is_kept(repository: FolderRepository, tmp_path: Path) -> None:
     config = ModelConfig(batching=False, rows_max=7, pool="gpu")
     manifest = uploaded(repository, mlp(tmp_path), config=config)
     assert manifest.config == config
@@ -420,7 +418,7 @@ def test_what_the_uploader_asks_for_is_kept(repository: FolderRepository, tmp_pa
     assert "batching is not possible" in refused(repository, mixing, config=ModelConfig(batching=True))
 
 
-def test_secrets_of_this_process_do_not_reach_the_checker(
+def test_the_checker_does_not_inherit_secrets(
     repository: FolderRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "secret-of-the-gateway")

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from millstream.services.errors import Failure
-from millstream.services.ingest.in_place import examine
-from millstream.services.ingest.upload import Incoming
+from millstream.services.ingest.check_process import check_in_place
+from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.sandbox import landlock, seccomp
@@ -143,22 +143,22 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 
 @needs_landlock
 @pytest.mark.parametrize("name", FILES)
-def test_files_of_others_are_out_of_reach(answers: dict[str, str], name: str) -> None:
+def test_other_files_are_inaccessible(answers: dict[str, str], name: str) -> None:
     assert answers[name] in REFUSED
 
 
 @needs_seccomp
 @pytest.mark.parametrize("name", CALLS)
-def test_the_network_and_other_processes_are_out_of_reach(answers: dict[str, str], name: str) -> None:
+def test_the_network_and_other_processes_are_inaccessible(answers: dict[str, str], name: str) -> None:
     assert answers[name] in REFUSED
 
 
 @pytest.mark.parametrize("name", HONEST)
-def test_what_a_check_needs_works(answers: dict[str, str], name: str) -> None:
+def test_operations_that_a_check_needs_are_allowed(answers: dict[str, str], name: str) -> None:
     assert answers[name] == "done"
 
 
-def test_the_layers_of_this_kernel_are_in_force() -> None:
+def test_all_layers_that_the_kernel_supports_are_active() -> None:
     assert probe() == (landlock.abi(), seccomp.is_supported())
 
 
@@ -170,7 +170,7 @@ def test_the_checker_process_is_confined(tmp_path: Path) -> None:
 
     async def look() -> dict[str, str]:
         async def upload() -> None:
-            async with Incoming(repository, Settings(), "endless", None, ModelConfig()) as incoming:
+            async with ModelUpload(repository, Settings(), "endless", None, ModelConfig()) as incoming:
                 await incoming.write(endless)
                 await incoming.publish(None)
 
@@ -188,13 +188,13 @@ def test_the_checker_process_is_confined(tmp_path: Path) -> None:
     assert int(status["CapEff"], 16) & ~0b110 == 0
 
 
-def test_a_model_file_that_is_a_link_is_served_in_place(tmp_path: Path) -> None:
+def test_a_symlinked_model_file_is_served_in_place(tmp_path: Path) -> None:
     """The operator's own folder: deployments often link files into it. Of what the link leads to, that file is read."""
     (tmp_path / "blobs").mkdir()
     models.mlp(tmp_path / "blobs" / "5f3a")
     (tmp_path / "linked" / "1").mkdir(parents=True)
     (tmp_path / "linked" / "1" / "model.onnx").symlink_to("../../blobs/5f3a")
-    found = asyncio.run(examine(tmp_path / "linked", "1/model.onnx", None, Settings()))
+    found = asyncio.run(check_in_place(tmp_path / "linked", "1/model.onnx", None, Settings()))
     assert found.batching.decided == "proven"
     assert [path.name for path in (tmp_path / "linked" / "1").iterdir()] == ["model.onnx"]
 

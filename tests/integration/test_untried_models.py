@@ -1,4 +1,4 @@
-"""Models whose inputs must mean something (a Reshape's target, Split's sizes): no made-up value runs, yet they are served.
+"""Models whose inputs must mean something (a Reshape's target, Split's sizes): no generated value runs, yet they are served.
 
 The models, inputs and outputs are ONNX's own backend tests.
 """
@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from millstream.services.ingest.in_place import examine
+from millstream.services.ingest.check_process import check_in_place
 from millstream.services.ingest.inspection import inspect
-from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.agreement import agree
 from millstream.services.settings import Settings
 from millstream.workers.backends.onnxruntime import OnnxRuntime
@@ -71,10 +71,10 @@ def saved(case: Any, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-def assert_served_alone(found: Checked, path: Path, case: Any) -> None:
+def assert_served_alone(found: CheckedModel, path: Path, case: Any) -> None:
     """The version loads and answers ONNX's own data, and its notes say that it was not tried."""
     assert not found.signature.batching
-    assert any(note.startswith("No made-up input runs, so only requests will show") for note in found.notes)
+    assert any(note.startswith("No generated input runs, so only requests will show") for note in found.notes)
     instance = OnnxRuntime().load(path, found.signature, "cpu", 1)
     assert measure(instance, found.signature, 8, 2.0).seconds == {}
     inputs, expected = case.data_sets[0]
@@ -86,7 +86,7 @@ def assert_served_alone(found: Checked, path: Path, case: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_a_model_that_no_made_up_input_suits_is_served_one_request_at_a_time(
+def test_a_model_that_runs_on_no_generated_input_is_served_without_batching(
     cases: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     path = saved(cases[name], tmp_path / "staging" / "source")
@@ -97,7 +97,7 @@ def test_a_model_that_no_made_up_input_suits_is_served_one_request_at_a_time(
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_the_checker_process_says_the_same(cases: dict[str, Any], tmp_path: Path, name: str) -> None:
+def test_the_checker_process_decides_the_same(cases: dict[str, Any], tmp_path: Path, name: str) -> None:
     path = saved(cases[name], tmp_path / "models" / "1")
-    found = asyncio.run(examine(tmp_path / "models", "1/model.onnx", None, Settings(), 8))
+    found = asyncio.run(check_in_place(tmp_path / "models", "1/model.onnx", None, Settings(), 8))
     assert_served_alone(found, path, cases[name])

@@ -73,7 +73,7 @@ def refused(
 
 
 @pytest.mark.parametrize("content", [b"\x08\x07\x12\x04", b"anything", b"P", b"\0" * 600])
-def test_what_is_no_archive_becomes_the_model(upload: Path, source: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_becomes_the_model(upload: Path, source: Path, content: bytes) -> None:
     upload.write_bytes(content)
     assert unpack(upload, source, LIMIT) == source / "model.onnx"
     assert (source / "model.onnx").read_bytes() == content
@@ -141,11 +141,11 @@ def test_links_in_a_zip_are_refused(upload: Path, source: Path) -> None:
     refused(upload, source, buffer.getvalue(), "link or device")
 
 
-def test_rare_compressions_in_a_zip_are_refused(upload: Path, source: Path) -> None:
+def test_zip_compressions_other_than_deflate_are_rejected(upload: Path, source: Path) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_BZIP2) as file:
         file.writestr("model.onnx", b"x")
-    refused(upload, source, buffer.getvalue(), "not deflated or stored")
+    refused(upload, source, buffer.getvalue(), "neither deflated nor stored")
 
 
 def test_an_encrypted_zip_is_refused(upload: Path, source: Path) -> None:
@@ -157,14 +157,14 @@ def test_an_encrypted_zip_is_refused(upload: Path, source: Path) -> None:
 
 
 @PACKS
-def test_bombs_stop_at_the_limit(upload: Path, source: Path, pack: Pack) -> None:
+def test_unpacking_stops_at_the_byte_limit(upload: Path, source: Path, pack: Pack) -> None:
     bomb = pack([("model.onnx", b"\0" * (LIMIT // 2)), ("b", b"\0" * (LIMIT // 2)), ("c", b"\0")])
     refused(upload, source, bomb, f"more than {LIMIT} bytes", Code.TOO_LARGE)
     assert sum(path.stat().st_size for path in source.iterdir()) <= LIMIT
 
 
 @PACKS
-def test_exactly_the_limit_is_taken(upload: Path, source: Path, pack: Pack) -> None:
+def test_an_archive_of_exactly_the_limit_is_accepted(upload: Path, source: Path, pack: Pack) -> None:
     upload.write_bytes(pack([("model.onnx", b"\0" * LIMIT)]))
     assert unpack(upload, source, LIMIT).stat().st_size == LIMIT
 
@@ -194,7 +194,7 @@ def test_gzip_without_a_tar_is_refused(upload: Path, source: Path) -> None:
 
 
 @pytest.mark.parametrize("magic", [b"BZh9", b"\xfd7zXZ\0", b"7z\xbc\xaf\x27\x1c", b"\x28\xb5\x2f\xfd"])
-def test_other_compressions_are_named(upload: Path, source: Path, magic: bytes) -> None:
+def test_the_error_names_an_unsupported_compression(upload: Path, source: Path, magic: bytes) -> None:
     refused(upload, source, magic + b"\0" * 100, "send the ONNX file, or a zip, tar or tar.gz")
 
 
@@ -205,7 +205,7 @@ names = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(names, min_size=1, max_size=4, unique=True), st.sampled_from([as_zip, as_tar]))
-def test_no_name_ever_leads_out(entries: list[str], pack: Pack) -> None:
+def test_no_member_name_escapes_the_folder(entries: list[str], pack: Pack) -> None:
     with tempfile.TemporaryDirectory() as parent:
         upload, source = Path(parent, "upload"), Path(parent, "source")
         upload.write_bytes(pack([(name, b"x") for name in entries]))

@@ -18,7 +18,7 @@ from millstream.services.ingest import batching_decision
 from millstream.services.ingest.batch_trials import batch_sizes
 from millstream.services.ingest.independence import Proof
 from millstream.services.ingest.inspection import inspect
-from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.manifest import Batching
 from tests.kit import models
 
@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def checked(source: Path, model: onnx.ModelProto, batching: bool | None = None, rows_max: int = 64) -> Checked:
+def checked(source: Path, model: onnx.ModelProto, batching: bool | None = None, rows_max: int = 64) -> CheckedModel:
     (source / "model.onnx").write_bytes(model.SerializeToString())
     task = CheckTask(
         folder=source.parent,
@@ -177,19 +177,21 @@ def test_rows_that_influence_each_other_are_not_batched(
 
 
 @pytest.mark.parametrize("make", [make for make in MIXED if make is not untriable_and_mixed])
-def test_trials_find_them_too(source: Path, make: Callable[[], onnx.ModelProto]) -> None:
+def test_trials_detect_dependent_rows(source: Path, make: Callable[[], onnx.ModelProto]) -> None:
     """Also where batching is asked for, which overrides a missing proof but no wrong answer."""
-    with pytest.raises(Failure, match="batching is not possible: output 'y' of a row depends on the rows beside it"):
+    with pytest.raises(
+        Failure, match="batching is not possible: output 'y' of a row depends on the other rows of its batch"
+    ):
         checked(source, make(), batching=True)
 
 
 @pytest.mark.parametrize("make", [make for make in MIXED if make is not untriable_and_mixed])
-def test_a_wrong_proof_is_found_by_the_trials(
+def test_trials_overrule_a_wrong_proof(
     source: Path, make: Callable[[], onnx.ModelProto], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching_decision, "prove", lambda model, names: Proof(True, "", ""))
     found = checked(source, make())
-    assert "depends on the rows beside it" in found.batching.reason
+    assert "depends on the other rows of its batch" in found.batching.reason
 
 
 def test_a_detector_of_batch_one_is_not_rewritten(source: Path) -> None:
@@ -202,7 +204,7 @@ def test_a_detector_of_batch_one_is_not_rewritten(source: Path) -> None:
     assert not (source.parent / "compiled").exists()
 
 
-def test_what_is_not_proven_may_be_asked_for(source: Path) -> None:
+def test_batching_without_a_proof_can_be_requested(source: Path) -> None:
     """Rows are independent here, which no analysis of operators can see: the sum is multiplied with zero."""
     nodes = [
         node("ReduceSum", ["x"], ["sum"], keepdims=1),
@@ -218,13 +220,13 @@ def test_what_is_not_proven_may_be_asked_for(source: Path) -> None:
     assert "Requests share runs because the configuration says so" in found.notes[0]
 
 
-def test_what_could_not_be_tried_may_be_asked_for(source: Path) -> None:
+def test_batching_without_a_trial_can_be_requested(source: Path) -> None:
     found = checked(source, untriable_and_mixed(), batching=True)
     assert (found.signature.batching, found.batching.decided) == (True, "requested")
     assert "no trial input would run" in found.batching.reason
 
 
-def test_proven_versions_say_so(source: Path) -> None:
+def test_the_manifest_says_that_batching_is_proven(source: Path) -> None:
     path = models.mlp(source / "mlp.onnx")
     model = onnx.load(str(path))
     path.unlink()

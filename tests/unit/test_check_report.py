@@ -43,7 +43,7 @@ def outcome(tmp_path: Path, document: bytes) -> object:
     return _outcome(document, b"", 0, task(tmp_path), 1.0)
 
 
-def test_an_honest_report_is_taken(tmp_path: Path) -> None:
+def test_a_valid_report_is_accepted(tmp_path: Path) -> None:
     assert outcome(tmp_path, json.dumps({"outcome": report()}).encode())
 
 
@@ -67,7 +67,7 @@ TOO_MUCH: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("what", TOO_MUCH)
-def test_a_report_with_too_much_in_it_is_not_taken(tmp_path: Path, what: str) -> None:
+def test_an_oversized_report_is_rejected(tmp_path: Path, what: str) -> None:
     hostile = report()
     TOO_MUCH[what](hostile)
     with pytest.raises(Failure) as caught:
@@ -76,8 +76,8 @@ def test_a_report_with_too_much_in_it_is_not_taken(tmp_path: Path, what: str) ->
     assert len(caught.value.message) < 500
 
 
-def test_a_report_that_never_ended_is_the_model_s_fault(tmp_path: Path) -> None:
-    with pytest.raises(Failure, match="take too much to describe") as caught:
+def test_a_report_beyond_its_limit_rejects_the_model(tmp_path: Path) -> None:
+    with pytest.raises(Failure, match="bytes to describe") as caught:
         outcome(tmp_path, b"[" * _REPORT_BYTES_MAX)
     assert caught.value.code is Code.INVALID
     with pytest.raises(Failure, match="ended with status 0"):
@@ -101,7 +101,7 @@ def refused(tmp_path: Path, names: list[str], dims: list[int | str]) -> str:
     return caught.value.message
 
 
-def test_models_whose_description_is_too_large_are_refused(tmp_path: Path) -> None:
+def test_models_with_an_oversized_description_are_rejected(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "abcd"]
     for folder in folders:
         folder.mkdir()
@@ -114,7 +114,7 @@ def test_models_whose_description_is_too_large_are_refused(tmp_path: Path) -> No
     assert NAME_CHARACTERS_MAX < 5000
 
 
-def test_only_what_a_version_needs_is_kept(tmp_path: Path) -> None:
+def test_only_needed_files_are_kept(tmp_path: Path) -> None:
     folder, outside = tmp_path / "staging", tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_bytes(b"secret")
@@ -135,7 +135,7 @@ def test_only_what_a_version_needs_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/etc/passwd"), os.mkfifo, lambda path: None])
-def test_what_is_to_be_kept_must_be_a_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_needed_file_must_be_a_regular_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     (tmp_path / "source").mkdir()
     make(tmp_path / "source" / "model.onnx")
     with pytest.raises(Failure, match="not a file of the upload"):

@@ -1,17 +1,17 @@
-"""Checks of models take turns, and those that never end keep nobody waiting."""
+"""Model checks wait for a slot, and a check that never ends does not block the others."""
 
 from __future__ import annotations
 
 import asyncio
 
-from millstream.services.ingest.check_slots import CHECKS_BESIDE_MAX, CHECKS_MAX, CheckSlots
+from millstream.services.ingest.check_slots import CHECKS_MAX, CHECKS_RUNNING_MAX, CheckSlots
 
 
 class Checks:
-    """Checks that run until they are told to end."""
+    """Checks that run until `end` is called."""
 
-    def __init__(self, turns: CheckSlots) -> None:
-        self._turns = turns
+    def __init__(self, slots: CheckSlots) -> None:
+        self._slots = slots
         self.running: list[int] = []
         self._ends: dict[int, asyncio.Event] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -21,7 +21,7 @@ class Checks:
         self._tasks[number] = asyncio.create_task(self._run(number))
 
     async def _run(self, number: int) -> None:
-        async with self._turns.turn():
+        async with self._slots.acquire():
             self.running.append(number)
             try:
                 await self._ends[number].wait()
@@ -42,8 +42,8 @@ class Checks:
                 await asyncio.sleep(0)
 
 
-async def a_few_at_once() -> None:
-    checks = Checks(CheckSlots(set_aside_s=3600))
+async def checks_beyond_the_slots_wait() -> None:
+    checks = Checks(CheckSlots(long_check_s=3600))
     for number in range(CHECKS_MAX + 2):
         checks.begin(number)
     await checks.runs(0, 1)
@@ -55,21 +55,21 @@ async def a_few_at_once() -> None:
     await checks.end(3)
 
 
-async def checks_that_never_end() -> None:
-    checks = Checks(CheckSlots(set_aside_s=0))
-    for number in range(CHECKS_BESIDE_MAX + 2):
+async def long_checks_free_their_slots() -> None:
+    checks = Checks(CheckSlots(long_check_s=0))
+    for number in range(CHECKS_RUNNING_MAX + 2):
         checks.begin(number)
-    await checks.runs(*range(CHECKS_BESIDE_MAX))
+    await checks.runs(*range(CHECKS_RUNNING_MAX))
     await checks.end(0)
     await checks.cancel(3)
-    await checks.runs(1, 2, *range(4, CHECKS_BESIDE_MAX + 2))
+    await checks.runs(1, 2, *range(4, CHECKS_RUNNING_MAX + 2))
     for number in list(checks.running):
         await checks.end(number)
 
 
-async def one_after_the_other() -> None:
-    turns = CheckSlots(set_aside_s=3600)
-    checks = Checks(turns)
+async def check_one_after_another() -> None:
+    slots = CheckSlots(long_check_s=3600)
+    checks = Checks(slots)
     for number in range(20):
         checks.begin(number)
         await checks.runs(number)
@@ -81,13 +81,13 @@ async def one_after_the_other() -> None:
         await checks.end(number)
 
 
-def test_a_few_at_once() -> None:
-    asyncio.run(a_few_at_once())
+def test_checks_beyond_the_slots_wait() -> None:
+    asyncio.run(checks_beyond_the_slots_wait())
 
 
-def test_checks_that_never_end_let_the_others_begin_up_to_a_limit() -> None:
-    asyncio.run(checks_that_never_end())
+def test_a_long_check_frees_its_slot_up_to_the_limit_of_running_checks() -> None:
+    asyncio.run(long_checks_free_their_slots())
 
 
-def test_a_place_is_given_up_once() -> None:
-    asyncio.run(one_after_the_other())
+def test_a_slot_is_freed_exactly_once() -> None:
+    asyncio.run(check_one_after_another())

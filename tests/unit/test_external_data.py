@@ -74,7 +74,7 @@ def every_tensor(message: Message) -> Iterator[onnx.TensorProto]:
                 yield from every_tensor(part)
 
 
-def test_every_place_of_a_tensor_is_known() -> None:
+def test_tensors_are_found_in_every_part_of_a_model() -> None:
     model = everywhere()
     expected = sorted(tensor.name for tensor in every_tensor(model))
     found = sorted(tensor.name for tensor in tensors(model) if tensor.name)
@@ -86,7 +86,7 @@ def test_every_place_of_a_tensor_is_known() -> None:
 @pytest.mark.parametrize(
     "place", [f"w {name}" for name in ("main.initializer", "function.default.t", "main.node.g.node.t")]
 )
-def test_a_path_that_leads_out_is_refused_in_every_place(tmp_path: Path, place: str) -> None:
+def test_a_path_outside_the_folder_is_rejected_in_every_part_of_a_model(tmp_path: Path, place: str) -> None:
     model = everywhere()
     for tensor in every_tensor(model):
         location = "../../../etc/passwd" if tensor.name == place else "w.bin"
@@ -103,7 +103,7 @@ def of(tensor: onnx.TensorProto) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     "location", ["", "/etc/passwd", "a/../../b", "..", "a\\b", "*/_ORT_MEM_ADDR_/*", "a\nb", "x" * 2000]
 )
-def test_paths_that_are_not_plain_are_refused(tmp_path: Path, location: str) -> None:
+def test_unsafe_weight_paths_are_rejected(tmp_path: Path, location: str) -> None:
     with pytest.raises(Failure, match="not a path inside the archive"):
         external_files(of(external(location)), tmp_path, archived=True)
     stored_here = external(location)
@@ -113,13 +113,13 @@ def test_paths_that_are_not_plain_are_refused(tmp_path: Path, location: str) -> 
 
 
 @pytest.mark.parametrize("entries", [{"offset": "-4"}, {"length": "-1"}, {"offset": "1e3"}, {"length": "9" * 5000}])
-def test_extents_that_are_no_sizes_are_refused(tmp_path: Path, entries: dict[str, str]) -> None:
+def test_malformed_offsets_and_lengths_are_rejected(tmp_path: Path, entries: dict[str, str]) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 4)
     with pytest.raises(Failure, match="external offset or length"):
         external_files(of(external("w.bin", **entries)), tmp_path, archived=True)
 
 
-def test_links_folders_and_fifos_are_no_weights(tmp_path: Path) -> None:
+def test_links_folders_and_fifos_are_rejected_as_weights(tmp_path: Path) -> None:
     folder, outside = tmp_path / "source", tmp_path / "outside"
     (outside / "deep").mkdir(parents=True)
     (outside / "deep" / "w.bin").write_bytes(b"\0" * 4)
@@ -133,7 +133,7 @@ def test_links_folders_and_fifos_are_no_weights(tmp_path: Path) -> None:
             external_files(of(external(location)), folder, archived=True)
 
 
-def test_more_files_than_an_archive_may_have_are_refused(tmp_path: Path) -> None:
+def test_more_weight_files_than_an_archive_may_have_are_rejected(tmp_path: Path) -> None:
     model = onnx.ModelProto(graph=helper.make_graph([], "g", [], [], [external(f"{n}.bin") for n in range(10_001)]))
     with pytest.raises(Failure, match="more than 10000 files"):
         external_files(model, tmp_path, archived=True)

@@ -79,7 +79,7 @@ PROVEN = {
 
 
 @pytest.mark.parametrize("name", PROVEN)
-def test_is_proven(name: str):
+def test_graph_is_proven(name: str):
     assert proof(PROVEN[name]) == Proof(True, "", "")
 
 
@@ -214,7 +214,7 @@ ENDED = {
 
 
 @pytest.mark.parametrize("name", ENDED)
-def test_is_not_proven(name: str):
+def test_graph_is_not_proven(name: str):
     ends_with(*ENDED[name])
 
 
@@ -276,7 +276,7 @@ def test_inputs_without_rows_are_shared():
     ],
     ids=lambda build: build.__name__,
 )
-def test_models_of_the_tests_are_proven(build, tmp_path):
+def test_test_models_are_proven(build, tmp_path):
     model = onnx.load(build(tmp_path / "model.onnx"))
     assert prove(model, [value.name for value in model.graph.input]) == Proof(True, "", "")
 
@@ -314,13 +314,13 @@ def test_functions_are_followed_with_their_attributes():
         assert (found.proven, found.culprit) == (proven, "" if proven else "Softmax (which computes 'z')")
 
 
-def test_functions_that_call_each_other_without_end_are_given_up():
+def test_mutually_recursive_functions_end_the_analysis():
     again = named_function("F", [helper.make_node("F", ["a"], ["z"], domain="f")])
     found = prove(chain([helper.make_node("F", ["x"], ["y"], domain="f")], [again]), ["x"])
     assert (found.proven, found.culprit) == (False, "the graph")
 
 
-def test_functions_that_call_each_other_twice_are_given_up():
+def test_exponential_function_calls_end_the_analysis():
     """Twenty levels of two calls each: a million operators from forty nodes."""
     functions = []
     for level in range(20):
@@ -341,7 +341,7 @@ def test_a_function_does_not_replace_an_operator_of_the_standard():
         assert found.culprit.startswith("Relu")
 
 
-def test_large_graphs_are_proven_and_growing_ones_given_up():
+def test_large_graphs_are_proven_and_exploding_ones_end_the_analysis():
     names = ["x", *(f"a{index}" for index in range(20_000))]
     deep = [helper.make_node("Add", [a, a], [b]) for a, b in pairwise(names)]
     assert prove(chain(deep), ["x"]).proven
@@ -352,7 +352,7 @@ def test_large_graphs_are_proven_and_growing_ones_given_up():
     assert found.reason == f"a tensor has more than {analysis.RANK_MAX} axes"
 
 
-def test_contents_that_grow_are_given_up():
+def test_growing_known_contents_end_the_analysis():
     doubling = [helper.make_node("Shape", ["x"], ["s0"])]
     doubling += [helper.make_node("Concat", [f"s{i}"] * 2, [f"s{i + 1}"], axis=0) for i in range(40)]
     assert not prove(chain([*doubling, helper.make_node("Reshape", ["x", "s40"], ["y"])]), ["x"]).proven

@@ -209,5 +209,5 @@ COUPLED = {
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_rows_that_meet_end_the_proof(name: str):
+def test_dependent_rows_end_the_proof(name: str):
     ends_with(*COUPLED[name])

@@ -77,7 +77,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_odd_operands_end_the_proof(name: str):
+def test_unusual_operands_end_the_proof(name: str):
     ends_with(*ODD[name], opset=19 if "cast" in name else 17)
 
 
@@ -92,7 +92,7 @@ def test_odd_operands_end_the_proof(name: str):
         ("MeanVarianceNormalization", "g (float[N, 4] x) => (float[N, 4] y) { y = MeanVarianceNormalization(x) }"),
     ],
 )
-def test_an_empty_list_of_axes_is_not_taken_for_no_axes(operator: str, text: str):
+def test_an_empty_list_of_axes_differs_from_absent_axes(operator: str, text: str):
     model = parsed(text, opset=18)
     model.graph.node[0].attribute.append(onnx.AttributeProto(name="axes", type=onnx.AttributeProto.INTS))
     found = prove(model, ["x"])
@@ -117,7 +117,7 @@ def test_a_sparse_default_does_not_replace_an_input_with_rows():
     assert prove(model, ["x", "x2"]).culprit == "ReduceSum (which computes 'm')"
 
 
-def test_a_shape_that_is_multiplied_and_divided_is_still_followed():
+def test_a_multiplied_and_divided_shape_is_still_known():
     text = f"""g (float[N, K, 8] x) => (float[N, K, 8] y) <int64[1] four = {{4}}, int64[1] two = {{2}}> {{ {SIZE}
         k = Shape<start = 1, end = 2>(x)  rows = Mul(n1, k)  all = Mul(rows, four)  a = Concat<axis = 0>(all, two)
         u = Reshape(x, a)  v = Relu(u)  y = Reshape(v, s) }}"""
@@ -126,7 +126,7 @@ def test_a_shape_that_is_multiplied_and_divided_is_still_followed():
     assert running.run(None, {"x": np.ones((3, 5, 8), np.float32)})[0].shape == (3, 5, 8)
 
 
-def test_sizes_that_grow_exponentially_are_given_up():
+def test_exponentially_growing_sizes_end_the_analysis():
     """Twenty axes of three terms each are one size of 3^20 terms; twenty thousand repetitions one of a million bits."""
     pads = numpy_helper.from_array(np.ones(64, np.int64), "pads")
     wide = helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [f"d{axis}" for axis in range(32)])
@@ -140,7 +140,7 @@ def test_sizes_that_grow_exponentially_are_given_up():
     assert prove(tiled, ["x"]).reason == "the sizes of its operands are too large an expression"
 
 
-def test_long_attributes_in_functions_count_each_time():
+def test_long_attributes_in_functions_count_once_per_call():
     body = helper.make_node("Scaler", ["a"], ["z"], domain="ai.onnx.ml", scale=[1.0] * 50_000, offset=[0.0])
     calls = [helper.make_node("F", [f"a{i}" if i else "x"], [f"a{i + 1}"], domain="f") for i in range(700)]
     found = prove(chain(calls, [named_function("F", [body])]), ["x"])

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from millstream.services.errors import Code, Failure
 from millstream.services.ingest.inspection import inspect
-from millstream.services.ingest.report import Checked, CheckTask
+from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.model.manifest import Batching
 from tests.kit import models
 
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def checked(source: Path, batching: bool | None = None, name: str = "model.onnx") -> Checked:
+def checked(source: Path, batching: bool | None = None, name: str = "model.onnx") -> CheckedModel:
     task = CheckTask(folder=source.parent, batching=batching, unpacked_bytes_max=0, memory_bytes_max=0, cpu_s_max=0)
     return inspect(task, source / name)
 
@@ -83,7 +83,7 @@ def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     return list(session.run(None, feed))
 
 
-def assert_serves_rows_of_original(source: Path, found: Checked, rows: int = 5) -> None:
+def assert_serves_rows_of_original(source: Path, found: CheckedModel, rows: int = 5) -> None:
     """The served file on several rows gives what the source gives for each alone."""
     spec = found.signature.inputs[0]
     x = np.random.default_rng(7).standard_normal((rows, *spec.shape[1:])).astype(np.float32)
@@ -95,7 +95,7 @@ def assert_serves_rows_of_original(source: Path, found: Checked, rows: int = 5) 
 # What is read.
 
 
-def test_a_model_with_symbolic_rows_is_served_as_it_is_and_batches(source: Path) -> None:
+def test_a_model_with_symbolic_rows_is_served_unchanged_and_batches(source: Path) -> None:
     models.mlp(source / "model.onnx")
     found = checked(source)
     assert found.signature.batching
@@ -117,20 +117,20 @@ def test_every_datatype_is_read_and_batches(source: Path, datatype: str) -> None
 
 
 @pytest.mark.parametrize(("kind", "words"), [(TensorProto.FLOAT8E5M2, "FLOAT8E5M2"), (TensorProto.INT4, "INT4")])
-def test_element_types_that_v2_lacks_are_refused(source: Path, kind: int, words: str) -> None:
+def test_element_types_that_v2_lacks_are_rejected(source: Path, kind: int, words: str) -> None:
     node = helper.make_node("Identity", ["x"], ["y"])
     save(source, build([node], [value("x", ["N"], kind)], [value("y", ["N"], kind)], opsets=[("", 21)], ir_version=10))
     assert words in refused(source)
 
 
-def test_stored_values_listed_as_inputs_are_no_inputs(source: Path) -> None:
+def test_initializers_listed_as_inputs_are_not_inputs(source: Path) -> None:
     add = helper.make_node("Add", ["x", "w"], ["y"])
     weight = numpy_helper.from_array(np.ones(4, np.float32), "w")
     save(source, build([add], [value("x", ["N", 4]), value("w", [4])], [value("y", ["N", 4])], [weight], [("", 9)], 3))
     assert [spec.name for spec in checked(source).signature.inputs] == ["x"]
 
 
-def test_outputs_that_a_run_contradicts_are_shown_as_they_come(source: Path) -> None:
+def test_output_dimensions_that_a_run_contradicts_become_variable(source: Path) -> None:
     nodes = [helper.make_node("Reshape", ["x", "s"], ["y"]), helper.make_node("Identity", ["x"], ["z"])]
     outputs = [value("y", ["N"]), value("z", ["N", 7])]
     save(source, build(nodes, [value("x", ["N", "K"]), value("s", [2], TensorProto.INT64)], outputs))
@@ -147,7 +147,7 @@ def test_inputs_and_outputs_without_a_shape_are_refused(source: Path, missing: s
 
 
 @pytest.mark.parametrize("kind", ["sequence", "optional"])
-def test_inputs_that_are_no_tensors_are_refused(source: Path, kind: str) -> None:
+def test_inputs_that_are_not_tensors_are_rejected(source: Path, kind: str) -> None:
     inner = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     make = {"sequence": helper.make_sequence_type_proto, "optional": helper.make_optional_type_proto}[kind]
     given = helper.make_value_info("x", make(inner))
@@ -157,7 +157,7 @@ def test_inputs_that_are_no_tensors_are_refused(source: Path, kind: str) -> None
     assert f"input 'x' is of type {kind}: only tensors can be served" in refused(source)
 
 
-def test_zipmap_outputs_are_refused_with_the_option_that_avoids_them(source: Path) -> None:
+def test_the_error_for_zipmap_names_the_option_that_avoids_it(source: Path) -> None:
     node = helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
     inner = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     result = helper.make_value_info("y", helper.make_sequence_type_proto(inner))
@@ -171,19 +171,19 @@ def test_zipmap_outputs_are_refused_with_the_option_that_avoids_them(source: Pat
 @pytest.mark.parametrize(
     "content", [b"", b"\0", b"not a model at all", b"\x08\x08", b"PK", b"\x80\x04pickle" * 50, bytes(range(256)) * 9]
 )
-def test_what_is_no_model_is_refused(source: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_model_is_rejected(source: Path, content: bytes) -> None:
     (source / "model.onnx").write_bytes(content)
     assert "not an ONNX model" in refused(source)
 
 
-def test_a_model_cut_short_anywhere_is_refused(source: Path) -> None:
+def test_a_truncated_model_is_rejected(source: Path) -> None:
     whole = models.mlp(source / "model.onnx").read_bytes()
     for share in (0.001, 0.1, 0.5, 0.9, 0.99):
         (source / "model.onnx").write_bytes(whole[: int(len(whole) * share)])
         assert refused(source)
 
 
-def test_an_opset_that_is_too_new_is_refused_with_the_newest_that_works(source: Path) -> None:
+def test_the_error_for_a_new_opset_names_the_newest_supported(source: Path) -> None:
     save(source, relu(opsets=[("", 99)]))
     message = refused(source)
     assert "opset 99 of ai.onnx is newer" in message
@@ -197,7 +197,7 @@ def test_an_opset_of_another_domain_that_is_too_new_is_refused(source: Path) -> 
     assert "opset 99 of ai.onnx.ml is newer" in refused(source)
 
 
-def test_an_ir_version_that_is_too_new_is_refused_with_the_newest_that_works(source: Path) -> None:
+def test_the_error_for_a_new_ir_version_names_the_newest_supported(source: Path) -> None:
     save(source, relu(ir_version=99))
     message = refused(source)
     assert "IR version 99 is newer" in message
@@ -223,7 +223,7 @@ def test_custom_operators_in_a_branch_are_refused_too(source: Path) -> None:
     assert "operator Mill of domain 'com.example'" in refused(source)
 
 
-def test_functions_that_the_model_brings_are_no_custom_operators(source: Path) -> None:
+def test_functions_of_the_model_are_not_custom_operators(source: Path) -> None:
     opset = helper.make_opsetid("", 17)
     function = helper.make_function(
         "com.example", "Mill", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], [opset]
@@ -262,7 +262,7 @@ def with_external_weights(source: Path, location: str = "weights.bin", rows: int
     return build([multiply], [value("x", [rows, 4])], [value("y", [rows, 4])], [weight])
 
 
-def test_external_weights_that_came_along_are_read(source: Path) -> None:
+def test_external_weights_in_the_archive_are_read(source: Path) -> None:
     save(source, with_external_weights(source))
     found = checked(source)
     assert found.files == ("source/model.onnx", "source/weights.bin")
@@ -277,7 +277,7 @@ def test_a_rewritten_model_keeps_its_external_weights(source: Path) -> None:
     assert_serves_rows_of_original(source, found)
 
 
-def test_external_weights_that_were_left_at_home_are_named(source: Path) -> None:
+def test_the_error_names_missing_external_weights(source: Path) -> None:
     save(source, with_external_weights(source))
     (source / "weights.bin").unlink()
     message = refused(source)
@@ -349,7 +349,7 @@ def test_constant_reshapes_are_rewritten_with_the_rows(source: Path, target: lis
     assert_serves_rows_of_original(source, found)
 
 
-def test_a_reshape_whose_rows_moved_is_rewritten_too(source: Path) -> None:
+def test_a_reshape_of_transposed_rows_is_rewritten(source: Path) -> None:
     nodes = [
         helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0, 2]),
         helper.make_node("ReduceSum", ["turned", "axis"], ["sums"], keepdims=0),
@@ -360,7 +360,7 @@ def test_a_reshape_whose_rows_moved_is_rewritten_too(source: Path) -> None:
     assert_serves_rows_of_original(source, checked(source))
 
 
-def test_a_reshape_that_needs_its_rows_inferred_is_rewritten_too(source: Path) -> None:
+def test_a_reshape_that_infers_its_rows_is_rewritten(source: Path) -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "flat"], ["line"]),
         helper.make_node("Reshape", ["line", "back"], ["y"]),
@@ -379,14 +379,14 @@ def test_reshapes_of_weights_stay_as_they_are(source: Path) -> None:
     assert_serves_rows_of_original(source, found)
 
 
-def test_outputs_declared_with_one_row_do_not_hinder(source: Path) -> None:
+def test_outputs_declared_with_one_row_do_not_prevent_batching(source: Path) -> None:
     save(source, build([helper.make_node("Relu", ["x"], ["y"])], [value("x", ["N", 4])], [value("y", [1, 4])]))
     found = checked(source)
     assert found.signature.batching
     assert shapes(found.signature.outputs) == [("y", "FP32", (-1, 4))]
 
 
-def test_a_model_that_mixes_rows_runs_alone_and_says_why(source: Path) -> None:
+def test_a_model_that_mixes_rows_does_not_batch_and_says_why(source: Path) -> None:
     models.row_mixing(source / "model.onnx")
     found = checked(source)
     assert not found.signature.batching
@@ -452,7 +452,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize(("words", "make"), ALONE.items(), ids=list(ALONE))
-def test_rows_that_may_not_share_a_run_do_not(source: Path, words: str, make: Callable[[], onnx.ModelProto]) -> None:
+def test_dependent_rows_do_not_share_a_run(source: Path, words: str, make: Callable[[], onnx.ModelProto]) -> None:
     save(source, make())
     found = checked(source)
     assert not found.signature.batching
@@ -463,20 +463,20 @@ def test_rows_that_may_not_share_a_run_do_not(source: Path, words: str, make: Ca
 
 
 @pytest.mark.parametrize("make", [softmax_over_rows, noise, numbered_rows, filtered])
-def test_trials_refuse_wrong_batches_that_are_asked_for(source: Path, make: Callable[[], onnx.ModelProto]) -> None:
+def test_trials_reject_requested_batching_with_wrong_results(source: Path, make: Callable[[], onnx.ModelProto]) -> None:
     save(source, make())
     message = refused(source, batching=True)
     assert message.startswith("batching is not possible: output 'y'")
 
 
-def test_a_proof_holds_where_trials_say_nothing(source: Path) -> None:
+def test_a_proof_suffices_where_trials_show_nothing(source: Path) -> None:
     save(source, all_nan())
     found = checked(source)
     assert found.batching == Batching(decided="proven")
     assert "No trial input changes 'y'" in found.notes[0]
 
 
-def test_scalars_and_no_inputs_run_alone(source: Path) -> None:
+def test_models_with_scalars_or_without_inputs_do_not_batch(source: Path) -> None:
     save(source, relu([]))
     assert shapes(checked(source).signature.inputs) == [("x", "FP32", ())]
     constant = helper.make_node("Constant", [], ["y"], value_floats=[1.0, 2.0])
@@ -493,7 +493,7 @@ def test_batching_can_be_switched_off(source: Path) -> None:
     assert found.signature.inputs[0].shape == (1, 64)
 
 
-def test_batching_that_cannot_be_proven_is_refused_when_it_is_asked_for(source: Path) -> None:
+def test_requested_batching_that_is_impossible_is_rejected(source: Path) -> None:
     models.row_mixing(source / "model.onnx")
     message = refused(source, batching=True)
     assert message.startswith("batching is not possible: ")
@@ -509,12 +509,12 @@ def test_variable_sizes_are_tried_until_one_runs(source: Path) -> None:
     assert shapes(found.signature.inputs) == [("x", "FP32", (-1, -1))]
 
 
-def test_indices_stay_small_enough_to_be_found(source: Path) -> None:
+def test_generated_indices_are_small_enough_for_short_tables(source: Path) -> None:
     models.lookup(source / "model.onnx")
     assert checked(source).signature.batching
 
 
-def test_a_model_that_no_trial_input_suits_batches_only_when_it_is_asked_to(source: Path) -> None:
+def test_a_model_without_a_working_trial_input_batches_only_on_request(source: Path) -> None:
     models.windowed(source / "model.onnx", window=1013)
     found = checked(source)
     assert not found.signature.batching
@@ -525,7 +525,7 @@ def test_a_model_that_no_trial_input_suits_batches_only_when_it_is_asked_to(sour
     assert "because the configuration says so; no trial input would run" in asked.notes[0]
 
 
-def test_every_input_and_output_of_several_is_compared(source: Path) -> None:
+def test_all_inputs_and_outputs_are_compared(source: Path) -> None:
     models.add_sub(source / "model.onnx")
     assert checked(source).signature.batching
     nodes = [
@@ -576,7 +576,7 @@ def with_default(dims: Dims, stored: np.ndarray, ir_version: int = 8, *, weights
     return build(nodes, inputs, outputs, [numpy_helper.from_array(stored, "b"), *others], ir_version=ir_version)
 
 
-def test_weights_that_an_exporter_lists_are_no_inputs(source: Path) -> None:
+def test_weights_listed_by_an_exporter_are_not_inputs(source: Path) -> None:
     stored = np.ones(4, np.float32)
     for ir_version in (3, 8):
         save(source, with_default([4], stored, ir_version))
@@ -584,7 +584,7 @@ def test_weights_that_an_exporter_lists_are_no_inputs(source: Path) -> None:
             assert [spec.name for spec in checked(source, batching).signature.inputs] == ["x"]
 
 
-def test_a_default_of_fixed_size_is_offered_where_requests_run_alone(source: Path) -> None:
+def test_a_default_of_fixed_size_is_optional_without_batching(source: Path) -> None:
     save(source, with_default([4], np.ones(4, np.float32), weights=True))
     assert [(spec.name, spec.optional) for spec in checked(source, False).signature.inputs] == [
         ("x", False),
@@ -593,7 +593,7 @@ def test_a_default_of_fixed_size_is_offered_where_requests_run_alone(source: Pat
     assert [spec.name for spec in checked(source).signature.inputs] == ["x"]  # it would be everybody's
 
 
-def test_a_default_that_mixes_rows_is_not_offered(source: Path) -> None:
+def test_a_default_that_mixes_rows_is_not_an_input(source: Path) -> None:
     nodes = [helper.make_node("ReduceSum", ["b"], ["t"], keepdims=1), helper.make_node("Add", ["x", "t"], ["y"])]
     stored = [numpy_helper.from_array(np.zeros((1, 1), np.float32), "b")]
     save(source, build(nodes, [value("x", ["N", 4]), value("b", ["M", 1])], [value("y", ["N", 4])], stored))

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.services.ingest.model_io import ModelTensor
 from millstream.services.ingest.trial_inputs import Style, draw, extreme_row, find_probe, shape_of
-from millstream.services.ingest.trial_memory import available_bytes, room_for
+from millstream.services.ingest.trial_memory import available_bytes, memory_allows
 from millstream.services.ingest.trial_session import Session, TrialError
 from tests.kit import models
 
@@ -34,14 +34,14 @@ class Fussy:
 INPUTS = [ModelTensor("x", "FP32", ("N", "L"))]
 
 
-def test_the_first_reason_that_is_not_memory_is_given() -> None:
+def test_the_error_is_the_first_one_other_than_out_of_memory() -> None:
     fussy = Fussy(["the window does not fit", "bad_alloc"])
     with pytest.raises(TrialError, match="the window does not fit") as caught:
         find_probe(cast("Session", fussy), INPUTS)
-    assert not caught.value.memory
+    assert not caught.value.out_of_memory
     with pytest.raises(TrialError) as caught:
         find_probe(cast("Session", Fussy(["bad_alloc"])), INPUTS)
-    assert caught.value.memory
+    assert caught.value.out_of_memory
 
 
 def test_unusual_sizes_are_tried_last() -> None:
@@ -67,8 +67,8 @@ def test_extreme_rows_are_finite_and_of_the_same_kind(datatype: str) -> None:
         assert np.abs(row.astype(np.float64)).max() > 50 * np.abs(arrays[0].astype(np.float64)).max()
 
 
-def test_no_larger_run_is_tried_than_memory_allows(tmp_path: Path) -> None:
-    assert room_for(8, 8)
+def test_trials_stay_within_available_memory(tmp_path: Path) -> None:
+    assert memory_allows(8, 8)
     assert available_bytes() > 0
     assert available_bytes(tmp_path / "missing") == float("inf")
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:   50 kB\n")

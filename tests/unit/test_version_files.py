@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.errors import Failure
-from millstream.services.ingest.digests import described_file
+from millstream.services.ingest.digests import describe_file
 from millstream.services.model.manifest import ModelConfig, SourceFile
 from millstream.services.model.version_files import (
     LABEL_BYTES_MAX,
@@ -102,7 +102,7 @@ def test_a_model_that_is_no_file_any_more_stops_neither_its_worker_nor_a_gateway
     with pytest.raises(Failure, match="not a regular file"):
         verify(folder, manifest)
     with pytest.raises(OSError, match="not a regular file"):
-        described_file(folder, manifest.files[0].path)
+        describe_file(folder, manifest.files[0].path)
     make(folder / "config.pbtxt")
     with pytest.raises(Failure, match=r"config\.pbtxt cannot be read: it is not a regular file"):
         read_model_folder(folder, "model", None)
@@ -110,7 +110,7 @@ def test_a_model_that_is_no_file_any_more_stops_neither_its_worker_nor_a_gateway
 
 def test_a_link_to_a_model_is_followed(folder: Path) -> None:
     (folder / "link").symlink_to(folder / "source" / "labels.txt")
-    assert described_file(folder, "link").size_bytes == 16
+    assert describe_file(folder, "link").size_bytes == 16
 
 
 def test_a_file_that_was_changed_or_is_not_the_versions_is_refused(folder: Path) -> None:
