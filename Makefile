@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 UV := build/uv/bin/uv
 RESOLVE := --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 COMPILE := $(UV) pip compile pyproject.toml $(RESOLVE)
+# Images run the versions that the tests ran.
+COMPILE_ROLE := $(COMPILE) --constraint $(LOCK)
 COMPILE_GROUP := $(UV) pip compile $(RESOLVE) --group
 ARGS ?=
 MINUTES ?= 10
@@ -20,7 +22,7 @@ CLIENTS_LOCK := deploy/locks/clients.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install check bench demo soak fuzz lock clean help
+.PHONY: run test test-tools install check bench demo soak fuzz lock wheel clean help
 .DELETE_ON_ERROR:
 
 run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -55,11 +57,16 @@ install: $(VENV)/.project ## make the environment, nothing else
 
 lock: install ## resolve the dependencies again, into deploy/locks
 	@test -x $(UV) || { $(BIN)/python -m venv build/uv && build/uv/bin/python -m pip --quiet install uv; }
-	$(COMPILE) --extra cpu --group dev --quiet --output-file deploy/locks/dev.txt
-	$(COMPILE) --extra cpu --quiet --output-file deploy/locks/cpu.txt
-	$(COMPILE) --extra gpu --quiet --output-file deploy/locks/gpu.txt
+	$(COMPILE) --extra all --group dev --quiet --output-file $(LOCK)
+	$(COMPILE_ROLE) --extra gateway --extra embeddings --extra cpu --quiet --output-file deploy/locks/gateway.txt
+	$(COMPILE_ROLE) --extra worker --extra cpu --quiet --output-file deploy/locks/worker-cpu.txt
+	$(COMPILE_ROLE) --extra worker --extra gpu --quiet --output-file deploy/locks/worker-gpu.txt
+	$(COMPILE_ROLE) --extra all --quiet --output-file deploy/locks/serving.txt
 	$(COMPILE_GROUP) clients --quiet --output-file $(CLIENTS_LOCK)
 	$(COMPILE_GROUP) fuzz --quiet --output-file $(FUZZ_LOCK)
+
+wheel: install ## build dist/millstream-*.whl
+	@$(BIN)/python -m hatchling build --target wheel
 
 clean: ## remove the environment and all caches, not your models
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

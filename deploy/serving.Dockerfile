@@ -5,7 +5,7 @@
 
 FROM python:3.12.12-slim-bookworm AS build
 RUN python -m venv /opt/venv
-COPY deploy/locks/cpu.txt /tmp/lock.txt
+COPY deploy/locks/serving.txt /tmp/lock.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
 
 FROM python:3.12.12-slim-bookworm

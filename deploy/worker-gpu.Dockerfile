@@ -9,7 +9,7 @@ RUN apt-get update \
 
 FROM python AS build
 RUN python3.12 -m venv /opt/venv
-COPY deploy/locks/gpu.txt /tmp/lock.txt
+COPY deploy/locks/worker-gpu.txt /tmp/lock.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r /tmp/lock.txt
 
 FROM python

@@ -11,6 +11,11 @@ import platform
 import socket
 import sys
 
+from millstream.services.extras import exit_without
+
+if __name__ == "__main__":
+    exit_without("gateway", "cpu")
+
 import uvicorn
 
 from millstream.gateway.app import build_app

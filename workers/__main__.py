@@ -14,6 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from millstream.services.extras import exit_without
+
+if __name__ == "__main__":
+    exit_without("worker")
+
 from millstream.services.crashes import run_marks
 from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
 from millstream.services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind

@@ -1,5 +1,17 @@
-"""`python -m millstream.services.cli`: the `millstream` command where it is not installed."""
+"""The `millstream` command, and `python -m millstream.services.cli` where it is not installed."""
 
-from millstream.services.cli.app import main
+from __future__ import annotations
 
-main()
+from millstream.services.extras import exit_without
+
+
+def main() -> None:
+    """Run the command line; ends the process with its exit code."""
+    exit_without("cli")
+    from millstream.services.cli.app import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

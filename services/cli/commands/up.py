@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from millstream.services.cli.options import Json, load_settings
+from millstream.services.extras import require
 
 Home = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLSTREAM_HOME).")
@@ -131,6 +132,7 @@ def up(
     again. Ctrl-C and SIGTERM answer what is on its way, then stop; a second time stops at once. SIGHUP replaces all
     processes, one after the other, as `millstream restart` does.
     """
+    require("gateway", "worker", "cpu")
     settings = load_settings(
         home=home,
         host=host,

