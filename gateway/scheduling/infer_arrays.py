@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.router import ModelRoute
-from millstream.gateway.tensors.nested import Inputs, owned
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.outputs import OutputTensor, own_copies
+from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Failure
 
 
@@ -26,4 +26,4 @@ async def infer_arrays(
     caller: Caller, route: ModelRoute, inputs: Inputs, terms: RequestOptions = DEFAULT_OPTIONS
 ) -> list[OutputTensor]:
     """The outputs, all of them, in the signature's order; they may be kept. Raises Failure."""
-    return await caller.call(route, inputs.tensors, inputs.rows, inputs.size_bytes, owned, terms)
+    return await caller.call(route, inputs.tensors, inputs.rows, inputs.size_bytes, own_copies, terms)

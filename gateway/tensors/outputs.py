@@ -39,6 +39,13 @@ def no_rows(signature: Signature) -> list[OutputTensor]:
     ]
 
 
+def own_copies(reply: Reply) -> list[OutputTensor]:
+    """Return the same outputs as copies that may be kept: arrays of a reply are valid only while it is handed on."""
+    return [
+        output if isinstance(output.array, list) else output._replace(array=np.array(output.array)) for output in reply
+    ]
+
+
 def size_of(outputs: Reply) -> int:
     """Bytes of outputs, about."""
     return sum([_elements_bytes(array) if isinstance(array, list) else array.nbytes for _, _, array in outputs])

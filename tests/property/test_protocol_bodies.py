@@ -18,7 +18,7 @@ from millstream.gateway.protocols.torchserve import predictions
 from millstream.gateway.protocols.torchserve.form import parts_of
 from millstream.gateway.protocols.v2 import generate
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.nested import Inputs
+from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
 

@@ -21,7 +21,7 @@ from millstream.gateway.protocols.v2.decode import V2Decoder
 from millstream.gateway.protocols.v2.generate import read as read_prompt
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits, parse
-from millstream.gateway.tensors.nested import from_lists, row_of_lists
+from millstream.gateway.tensors.nested_lists import from_lists, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec

@@ -12,8 +12,11 @@ import pytest
 
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.nested import Found, from_array, from_lists, join, owned, row_of_lists, rows_of, text_of
-from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.nested_json import rows_of, text_of
+from millstream.gateway.tensors.nested_lists import from_lists, row_of_lists
+from millstream.gateway.tensors.numpy_arrays import from_array
+from millstream.gateway.tensors.outputs import OutputTensor, own_copies
+from millstream.gateway.tensors.request_inputs import CheckedInput, join
 from millstream.services.errors import Failure
 from millstream.services.model.bytes_tensor import decode_elements
 from millstream.services.model.datatypes import NUMPY
@@ -29,7 +32,7 @@ def plan(datatype: str, shape: tuple[int, ...]) -> InputPlan:
     return plans(("x", datatype, shape)).named("x")
 
 
-def array(found: Found, datatype: str) -> np.ndarray[Any, Any]:
+def array(found: CheckedInput, datatype: str) -> np.ndarray[Any, Any]:
     data = found.tensor.data
     raw = data.tobytes() if isinstance(data, np.ndarray) else bytes(data)
     assert found.tensor.size_bytes == len(raw)
@@ -192,6 +195,6 @@ def test_rows_of_an_output() -> None:
 
 def test_owned_outputs_do_not_change_with_what_they_came_from() -> None:
     source = np.array([1.0, 2.0], np.float32)
-    kept = owned([OutputTensor("FP32", (2,), source)])
+    kept = own_copies([OutputTensor("FP32", (2,), source)])
     source[:] = 0
     assert text_of(kept[0]) == b"[1.0,2.0]"

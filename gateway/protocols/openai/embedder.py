@@ -13,8 +13,10 @@ import numpy as np
 
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.nested import Inputs, as_numbers, from_array, from_lists, join
+from millstream.gateway.tensors.nested_lists import from_lists
+from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature

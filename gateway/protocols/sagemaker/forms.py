@@ -19,9 +19,11 @@ from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import shown
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from millstream.gateway.tensors.nested import Found, Inputs, as_numbers, from_array, from_lists, join
+from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX
 from millstream.services.model.signature import Signature
@@ -186,7 +188,7 @@ def _only(plans: InputPlans, form: str) -> InputPlan:
     return next(iter(plans))
 
 
-def _joined(plans: InputPlans, plan: InputPlan, found: Found) -> Inputs:
+def _joined(plans: InputPlans, plan: InputPlan, found: CheckedInput) -> Inputs:
     return join(plans, {plan.name: found})
 
 

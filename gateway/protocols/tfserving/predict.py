@@ -15,9 +15,11 @@ import orjson
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import shown
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
-from millstream.gateway.tensors.nested import Found, Inputs, from_lists, is_b64, join, row_of_lists, rows_of, text_of
+from millstream.gateway.tensors.nested_json import rows_of, text_of
+from millstream.gateway.tensors.nested_lists import from_lists, is_b64, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.signature import Signature
 
@@ -157,7 +159,7 @@ def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
     return join(plans, {name: _feature(plans, merged, name) for name in names})
 
 
-def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Found:
+def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> CheckedInput:
     """A feature's values as rows: a value alone is a list of one where the input has columns."""
     plan = plans.named(name)
     column = _column(examples, name)

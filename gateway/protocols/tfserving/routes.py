@@ -25,8 +25,8 @@ from millstream.gateway.protocols.tfserving.predict import (
 )
 from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
-from millstream.gateway.tensors.nested import Inputs
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
+from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 

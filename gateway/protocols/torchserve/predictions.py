@@ -21,9 +21,12 @@ from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.json_text import JsonLimits, parse
-from millstream.gateway.tensors.nested import Found, Inputs, from_array, is_b64, join, row_of_lists, rows_of, text_of
+from millstream.gateway.tensors.nested_json import rows_of, text_of
+from millstream.gateway.tensors.nested_lists import is_b64, row_of_lists
 from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature
@@ -100,12 +103,12 @@ def _parsed(part: bytes, limits: JsonLimits) -> Any:
         return None
 
 
-def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[Found, bool]:
+def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[CheckedInput, bool]:
     """One input: the bytes themselves as a single element of BYTES; an array; JSON; or a raw tensor."""
     if plan.datatype == BYTES:
         extent = plan.fit(BYTES, (1,) * len(plan.shape))
         raw = raw_from_strings([part])
-        return Found(extent, InputTensor(extent.shape, raw, len(raw))), True
+        return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw))), True
     if part.startswith(_NUMPY_MAGIC):
         array = forms.array_of(part)
         single = array.ndim == len(plan.shape) - 1
@@ -114,7 +117,7 @@ def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[Found,
     if document is not None:
         return row_of_lists(plan, document), _is_single(plan, document)
     extent = plan.deduce(len(part))
-    return Found(extent, raw_tensor(plan, extent, memoryview(part))), True
+    return CheckedInput(extent, raw_tensor(plan, extent, memoryview(part))), True
 
 
 def _read_value(plans: InputPlans, document: Any) -> Prediction:

@@ -15,8 +15,10 @@ from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
-from millstream.gateway.tensors.nested import Inputs, join, row_of_lists, text_of
+from millstream.gateway.tensors.nested_json import text_of
+from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
 

@@ -20,8 +20,7 @@ from millstream.gateway.protocols.v2.call import Options
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.request import Request
-from millstream.gateway.tensors.nested import owned
-from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
+from millstream.gateway.tensors.outputs import Outputs, Reply, own_copies, size_of
 from millstream.services.errors import Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -107,7 +106,7 @@ class RestResponder:
             self._write(mine, reply)
         else:
             self._reply_budget.take(size_bytes)
-            self._spawn(self._write_in_thread(mine, owned(reply), size_bytes))
+            self._spawn(self._write_in_thread(mine, own_copies(reply), size_bytes))
 
     async def _write_in_thread(self, mine: RestRequest, reply: Reply, size_bytes: int) -> None:
         try:

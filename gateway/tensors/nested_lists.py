@@ -1,0 +1,208 @@
+"""nested_lists: JSON values, nested as the tensor is -> inputs of a signature. For protocols whose requests name no shapes.
+
+value ─> shape ─> InputPlan.fit ─> raw form
+Lists are taken as they are nested: none of the functions but `row_of_lists` adds a dimension. FP16 and BF16 are numbers
+here, though v2 REST has no JSON form for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from millstream.gateway.tensors.elements import DEPTH_MAX, raw_from_strings
+from millstream.gateway.tensors.input_plan import Extent, InputPlan
+from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.numpy_arrays import FLOATS, to_bf16
+from millstream.gateway.tensors.request_inputs import CheckedInput
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BYTES
+
+_NOUNS = {bool: "a boolean", int: "an integer", float: "a number with a fraction", str: "a string", dict: "an object"}
+_B64 = "b64"
+
+
+def is_b64(value: object) -> bool:
+    """Whether `value` is the JSON form of bytes: `{"b64": "…"}`."""
+    return type(value) is dict and len(value) == 1 and _B64 in value
+
+
+def from_lists(plan: InputPlan, value: object) -> CheckedInput:
+    """Return the input of `plan` that a JSON value holds, its lists nested as the tensor is.
+
+    Numbers must be of the input's kind: integers for integers and in range, true and false for BOOL alone. BYTES are
+    strings (in UTF-8) or `{"b64": "…"}`.
+
+    Raises:
+        Failure: INVALID, with the position of the element.
+    """
+    in_pieces = _parsed_in_pieces(plan, value)
+    if in_pieces is not None:
+        shape, raw = in_pieces
+        return _checked(plan.fit(plan.datatype, shape), raw)
+    shape, flat = _flat(plan, value)
+    extent = plan.fit(plan.datatype, _completed(plan, shape))
+    return _checked(extent, _raw(plan, flat, shape))
+
+
+def row_of_lists(plan: InputPlan, value: object) -> CheckedInput:
+    """Do as `from_lists` with a value that may lack the dimension of rows, or be one element: it is one row then."""
+    in_pieces = _parsed_in_pieces(plan, value)
+    if in_pieces is not None:
+        shape, raw = in_pieces
+        return _checked(plan.fit(plan.datatype, _with_rows(plan, shape)), raw)
+    shape, flat = _flat(plan, value)
+    shape = _with_rows(plan, shape)
+    extent = plan.fit(plan.datatype, _completed(plan, shape))
+    return _checked(extent, _raw(plan, flat, shape))
+
+
+def _with_rows(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
+    wanted = plan.shape
+    if not shape and prod(max(dim, 1) for dim in wanted if dim != -1) == 1:
+        return (1,) * len(wanted)
+    if len(shape) == len(wanted) - 1 and wanted[0] in {-1, 1}:
+        return (1, *shape)
+    return shape
+
+
+def _checked(extent: Extent, raw: bytes) -> CheckedInput:
+    return CheckedInput(extent, InputTensor(extent.shape, raw, len(raw)))
+
+
+def _parsed_in_pieces(plan: InputPlan, value: object) -> tuple[tuple[int, ...], bytes] | None:
+    """Return shape and raw form of a NumberList, or of a list that holds NumberLists; None for any other value."""
+    if type(value) is NumberList:
+        return _from_number_list(plan, value)
+    if type(value) is not list or NumberList not in map(type, value):
+        return None
+    shapes: set[tuple[int, ...]] = set()
+    raw: list[bytes] = []
+    for at, element in enumerate(value):
+        if type(element) is NumberList:
+            shape, part = _from_number_list(plan, element)
+        else:
+            shape, flat = _flat(plan, element)
+            part = _raw(plan, flat, shape)
+        shapes.add(shape)
+        raw.append(part)
+        if len(shapes) > 1:
+            raise invalid(f"input '{plan.name}' at [{at}]: the shape is {list(shape)}, that of its neighbours another")
+    return (len(value), *shapes.pop()), b"".join(raw)
+
+
+def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[tuple[int, ...], bytes]:
+    """Return shape and raw form of a NumberList. Some of its elements are parsed at a time."""
+    raw: list[bytes] = []
+    inner: tuple[int, ...] | None = None
+    count = 0
+    for elements in numbers.rows():
+        (size, *rest), flat = _flat(plan, elements, count)
+        if inner is not None and tuple(rest) != inner:
+            raise invalid(f"input '{plan.name}' at [{count}]: lists of {rest} where its neighbours have {list(inner)}")
+        inner = tuple(rest)
+        raw.append(_raw(plan, flat, (size, *inner), count))
+        count += size
+    return ((1,) * numbers.leading_ones + (count, *(inner or ()))), b"".join(raw)
+
+
+def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ...], list[Any]]:
+    """Return shape and elements of `value`. Goes level by level, so that no nesting can exhaust the stack.
+
+    Args:
+        plan: Names the input in messages.
+        value: Lists nested evenly, or one element.
+        first: Index of the first element of `value` in the list that it is a part of.
+
+    Raises:
+        Failure: INVALID for ragged lists.
+    """
+    shape: list[int] = []
+    level: list[Any] = [value]
+    while level:
+        kinds = set(map(type, level))
+        if list not in kinds:
+            break
+        if len(shape) == DEPTH_MAX:
+            raise invalid(f"input '{plan.name}' is nested deeper than {DEPTH_MAX} levels")
+        if kinds != {list}:
+            at = next(index for index, one in enumerate(level) if (type(one) is list) != (type(level[0]) is list))
+            wanted = "a list" if type(level[0]) is list else "no list"
+            raise invalid(
+                f"input '{plan.name}'{_position(at, shape, first)}: {wanted} is expected, as in its neighbours"
+            )
+        size = len(level[0])
+        if len(set(map(len, level))) != 1:
+            at = next(index for index, one in enumerate(level) if len(one) != size)
+            raise invalid(
+                f"input '{plan.name}'{_position(at, shape, first)}: a list of {len(level[at])} where its neighbours have {size}"
+            )
+        shape.append(size)
+        level = list(chain.from_iterable(level))
+    return tuple(shape), level
+
+
+def _completed(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return `shape` with the signature's inner dimensions where lists are empty, and so do not say them."""
+    if 0 in shape and len(shape) < len(plan.shape):
+        return (*shape, *(max(dim, 0) for dim in plan.shape[len(shape) :]))
+    return shape
+
+
+def _position(index: int, shape: Sequence[int], first: int = 0) -> str:
+    """Return the position of the element with this flat index as text: " at [1][0]". `first`: as in `_flat`."""
+    indices: list[int] = []
+    for size in reversed(shape):
+        index, inner = divmod(index, size)
+        indices.append(inner)
+    if not indices:
+        return ""
+    indices[-1] += first
+    return " at " + "".join(f"[{one}]" for one in reversed(indices))
+
+
+def _raw(plan: InputPlan, flat: list[Any], shape: Sequence[int], first: int = 0) -> bytes:
+    datatype = plan.datatype
+    if datatype == BYTES:
+        return raw_from_strings([_bytes_of(plan, one, index, shape, first) for index, one in enumerate(flat)])
+    allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in FLOATS else {int}
+    if not set(map(type, flat)) <= allowed:
+        at = next(index for index, one in enumerate(flat) if type(one) not in allowed)
+        noun = _NOUNS.get(type(flat[at]), "null")
+        raise invalid(f"input '{plan.name}'{_position(at, shape, first)}: {noun} where {datatype} is expected")
+    if datatype == "BOOL":
+        return bytes(flat)
+    try:
+        if plan.code is not None:
+            return struct.pack(f"{len(flat)}{plan.code}", *flat)
+        with np.errstate(over="ignore"):
+            floats = np.array(flat, np.float64)
+            return (to_bf16(floats) if datatype == "BF16" else floats.astype(np.float16)).tobytes()
+    except (ArithmeticError, ValueError, TypeError, struct.error):
+        raise invalid(f"input '{plan.name}': a number is out of the range of {datatype}") from None
+
+
+def _bytes_of(plan: InputPlan, value: object, index: int, shape: Sequence[int], first: int) -> bytes:
+    try:
+        if type(value) is str:
+            return value.encode()
+        if is_b64(value):
+            encoded = value[_B64]  # type: ignore[index]
+            if type(encoded) is str:
+                return base64.b64decode(encoded, validate=True)
+    except UnicodeEncodeError:
+        raise invalid(f"input '{plan.name}'{_position(index, shape, first)}: the string is not valid Unicode") from None
+    except (binascii.Error, ValueError):
+        raise invalid(f"input '{plan.name}'{_position(index, shape, first)}: the string is not base64") from None
+    noun = _NOUNS.get(type(value), "null")
+    raise invalid(
+        f'input \'{plan.name}\'{_position(index, shape, first)}: {noun} where a string or {{"b64": "..."}} is expected'
+    )
