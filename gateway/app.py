@@ -1,4 +1,4 @@
-"""Builds the HTTP application: every route but the infer endpoint's fast path, which sits below it."""
+"""Builds the HTTP application from the adapters of its protocols. The fast path for infer requests is below it."""
 
 from __future__ import annotations
 
@@ -7,72 +7,36 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.params import Depends
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millstream.gateway.admin import routes_models as admin_models
-from millstream.gateway.admin import routes_pools as admin_pools
-from millstream.gateway.admin import routes_uploads as admin_uploads
+from millstream.gateway.admin import adapter as admin
 from millstream.gateway.catalog.upload_slots import Uploads
-from millstream.gateway.protocols.http import docs, metrics, ping
+from millstream.gateway.protocols.http import operation
 from millstream.gateway.protocols.http.deps import Deps
-from millstream.gateway.protocols.http.errors import UnexpectedErrors, add_error_handlers
+from millstream.gateway.protocols.http.error_formats import ErrorFormats
+from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, describe_errors, documented
 from millstream.gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
-from millstream.gateway.protocols.openai import routes as openai
+from millstream.gateway.protocols.openai import adapter as openai
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
-from millstream.gateway.protocols.sagemaker import routes as sagemaker
-from millstream.gateway.protocols.tfserving import routes as v1
-from millstream.gateway.protocols.torchserve import routes as torchserve
-from millstream.gateway.protocols.torchserve import routes_management as management_api
-from millstream.gateway.protocols.v2 import routes_config as configurations
-from millstream.gateway.protocols.v2 import routes_generate as generate
-from millstream.gateway.protocols.v2 import routes_health as health
-from millstream.gateway.protocols.v2 import routes_infer as infer
-from millstream.gateway.protocols.v2 import routes_models as models
-from millstream.gateway.protocols.v2 import routes_repository as repository
-from millstream.gateway.protocols.v2 import routes_shared_memory as client_memory
-from millstream.gateway.protocols.v2 import routes_statistics as statistics
-from millstream.gateway.protocols.v2 import routes_trace as trace
+from millstream.gateway.protocols.sagemaker import adapter as sagemaker
+from millstream.gateway.protocols.tfserving import adapter as tfserving
+from millstream.gateway.protocols.torchserve import adapter as torchserve
+from millstream.gateway.protocols.v2 import adapter as v2
 from millstream.gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
-_TAGS = [
-    {"name": "v2 inference", "description": "The Open Inference Protocol v2, with Triton's binary tensors."},
-    {"name": "v2 extensions", "description": "What Triton adds to the protocol."},
-    {"name": "v2 shared memory", "description": "Memory of clients on this machine, for tensors that need not travel."},
-    {"name": "v1: TensorFlow Serving, KServe", "description": "The REST API of TensorFlow Serving, and KServe's V1."},
-    {"name": "SageMaker", "description": "What a container of SageMaker answers, and its runtime API for boto3."},
-    {"name": "OpenAI", "description": "Embeddings."},
-    {"name": "TorchServe", "description": "Predictions, and the management of models from files of this machine."},
-    {"name": "v2 model repository", "description": "Triton's extensions: model configuration and model repository."},
-    {"name": "admin: models", "description": "Models and their versions."},
-    {"name": "admin: pools", "description": "Worker pools and workers."},
-    {"name": "operation", "description": "For those who run the server."},
-]
 
-
-#: in the order of the documentation page
-_ROUTES = (
-    infer,
-    generate,
-    health,
-    statistics,  # before models: "stats" is no model there
-    trace,
-    models,
-    client_memory,
-    v1,
-    ping,
-    sagemaker,
-    openai,
-    torchserve,
-    management_api,
-    configurations,
-    repository,
-    admin_models,
-    admin_uploads,
-    admin_pools,
-    metrics,
-    docs,
+#: In the order of the OpenAPI page. A new protocol is a folder in protocols/ and a line here.
+ADAPTERS = (
+    v2.ADAPTER,
+    tfserving.ADAPTER,
+    sagemaker.ADAPTER,
+    openai.ADAPTER,
+    torchserve.ADAPTER,
+    admin.ADAPTER,
+    operation.ADAPTER,
 )
 
 
@@ -87,12 +51,13 @@ def build_app(deps: Deps) -> FastAPI:
         finally:
             await deps.stop()
 
+    formats = ErrorFormats({path: adapter.error_format for adapter in ADAPTERS for path in adapter.error_paths})
     app = _App(
+        formats,
         title="Millstream",
         version=deps.version,
         description=_DESCRIPTION,
-        openapi_tags=_TAGS,
-        docs_url=None,  # routes/docs.py serves it without a content delivery network
+        docs_url=None,  # protocols/http/docs.py serves it without a content delivery network
         redoc_url=None,
         redirect_slashes=False,
         lifespan=lifespan,
@@ -104,27 +69,46 @@ def build_app(deps: Deps) -> FastAPI:
         Tokenizers(deps.repository),
         JsonLimits(deps.settings.json_bytes_max, deps.settings.json_values_max),
     )
-    for module in _ROUTES:
-        app.include_router(module.router)
-    app.include_router(management_api.managed)
-    add_error_handlers(app)
-    app.add_middleware(UnexpectedErrors)
+    _include_routes(app)
+    replies = ErrorReplies(formats)
+    replies.handle_errors_of(app)
+    app.add_middleware(UnexpectedErrors, replies=replies)
     app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
     app.add_middleware(_HeadAsGet)
     return app
 
 
+def _include_routes(app: FastAPI) -> None:
+    tags = {}
+    for routes in (routes for adapter in ADAPTERS for routes in adapter.routes):
+        if routes.tag is not None:
+            tags[routes.tag.name] = {"name": routes.tag.name, "description": routes.tag.description}
+        app.include_router(
+            routes.router,
+            tags=None if routes.tag is None else [routes.tag.name],
+            dependencies=None if routes.authorize is None else [Depends(routes.authorize)],
+            responses=None if routes.authorize is None else documented(401, 403),
+        )
+    app.openapi_tags = list(tags.values())
+
+
 class _App(FastAPI):
     """Describes itself as it behaves: a parameter that does not fit is a 400, and no route answers 422."""
 
+    def __init__(self, error_formats: ErrorFormats, **options: Any) -> None:
+        super().__init__(**options)
+        self._error_formats = error_formats
+
     def openapi(self) -> dict[str, Any]:
-        schema = super().openapi()
-        for path in schema["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        for unused in ("HTTPValidationError", "ValidationError"):
-            schema.get("components", {}).get("schemas", {}).pop(unused, None)
-        return schema
+        if self.openapi_schema is None:
+            schema = super().openapi()
+            for path in schema["paths"].values():
+                for call in path.values():
+                    call["responses"].pop("422", None)
+            for unused in ("HTTPValidationError", "ValidationError"):
+                schema.get("components", {}).get("schemas", {}).pop(unused, None)
+            describe_errors(schema, self._error_formats)
+        return super().openapi()
 
 
 class _HeadAsGet:

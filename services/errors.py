@@ -1,8 +1,8 @@
 """One error type for the whole product, and the one table that maps its codes to protocol statuses.
 
 A `Failure` carries a code (what kind), a message (what to do about it) and, for refusals, when to come back.
-Protocol adapters turn codes into statuses with `HTTP_STATUS`, `GRPC_STATUS` and `SAGEMAKER_ERROR`; nothing else decides
-a status.
+Protocol adapters turn codes into statuses with `HTTP_STATUS` and `GRPC_STATUS`; a protocol whose errors have names or
+statuses of their own has a table of them in its errors.py. Nothing else decides a status.
 """
 
 from __future__ import annotations
@@ -67,27 +67,6 @@ GRPC_STATUS: dict[Code, str] = {
     Code.STORAGE: "RESOURCE_EXHAUSTED",
     Code.UNSUPPORTED: "UNIMPLEMENTED",
     Code.INTERNAL: "INTERNAL",
-}
-
-#: status and error type of SageMaker's runtime API, whose clients try again what is 429 or 5xx. What a model's container
-#: refuses is a ModelError with the container's status in it, as from a real endpoint
-SAGEMAKER_ERROR: dict[Code, tuple[int, str]] = {
-    Code.INVALID: (424, "ModelError"),
-    Code.UNAUTHENTICATED: (403, "AccessDeniedException"),
-    Code.NOT_FOUND: (400, "ValidationError"),
-    Code.METHOD: (405, "ValidationError"),
-    Code.CONFLICT: (409, "ValidationError"),
-    Code.TOO_LARGE: (413, "ValidationError"),
-    Code.ENCODING: (424, "ModelError"),
-    Code.OVERLOADED: (429, "ModelNotReadyException"),
-    Code.UNAVAILABLE: (503, "ServiceUnavailable"),
-    Code.EXPIRED: (424, "ModelError"),
-    Code.SLOW: (408, "ValidationError"),
-    Code.CANCELLED: (499, "ValidationError"),
-    Code.MODEL: (424, "ModelError"),
-    Code.STORAGE: (507, "InternalFailure"),
-    Code.UNSUPPORTED: (501, "ValidationError"),
-    Code.INTERNAL: (500, "InternalFailure"),
 }
 
 

@@ -320,7 +320,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
         if kind == "stream":
             with suppress(redis.ResponseError):  # it went away just now
                 found[key] = int(stack.redis.xlen(key)) + int(stack.redis.xpending(key, "w")["pending"])
-        elif kind not in {"idle", "held", "workers", "record", "pools", "epoch", "gateways", "blamed", "counted"}:
+        elif kind not in {"idle", "lanes", "workers", "record", "pools", "epoch", "gateways", "blamed", "counted"}:
             found[key] = "is there"
     return {name: value for name, value in found.items() if value}
 

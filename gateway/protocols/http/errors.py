@@ -1,4 +1,4 @@
-"""Every error of every path becomes JSON in the form of the path's protocol with its status, here and nowhere else.
+"""Every error of every path becomes JSON in the format of the path's protocol with its status, here and nowhere else.
 
 Failure -> the status of its code; a parameter that does not fit -> 400, never 422; no such path -> 404;
 another method -> 405 with Allow; anything else -> 500 with an id that is also in the log.
@@ -14,88 +14,95 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, shape_of
+from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, ErrorFormats
 from millstream.services.errors import HTTP_STATUS, Code, Failure
 
 log = logging.getLogger(__name__)
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+_SCHEMAS = "#/components/schemas/"
+_ANY_ERROR = {"$ref": f"{_SCHEMAS}{ErrorDocument.__name__}"}
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer errors in this shape."""
-    app.add_exception_handler(Failure, _failure)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _validation)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
+class ErrorReplies:
+    """Writes error replies, each in the format of its path.
 
+    Args:
+        formats: finds the format of a path.
+    """
 
-def documented(*statuses: int, model: type[BaseModel] = ErrorDocument) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer these error statuses, for the OpenAPI page."""
-    return {status: {"model": model, "description": _MEANINGS[status]} for status in statuses}
+    def __init__(self, formats: ErrorFormats) -> None:
+        self._formats = formats
 
+    def handle_errors_of(self, app: FastAPI) -> None:
+        """Register the handlers of all exceptions that routes raise on purpose; UnexpectedErrors has the others."""
+        app.add_exception_handler(Failure, self._failure)
+        app.add_exception_handler(HTTPException, self._http)
+        app.add_exception_handler(RequestValidationError, self._validation)
+        app.add_exception_handler(ClientDisconnect, self._disconnected)
 
-def error_reply(
-    path: str, status: int, message: str, headers: Mapping[str, str] | None = None, code: Code | None = None
-) -> Response:
-    """The reply that says what went wrong; for v2 in the words and bytes that the fast path uses too."""
-    shaped = shape_of(path)(ErrorContext(status, code or CODE_OF_STATUS.get(status, Code.INTERNAL), message))
-    return Response(shaped.body, shaped.status, {**(headers or {}), **shaped.headers}, media_type="application/json")
+    def reply(
+        self, path: str, status: int, message: str, headers: Mapping[str, str] | None = None, code: Code | None = None
+    ) -> Response:
+        """The reply that says what went wrong. For v2 its words and bytes are those of the fast path."""
+        context = ErrorContext(status, code or CODE_OF_STATUS.get(status, Code.INTERNAL), message)
+        error = self._formats.of(path).write(context)
+        return Response(error.body, error.status, {**(headers or {}), **error.headers}, media_type="application/json")
 
+    async def _failure(self, request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, Failure)
+        headers = {}
+        if exc.retry_after_s is not None:
+            headers["Retry-After"] = str(max(0, math.ceil(exc.retry_after_s)))
+        if exc.code is Code.UNAUTHENTICATED:
+            headers["WWW-Authenticate"] = "Bearer"
+        return self.reply(request.scope["path"], exc.http_status, exc.message, headers, exc.code)
 
-async def _failure(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, Failure)
-    headers = {}
-    if exc.retry_after_s is not None:
-        headers["Retry-After"] = str(max(0, math.ceil(exc.retry_after_s)))
-    if exc.code is Code.UNAUTHENTICATED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return error_reply(request.scope["path"], exc.http_status, exc.message, headers, exc.code)
+    async def _http(self, request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        headers = dict(exc.headers or {})
+        if exc.status_code == 405:
+            headers["Allow"] = ", ".join(_allowed(request))
+        return self.reply(request.scope["path"], exc.status_code, str(exc.detail), headers)
 
+    async def _validation(self, request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, RequestValidationError)
+        first = exc.errors()[0]
+        where, *names = first["loc"]
+        field = ".".join(str(name) for name in names)
+        return self.reply(request.scope["path"], 400, f"{where} parameter '{field}': {first['msg']}")
 
-async def _http(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)
-    headers = dict(exc.headers or {})
-    if exc.status_code == 405:
-        headers["Allow"] = ", ".join(_allowed(request))
-    return error_reply(request.scope["path"], exc.status_code, str(exc.detail), headers)
+    async def _disconnected(self, request: Request, _: Exception) -> Response:
+        # No client reads this reply; it ends the exchange without a traceback in the log.
+        return self.reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
 
 
 def _allowed(request: Request) -> list[str]:
     """Methods of all routes of this path: the router knows only those of the first route that matched."""
     app: FastAPI = request.app
-    found = [
+    allowed = [
         method
         for method in _METHODS
         if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in app.router.routes)
     ]
-    return [*found, "HEAD"] if "GET" in found else found
-
-
-async def _validation(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, RequestValidationError)
-    first = exc.errors()[0]
-    where, *names = first["loc"]
-    field = ".".join(str(name) for name in names)
-    return error_reply(request.scope["path"], 400, f"{where} parameter '{field}': {first['msg']}")
-
-
-async def _disconnected(request: Request, _: Exception) -> Response:
-    # nobody reads this; it ends the exchange without a traceback
-    return error_reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+    return [*allowed, "HEAD"] if "GET" in allowed else allowed
 
 
 class UnexpectedErrors:
-    """ASGI middleware: an exception that nobody expected is logged with an id, and the caller gets the id."""
+    """ASGI middleware: logs an exception that no handler knows with an id, and replies 500 with that id.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        replies: writes the reply.
+    """
+
+    def __init__(self, app: ASGIApp, replies: ErrorReplies) -> None:
         self.app = app
+        self._replies = replies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -114,9 +121,34 @@ class UnexpectedErrors:
             error_id = uuid.uuid4().hex[:12]
             log.exception("internal error %s: %s %s", error_id, scope["method"], scope["path"])
             if started:
-                # half a reply is out: only closing the connection tells the caller
+                # Part of a reply has been sent: only closing the connection tells the caller.
                 raise
-            await error_reply(scope["path"], 500, f"internal error {error_id}")(scope, receive, send)
+            await self._replies.reply(scope["path"], 500, f"internal error {error_id}")(scope, receive, send)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route that may reply with these error statuses, for the OpenAPI page.
+
+    The schema is a placeholder, which `describe_errors` replaces by that of the path's error format.
+    """
+    return {status: {"model": ErrorDocument, "description": _MEANINGS[status]} for status in statuses}
+
+
+def describe_errors(schema: dict[str, Any], formats: ErrorFormats) -> None:
+    """Give the documented errors of each path in the OpenAPI document `schema` the body of the path's error format."""
+    schemas = schema["components"]["schemas"]
+    for path, operations in schema["paths"].items():
+        document = formats.of(path).document
+        if document is ErrorDocument:
+            continue
+        definition = document.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+        schemas |= definition.pop("$defs", {})
+        schemas[document.__name__] = definition
+        for operation in operations.values():
+            for response in operation["responses"].values():
+                for content in response.get("content", {}).values():
+                    if content.get("schema") == _ANY_ERROR:
+                        content["schema"] = {"$ref": f"{_SCHEMAS}{document.__name__}"}
 
 
 _MEANINGS = {

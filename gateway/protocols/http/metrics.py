@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.protocols.http.context import DepsOf
 
-router = APIRouter(tags=["operation"])
+router = APIRouter()
 
 
 @router.get(

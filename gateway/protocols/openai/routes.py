@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
@@ -14,22 +13,7 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.tfserving.documents import model_list
 
-router = APIRouter(tags=["OpenAI"])
-
-
-class OpenAIErrorDetail(BaseModel):
-    """What went wrong, as OpenAI says it."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(BaseModel):
-    """The body of every error."""
-
-    error: OpenAIErrorDetail
+router = APIRouter()
 
 
 _BODY: dict[str, Any] = {
@@ -61,7 +45,7 @@ _EXAMPLE = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
-    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=OpenAIError),
+    **documented(400, 404, 413, 415, 429, 500, 503, 504),
 }
 
 

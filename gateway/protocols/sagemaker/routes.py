@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
@@ -24,17 +23,11 @@ from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
-router = APIRouter(tags=["SageMaker"])
+router = APIRouter()
 
 OCTETS = "application/octet-stream"
 _ECHOED = ("x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-inference-id")
 _ECHOED_CHARACTERS_MAX = 1024
-
-
-class RuntimeFailure(BaseModel):
-    """An error as boto3 reads it; its kind is in the header x-amzn-errortype."""
-
-    Message: str
 
 
 _BODY: dict[str, Any] = {
@@ -58,7 +51,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": _FORMS},
     **documented(400, 404, 406, 413, 429, 500, 503, 504),
 }
-_RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 503, model=RuntimeFailure)
+_RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 503)
 
 
 @router.post(
@@ -111,7 +104,7 @@ async def invoke_endpoint_stream(
     "/endpoints/{endpoint}/async-invocations",
     summary="InvokeEndpointAsync: not offered",
     status_code=501,
-    responses=documented(501, model=RuntimeFailure),
+    responses=documented(501),
 )
 async def invoke_endpoint_async(endpoint: str) -> None:
     raise Failure(

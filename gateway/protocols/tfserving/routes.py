@@ -30,7 +30,7 @@ from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
-router = APIRouter(tags=["v1: TensorFlow Serving, KServe"])
+router = APIRouter()
 
 #: labels of the version that answers; others cannot be given here
 _LABELS = frozenset({"serving", "stable"})

@@ -6,7 +6,6 @@ import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
@@ -20,15 +19,7 @@ from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
-router = APIRouter(tags=["TorchServe"])
-
-
-class TorchServeError(BaseModel):
-    """The body of every error: status, kind, and what is wrong."""
-
-    code: int
-    type: str
-    message: str
+router = APIRouter()
 
 
 _BODY: dict[str, Any] = {
@@ -48,7 +39,7 @@ _BODY: dict[str, Any] = {
 }
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/json": {"schema": {}, "example": [0.9, 0.1]}}},
-    **documented(400, 404, 413, 415, 429, 500, 503, 504, model=TorchServeError),
+    **documented(400, 404, 413, 415, 429, 500, 503, 504),
 }
 
 
@@ -74,9 +65,7 @@ async def predictions_version(model: str, version: str, request: Request, deps: 
     return await _predict(model, version, request, deps)
 
 
-@router.post(
-    "/explanations/{model}", summary="Not offered", status_code=501, responses=documented(501, model=TorchServeError)
-)
+@router.post("/explanations/{model}", summary="Not offered", status_code=501, responses=documented(501))
 async def explanations(model: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"explanations are not supported: post to /predictions/{model}")
 

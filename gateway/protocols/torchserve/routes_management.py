@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -18,24 +18,18 @@ from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown
 from millstream.gateway.catalog.upload_slots import Uploads
-from millstream.gateway.protocols.http.auth import management_api
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.sagemaker.routes import invoke
 from millstream.gateway.protocols.torchserve import documents
-from millstream.gateway.protocols.torchserve.routes import TorchServeError
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.records import State
 
-router = APIRouter(tags=["TorchServe"])
-managed = APIRouter(
-    tags=["TorchServe"],
-    dependencies=[Depends(management_api)],
-    responses=documented(400, 401, 403, model=TorchServeError),
-)
+router = APIRouter()
+protected = APIRouter(responses=documented(400))
 
 _JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {}}}}}
 _LOAD_S_MAX = 600.0
@@ -51,7 +45,7 @@ class LoadModel(BaseModel):
     url: str
 
 
-@managed.get("/models", summary="List models", responses=_JSON)
+@protected.get("/models", summary="List models", responses=_JSON)
 async def listed(
     deps: DepsOf,
     limit: Annotated[int, Query(ge=1, le=documents.LIMIT_MAX)] = 100,
@@ -60,9 +54,7 @@ async def listed(
     return documents.page(deps.catalog.snapshot, limit, next_page_token)
 
 
-@managed.get(
-    "/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404, model=TorchServeError)}
-)
+@protected.get("/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404)})
 async def described(model: str, deps: DepsOf) -> Any:
     if deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
@@ -72,43 +64,39 @@ async def described(model: str, deps: DepsOf) -> Any:
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, None))]
 
 
-@managed.get(
+@protected.get(
     "/models/{model}/all",
     summary="Describe all versions",
-    responses={**_JSON, **documented(404, model=TorchServeError)},
+    responses={**_JSON, **documented(404)},
 )
 async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
     found, _ = documents.find(deps.catalog.snapshot, model, None)
     return [_description(deps, found, view) for _, view in sorted(found.versions.items())]
 
 
-@managed.get(
+@protected.get(
     "/models/{model}/{version}",
     summary="Describe one version",
-    responses={**_JSON, **documented(404, model=TorchServeError)},
+    responses={**_JSON, **documented(404)},
 )
 async def described_version(model: str, version: str, deps: DepsOf) -> list[dict[str, Any]]:
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
 
 
-@managed.put(
-    "/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404, model=TorchServeError)
-)
+@protected.put("/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404))
 async def scaled(model: str, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, None))
 
 
-@managed.put(
-    "/models/{model}/{version}", summary="The same of one version", responses=documented(404, model=TorchServeError)
-)
+@protected.put("/models/{model}/{version}", summary="The same of one version", responses=documented(404))
 async def scaled_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, version))
 
 
-@managed.put(
+@protected.put(
     "/models/{model}/{version}/set-default",
     summary="Make this the version that answers",
-    responses=documented(404, 409, model=TorchServeError),
+    responses=documented(404, 409),
 )
 async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     _, view = documents.find(deps.catalog.snapshot, model, version)
@@ -117,26 +105,22 @@ async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return {"status": f'Default version successfully updated for model "{model}" to "{number}"'}
 
 
-@managed.delete(
-    "/models/{model}", summary="Unregister a model of one version", responses=documented(404, model=TorchServeError)
-)
+@protected.delete("/models/{model}", summary="Unregister a model of one version", responses=documented(404))
 async def unregistered(model: str, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, None)
 
 
-@managed.delete(
-    "/models/{model}/{version}", summary="Unregister one version", responses=documented(404, model=TorchServeError)
-)
+@protected.delete("/models/{model}/{version}", summary="Unregister one version", responses=documented(404))
 async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, version)
 
 
-@managed.post(
+@protected.post(
     "/models",
     summary="Register a model from a file of this machine",
     description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
     "Nothing is fetched from other machines.",
-    responses=documented(404, 409, 413, 501, 503, 507, model=TorchServeError),
+    responses=documented(404, 409, 413, 501, 503, 507),
     openapi_extra={"requestBody": {"content": {"application/json": {"schema": LoadModel.model_json_schema()}}}},
 )
 async def registered(
@@ -159,7 +143,7 @@ async def registered(
     "/models/{model}/invoke",
     summary="SageMaker: run a model of a multi-model container",
     response_class=Response,
-    responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504, model=TorchServeError)},
+    responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504)},
 )
 async def invoked(model: str, request: Request, deps: DepsOf) -> Response:
     return await invoke(request, deps, model)

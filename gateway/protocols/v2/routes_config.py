@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 
-router = APIRouter(tags=["v2 model repository"])
+router = APIRouter()
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {

@@ -15,7 +15,7 @@ from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_a
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.process.offload import run_in_thread_if_large
 
-router = APIRouter(tags=["v2 inference"])
+router = APIRouter()
 
 _EVENTS = "text/event-stream; charset=utf-8"
 _BODY: dict[str, Any] = {

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.v2.metadata import server_metadata
 
-router = APIRouter(tags=["v2 inference"])
+router = APIRouter()
 
 
 @router.get("/v2", summary="Name, version and protocol extensions of the server")

@@ -9,14 +9,14 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.requests import ClientDisconnect
 
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.protocols.http.body import disconnected, read_body
 from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.http.errors import documented, error_reply
-from millstream.services.errors import HTTP_STATUS, Code
+from millstream.gateway.protocols.http.errors import documented
 
-router = APIRouter(tags=["v2 inference"])
+router = APIRouter()
 
 _TENSOR = {
     "type": "object",
@@ -110,7 +110,7 @@ async def _answer(model: str, version: str | None, request: Request, deps: DepsO
             # the caller went away, or this task is being stopped
             handle.cancel()
     if not answered.done():
-        return error_reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+        raise ClientDisconnect
     return _response(answered.result())
 
 

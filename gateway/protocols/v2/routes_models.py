@@ -12,7 +12,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.v2.metadata import model_metadata
 
-router = APIRouter(tags=["v2 inference"])
+router = APIRouter()
 
 _METADATA: dict[int | str, dict[str, Any]] = {
     200: {

@@ -7,10 +7,9 @@ import base64
 import binascii
 from typing import Annotated, Any, NamedTuple
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.protocols.http.auth import admin
 from millstream.gateway.protocols.http.body import declared_bytes
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -19,7 +18,8 @@ from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.interfaces import IndexEntry
 from millstream.services.errors import Code, Failure, invalid
 
-router = APIRouter(prefix="/v2/repository", tags=["v2 model repository"])
+router = APIRouter(prefix="/v2/repository")
+protected = APIRouter(prefix="/v2/repository")
 
 SMALL_BYTES_MAX = 64 * 1024
 #: of a load with files in it: the whole body is in memory. Larger models come as an upload or lie in a folder
@@ -28,7 +28,6 @@ CONFIG_BYTES_MAX = 1 << 20
 _VALUES_MAX = 100_000
 _DECODED_AT_ONCE = 1 << 20  # characters of base64: a multiple of four
 _FILE = "file:"
-_PROTECTED = [Depends(admin)]
 
 
 def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
@@ -63,13 +62,12 @@ async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
     return [_entry(entry) for entry in deps.control.index(ready=ready)]
 
 
-@router.post(
+@protected.post(
     "/models/{model}/load",
     summary="Load a model, or load it again, and wait until it serves",
     description="`config`: a ModelConfig as JSON text, in place of the model's own. `file:1/model.onnx`: a file's "
     "content in base64; files come with a config and make up the whole model. What fails leaves what served before.",
-    dependencies=_PROTECTED,
-    responses=documented(400, 401, 403, 413, 503, 507),
+    responses=documented(400, 413, 503, 507),
     openapi_extra=_LOAD,
 )
 async def load(
@@ -85,12 +83,11 @@ async def load(
     return {"name": model, "load": True}
 
 
-@router.post(
+@protected.post(
     "/models/{model}/unload",
     summary="Stop serving a model; nothing is deleted",
     description="What is on its way is still answered. The model answers again after it is loaded.",
-    dependencies=_PROTECTED,
-    responses=documented(400, 401, 403, 413),
+    responses=documented(400, 413),
     openapi_extra=_UNLOAD,
 )
 async def unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:

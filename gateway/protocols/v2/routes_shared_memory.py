@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millstream.gateway.protocols.http.auth import admin
 from millstream.gateway.protocols.http.body import describes, read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
@@ -18,9 +17,7 @@ from millstream.gateway.triton.interfaces import Region
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import ELEMENTS_MAX
 
-router = APIRouter(
-    prefix="/v2", tags=["v2 shared memory"], dependencies=[Depends(admin)], responses=documented(401, 403)
-)
+router = APIRouter(prefix="/v2")
 
 _CHANGES: dict[str, Any] = {
     "response_class": Response,

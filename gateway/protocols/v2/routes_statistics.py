@@ -10,7 +10,7 @@ from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.triton.statistics import stats_document
 
-router = APIRouter(tags=["v2 extensions"])
+router = APIRouter()
 
 
 @router.get("/v2/models/stats", summary="Statistics of all loaded versions")

@@ -7,21 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
-from millstream.gateway.protocols.http.auth import admin
 from millstream.gateway.protocols.http.body import declared_bytes
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.services.errors import Code, Failure
 
-router = APIRouter(tags=["v2 extensions"])
+router = APIRouter()
+protected = APIRouter()
 
 BODY_BYTES_MAX = 64 * 1024
 _CHANGES: dict[str, Any] = {
-    "dependencies": [Depends(admin)],
-    "responses": documented(400, 401, 403, 413),
+    "responses": documented(400, 413),
     "openapi_extra": {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
 }
 
@@ -31,7 +30,7 @@ async def trace(deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.get(None))
 
 
-@router.post("/v2/trace/setting", summary="Change the trace settings of all models", **_CHANGES)
+@protected.post("/v2/trace/setting", summary="Change the trace settings of all models", **_CHANGES)
 async def set_trace(request: Request, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.update(None, await _object(request)))
 
@@ -41,7 +40,7 @@ async def model_trace(model: str, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.get(model))
 
 
-@router.post("/v2/models/{model}/trace/setting", summary="Change the trace settings of a model", **_CHANGES)
+@protected.post("/v2/models/{model}/trace/setting", summary="Change the trace settings of a model", **_CHANGES)
 async def set_model_trace(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.update(model, await _object(request)))
 
@@ -51,7 +50,7 @@ async def log(deps: DepsOf) -> dict[str, Any]:
     return dict(deps.logs.get())
 
 
-@router.post("/v2/logging", summary="Change the log settings of the gateways", **_CHANGES)
+@protected.post("/v2/logging", summary="Change the log settings of the gateways", **_CHANGES)
 async def set_log(request: Request, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.logs.update(await _object(request)))
 

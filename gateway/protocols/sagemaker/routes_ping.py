@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from millstream.gateway.protocols.http.context import DepsOf
 
-router = APIRouter(tags=["SageMaker"])
+router = APIRouter()
 
 
 @router.get(

@@ -1,0 +1,46 @@
+"""Adapter: what one protocol adds to the HTTP application.
+
+gateway/app.py lists the adapters; each protocol's folder has its own in adapter.py, next to its routes and its codec:
+routes ─> who may call them ─> their section of the OpenAPI page; paths ─> the format of their errors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastapi import APIRouter
+
+from millstream.gateway.protocols.http.error_formats import PLAIN, ErrorFormat
+
+
+class Tag(NamedTuple):
+    """A section of the OpenAPI page."""
+
+    name: str
+    description: str
+
+
+class Routes(NamedTuple):
+    """Routes that share a section of the OpenAPI page and the rule for who may call them."""
+
+    router: APIRouter
+    tag: Tag | None = None  # None: not on the OpenAPI page
+    authorize: Callable[..., Awaitable[None]] | None = None  # a FastAPI dependency that raises for others; None: open
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A protocol over HTTP.
+
+    Args:
+        routes: in the order in which paths are matched and documented.
+        error_format: of the protocol's error replies.
+        error_paths: prefixes of the paths whose errors have that format; of all adapters' prefixes the longest decides.
+            A path with no such prefix has the plain format.
+    """
+
+    routes: tuple[Routes, ...]
+    error_format: ErrorFormat = PLAIN
+    error_paths: tuple[str, ...] = ()

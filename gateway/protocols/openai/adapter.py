@@ -1,0 +1,12 @@
+"""The adapter of OpenAI's embeddings API."""
+
+from __future__ import annotations
+
+from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.openai import errors, routes
+
+ADAPTER = Adapter(
+    routes=(Routes(routes.router, Tag("OpenAI", "Embeddings.")),),
+    error_format=errors.FORMAT,
+    error_paths=("/v1/", "/openai/"),
+)

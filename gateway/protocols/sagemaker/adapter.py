@@ -1,0 +1,14 @@
+"""The adapter of SageMaker: what its containers answer, and its runtime API."""
+
+from __future__ import annotations
+
+from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.sagemaker import errors, routes, routes_ping
+
+_TAG = Tag("SageMaker", "What a container of SageMaker answers, and its runtime API for boto3.")
+
+ADAPTER = Adapter(
+    routes=(Routes(routes_ping.router, _TAG), Routes(routes.router, _TAG)),
+    error_format=errors.FORMAT,
+    error_paths=("/endpoints/",),  # a container's own errors have the plain format
+)

@@ -1,0 +1,53 @@
+"""Errors of SageMaker's runtime API as boto3 reads them. Pure.
+
+Source: the service model "sagemaker-runtime" 2017-05-13; errors of the protocol rest-json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import BaseModel
+
+from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
+from millstream.services.errors import Code
+
+#: Status and error type of each code. Clients retry on 429 and 5xx. What a model's container refuses is a ModelError
+#: with the container's status in its body, as from a real endpoint.
+_ERRORS: dict[Code, tuple[int, str]] = {
+    Code.INVALID: (424, "ModelError"),
+    Code.UNAUTHENTICATED: (403, "AccessDeniedException"),
+    Code.NOT_FOUND: (400, "ValidationError"),
+    Code.METHOD: (405, "ValidationError"),
+    Code.CONFLICT: (409, "ValidationError"),
+    Code.TOO_LARGE: (413, "ValidationError"),
+    Code.ENCODING: (424, "ModelError"),
+    Code.OVERLOADED: (429, "ModelNotReadyException"),
+    Code.UNAVAILABLE: (503, "ServiceUnavailable"),
+    Code.EXPIRED: (424, "ModelError"),
+    Code.SLOW: (408, "ValidationError"),
+    Code.CANCELLED: (499, "ValidationError"),
+    Code.MODEL: (424, "ModelError"),
+    Code.STORAGE: (507, "InternalFailure"),
+    Code.UNSUPPORTED: (501, "ValidationError"),
+    Code.INTERNAL: (500, "InternalFailure"),
+}
+
+
+class RuntimeFailure(BaseModel):
+    """An error as boto3 reads it; its type is in the header x-amzn-errortype."""
+
+    Message: str
+
+
+def _write(error: ErrorContext) -> FormattedError:
+    status, kind = _ERRORS[error.code]
+    message = unicode_text(error.message)
+    document: dict[str, Any] = {"Message": message}
+    if kind == "ModelError":
+        document |= {"OriginalStatusCode": error.status, "OriginalMessage": message, "LogStreamArn": ""}
+    return FormattedError(status, {"x-amzn-errortype": kind}, orjson.dumps(document))
+
+
+FORMAT = ErrorFormat(_write, RuntimeFailure)

@@ -1,0 +1,15 @@
+"""The adapter of TensorFlow Serving's REST API, which KServe's V1 protocol is a part of."""
+
+from __future__ import annotations
+
+from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.http.error_formats import PLAIN
+from millstream.gateway.protocols.tfserving import routes
+
+_TAG = Tag("v1: TensorFlow Serving, KServe", "The REST API of TensorFlow Serving, and KServe's V1.")
+
+ADAPTER = Adapter(
+    routes=(Routes(routes.router, _TAG),),
+    error_format=PLAIN,
+    error_paths=("/v1/models",),  # the other paths below /v1 are OpenAI's
+)

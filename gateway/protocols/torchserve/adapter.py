@@ -1,0 +1,19 @@
+"""The adapter of TorchServe: predictions, and the management of models."""
+
+from __future__ import annotations
+
+from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.http.auth import management_api
+from millstream.gateway.protocols.torchserve import errors, routes, routes_management
+
+_TAG = Tag("TorchServe", "Predictions, and the management of models from files of this machine.")
+
+ADAPTER = Adapter(
+    routes=(
+        Routes(routes.router, _TAG),
+        Routes(routes_management.router, _TAG),
+        Routes(routes_management.protected, _TAG, management_api),
+    ),
+    error_format=errors.FORMAT,
+    error_paths=("/predictions/", "/explanations/", "/models", "/ping", "/api-description"),
+)

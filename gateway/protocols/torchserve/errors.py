@@ -1,0 +1,46 @@
+"""Errors as TorchServe's clients read them. Pure.
+
+Source: pytorch/serve, ErrorResponse and the exceptions of its http package.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import orjson
+from pydantic import BaseModel
+
+from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
+from millstream.services.errors import Code
+
+_TYPES = {
+    Code.INVALID: "BadRequestException",
+    Code.UNAUTHENTICATED: "InvalidKeyException",
+    Code.NOT_FOUND: "ResourceNotFoundException",
+    Code.METHOD: "MethodNotAllowedException",
+    Code.CONFLICT: "ConflictStatusException",
+    Code.OVERLOADED: "ServiceUnavailableException",
+    Code.UNAVAILABLE: "ServiceUnavailableException",
+    Code.EXPIRED: "RequestTimeoutException",
+    Code.MODEL: "PredictionException",
+    Code.INTERNAL: "InternalServerException",
+}
+
+
+class TorchServeError(BaseModel):
+    """The body of every error: status, type, and what is wrong."""
+
+    code: int
+    type: str
+    message: str
+
+
+def _write(error: ErrorContext) -> FormattedError:
+    kind = _TYPES.get(error.code, "BadRequestException")
+    if error.code is Code.NOT_FOUND and error.message.startswith(("Model not found", "Model version")):
+        kind = "ModelVersionNotFoundException" if "version" in error.message else "ModelNotFoundException"
+    document = {"code": error.status, "type": kind, "message": unicode_text(error.message)}
+    return FormattedError(error.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
+
+
+FORMAT = ErrorFormat(_write, TorchServeError)

@@ -1,0 +1,38 @@
+"""The adapter of the Open Inference Protocol v2 over HTTP, with Triton's extensions."""
+
+from __future__ import annotations
+
+from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.http.auth import admin
+from millstream.gateway.protocols.v2 import (
+    routes_config,
+    routes_generate,
+    routes_health,
+    routes_infer,
+    routes_models,
+    routes_repository,
+    routes_shared_memory,
+    routes_statistics,
+    routes_trace,
+)
+
+_INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.")
+_EXTENSIONS = Tag("v2 extensions", "What Triton adds to the protocol.")
+_SHARED_MEMORY = Tag("v2 shared memory", "Memory of clients on this machine, for tensors that need not travel.")
+_REPOSITORY = Tag("v2 model repository", "Triton's extensions: model configuration and model repository.")
+
+ADAPTER = Adapter(
+    routes=(
+        Routes(routes_infer.router, _INFERENCE),
+        Routes(routes_generate.router, _INFERENCE),
+        Routes(routes_health.router, _INFERENCE),
+        Routes(routes_statistics.router, _EXTENSIONS),  # before models: "stats" is no model there
+        Routes(routes_trace.router, _EXTENSIONS),
+        Routes(routes_trace.protected, _EXTENSIONS, admin),
+        Routes(routes_models.router, _INFERENCE),
+        Routes(routes_shared_memory.router, _SHARED_MEMORY, admin),
+        Routes(routes_config.router, _REPOSITORY),
+        Routes(routes_repository.router, _REPOSITORY),
+        Routes(routes_repository.protected, _REPOSITORY, admin),
+    )
+)

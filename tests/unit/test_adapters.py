@@ -1,0 +1,84 @@
+"""A protocol is one Adapter record: its routes, their section of the OpenAPI page, who may call them, and its errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from fastapi import APIRouter
+from pydantic import BaseModel
+
+from millstream.gateway import app as application
+from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError
+from millstream.gateway.protocols.http.errors import documented
+from millstream.services.errors import Code, Failure, invalid
+from tests.kit.application import Application
+
+pytestmark = pytest.mark.anyio
+
+
+class EchoError(BaseModel):
+    """The errors of a protocol that only this test speaks."""
+
+    oops: str
+
+
+def _write(error: ErrorContext) -> FormattedError:
+    return FormattedError(error.status, {"x-echo": error.code}, orjson.dumps({"oops": error.message}))
+
+
+async def _refuse() -> None:
+    raise Failure(Code.UNAUTHENTICATED, "not you")
+
+
+def echo_adapter() -> Adapter:
+    open_to_all, protected = APIRouter(), APIRouter()
+
+    @open_to_all.get("/echo/{word}", responses=documented(400))
+    async def echo(word: str) -> dict[str, str]:
+        if word == "bad":
+            raise invalid("a bad word")
+        return {"echo": word}
+
+    @protected.delete("/echo/{word}")
+    async def forget(word: str) -> None:
+        raise AssertionError(word)
+
+    tag = Tag("echo", "Says what it hears.")
+    return Adapter(
+        routes=(Routes(open_to_all, tag), Routes(protected, tag, _refuse)),
+        error_format=ErrorFormat(_write, EchoError),
+        error_paths=("/echo",),
+    )
+
+
+async def test_a_protocol_is_added_by_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "ADAPTERS", (*application.ADAPTERS, echo_adapter()))
+    parts = Application(tmp_path)
+    async with parts.client() as client:
+        assert (await client.get("/echo/hello")).json() == {"echo": "hello"}
+        for method, path, status, message in (
+            ("GET", "/echo/bad", 400, "a bad word"),
+            ("DELETE", "/echo/hello", 401, "not you"),
+            ("GET", "/echo", 404, "Not Found"),
+            ("PUT", "/echo/hello", 405, "Method Not Allowed"),
+        ):
+            reply = await client.request(method, path)
+            assert (reply.status_code, reply.json()) == (status, {"oops": message})
+            assert "x-echo" in reply.headers
+        document = (await client.get("/openapi.json")).json()
+    assert {"name": "echo", "description": "Says what it hears."} in document["tags"]
+    operations = document["paths"]["/echo/{word}"]
+    assert operations["get"]["tags"] == operations["delete"]["tags"] == ["echo"]
+    assert set(operations["get"]["responses"]) == {"200", "400"}
+    assert set(operations["delete"]["responses"]) == {"200", "401", "403"}
+    schema = {"$ref": "#/components/schemas/EchoError"}
+    assert operations["get"]["responses"]["400"]["content"]["application/json"]["schema"] == schema
+    assert set(document["components"]["schemas"]["EchoError"]["properties"]) == {"oops"}
+
+
+def test_no_two_adapters_claim_the_errors_of_one_prefix() -> None:
+    prefixes = [prefix for adapter in application.ADAPTERS for prefix in adapter.error_paths]
+    assert len(prefixes) == len(set(prefixes))
