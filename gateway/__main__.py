@@ -227,7 +227,7 @@ class Gateway:
             # A few at a time: the event loop has other things to do.
             for start in range(0, len(of_pool), DEPTHS_AT_ONCE):
                 lanes = of_pool[start : start + DEPTHS_AT_ONCE]
-                entries = await self.cluster_state.stream_entries(pool, [lane.release for lane in lanes])
+                entries = await self.cluster_state.stream_entries(pool, [lane.content_id for lane in lanes])
                 for lane, count in zip(lanes, entries, strict=True):
                     labels = (lane.manifest.model, str(lane.manifest.version), pool)
                     depths.append(GaugeSample(catalogue.STREAM_ENTRIES, labels, count))

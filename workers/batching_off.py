@@ -28,14 +28,14 @@ class BatchingOff:
         """The end of a check of a live batch; `why`: what was found."""
         self._tallies.batch_checked(manifest, outcome)
         if outcome is Outcome.UNDECIDED:
-            log.info("a batch of %s was not checked: %s", manifest.release, why)
+            log.info("a batch of %s was not checked: %s", manifest.content_id, why)
         if outcome is not Outcome.DIFFERS:
             return
         reason = f"a live batch gave what its rows do not give alone: {why}"
         log.error(
             "version %s of %s: %s; its requests run one at a time from now on", manifest.version, manifest.model, reason
         )
-        self._held.run_alone(manifest.release, reason)
+        self._held.run_alone(manifest.content_id, reason)
 
         def off(verdict: Verdict) -> Verdict:
             counted = verdict.model_copy(update={"mismatches": verdict.mismatches + 1})
@@ -44,4 +44,4 @@ class BatchingOff:
         try:
             self._repository.verdicts.change(manifest, off)
         except Failure as failure:
-            log.error("other workers go on batching %s: %s", manifest.release, failure.message)  # noqa: TRY400
+            log.error("other workers go on batching %s: %s", manifest.content_id, failure.message)  # noqa: TRY400

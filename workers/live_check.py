@@ -51,14 +51,14 @@ class Outcome(StrEnum):
 class RowSample(NamedTuple):
     """Rows of a live run. `places`: where each of them was among the `rows` of the run; `outputs`: of these rows."""
 
-    release: str
+    content_id: str
     rows: int
     places: list[int]
     inputs: dict[str, Array]
     outputs: list[Array]
 
 
-def sampled(release: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
+def sampled(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
     """Copies of rows from all over a run, as many as are kept; None if a single one is too large."""
     rows = len(outputs[0])
     row_bytes = sum(_bytes(array[:1]) for array in (*inputs.values(), *outputs))
@@ -67,7 +67,7 @@ def sampled(release: str, inputs: Mapping[str, Array], outputs: Sequence[Array])
         return None
     places = sorted({round(at) for at in np.linspace(0, rows - 1, count)})
     return RowSample(
-        release,
+        content_id,
         rows,
         places,
         {name: array[places] for name, array in inputs.items()},
@@ -162,8 +162,8 @@ class LiveCheck:
         self._run = run
         self._settle = settle
         self._clock = clock
-        self._until_next: dict[str, int] = {}  # shared runs of a release before one is sampled
-        self._undecided: set[str] = set()  # releases whose runs say nothing
+        self._until_next: dict[str, int] = {}  # shared runs of a content id before one is sampled
+        self._undecided: set[str] = set()  # content ids whose runs say nothing
         self._comparison: Iterator[None] | None = None
         self._sample: RowSample | None = None
         self._next_step = 0.0
@@ -177,17 +177,17 @@ class LiveCheck:
         """How long an idle worker may wait for work."""
         return otherwise if self._sample is None else IDLE_WAIT_S
 
-    def due(self, release: str, holding: LoadedModel) -> bool:
-        """Whether this shared run of a release is to be sampled. Counts it."""
+    def due(self, content_id: str, holding: LoadedModel) -> bool:
+        """Whether this shared run of a version is to be sampled. Counts it."""
         if not self._one_in or holding.alone:
             return False
-        left = self._until_next.get(release, 0)
+        left = self._until_next.get(content_id, 0)
         if left > 0:
-            self._until_next[release] = left - 1
+            self._until_next[content_id] = left - 1
             return False
-        if self._sample is not None or release in self._undecided:
+        if self._sample is not None or content_id in self._undecided:
             return False
-        self._until_next[release] = self._one_in - 1
+        self._until_next[content_id] = self._one_in - 1
         return True
 
     def keep(self, holding: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
@@ -195,7 +195,7 @@ class LiveCheck:
         if self._sample is not None or not outputs:
             return
         try:
-            self._sample = sampled(holding.manifest.release, inputs, outputs)
+            self._sample = sampled(holding.manifest.content_id, inputs, outputs)
         except MemoryError:
             return
         if self._sample is not None:
@@ -208,7 +208,7 @@ class LiveCheck:
         if sample is None:
             return
         self._next_step = self._clock() + BUSY_STEP_S
-        holding = self._held.get(sample.release)
+        holding = self._held.get(sample.content_id)
         if holding is None or holding.instance is None or holding.alone:
             self._sample = self._comparison = None
             return
@@ -223,13 +223,13 @@ class LiveCheck:
         except Mismatch as mismatch:
             self._end(holding, Outcome.DIFFERS, str(mismatch))
         except Undecided as why:
-            self._undecided = {one for one in self._undecided if self._held.get(one) is not None} | {sample.release}
+            self._undecided = {one for one in self._undecided if self._held.get(one) is not None} | {sample.content_id}
             self._end(holding, Outcome.UNDECIDED, str(why))
         except (Failure, MemoryError, ValueError) as error:
             self._end(holding, Outcome.UNDECIDED, str(error))
 
     def _holding_of(self, sample: RowSample) -> LoadedModel:
-        holding = self._held.get(sample.release)
+        holding = self._held.get(sample.content_id)
         assert holding is not None  # `step` looked
         return holding
 
@@ -237,5 +237,5 @@ class LiveCheck:
         self._sample = self._comparison = None
         if len(self._until_next) > 2 * len(self._held.all()) + 16:
             held = self._held.all()
-            self._until_next = {release: left for release, left in self._until_next.items() if release in held}
+            self._until_next = {content_id: left for content_id, left in self._until_next.items() if content_id in held}
         self._settle(holding.manifest, outcome, why)

@@ -1,4 +1,4 @@
-"""What a worker holds: releases and their instances, shared between the keeper (writes) and the main loop (reads).
+"""What a worker holds: versions and their instances, shared between the keeper (writes) and the main loop (reads).
 
 Every change replaces a whole immutable value in one dict assignment, so the main loop reads without a lock.
 """
@@ -17,7 +17,7 @@ from millstream.workers.exploration import Exploration
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A release in this worker. `instance` is there from READY on."""
+    """A version in this worker. `instance` is there from READY on."""
 
     manifest: Manifest
     state: State
@@ -45,7 +45,7 @@ class LoadedModel:
 
     def record(self) -> InstanceRecord:
         return InstanceRecord(
-            release=self.manifest.release,
+            content_id=self.manifest.content_id,
             model=self.manifest.model,
             version=self.manifest.version,
             state=self.state,
@@ -58,7 +58,7 @@ class LoadedModel:
 
 
 class LoadedModels:
-    """Releases by name (`Manifest.release`, which is also the lane's name). `on_change` is called after each change."""
+    """Versions by content id (which is also the lane's name). `on_change` is called after each change."""
 
     def __init__(self) -> None:
         self._holdings: dict[str, LoadedModel] = {}
@@ -66,61 +66,61 @@ class LoadedModels:
         self._records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}  # as they were published last
         self.on_change: Callable[[], None] = lambda: None
 
-    def get(self, release: str) -> LoadedModel | None:
-        return self._holdings.get(release)
+    def get(self, content_id: str) -> LoadedModel | None:
+        return self._holdings.get(content_id)
 
     def all(self) -> dict[str, LoadedModel]:
         return dict(self._holdings)
 
     def set(self, holding: LoadedModel) -> None:
         with self._changing:
-            self._holdings[holding.manifest.release] = holding
+            self._holdings[holding.manifest.content_id] = holding
         self.on_change()
 
-    def move(self, release: str, state: State, reason: str | None = None) -> None:
+    def move(self, content_id: str, state: State, reason: str | None = None) -> None:
         """Change the state of a holding."""
         with self._changing:
-            self._holdings[release] = replace(self._holdings[release], state=state, reason=reason)
+            self._holdings[content_id] = replace(self._holdings[content_id], state=state, reason=reason)
         self.on_change()
 
-    def learn(self, release: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
+    def learn(self, content_id: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
         """From now on `rows` rows run together, if the instance is still the one that `exploration` is of.
 
         `fitting`: the most that there is memory for, where that was found.
         """
         with self._changing:
-            holding = self._holdings.get(release)
+            holding = self._holdings.get(content_id)
             if holding is None or holding.exploration is not exploration:
                 return
             limit = holding.rows_fitting if fitting is None else min(fitting, holding.rows_fitting)
-            self._holdings[release] = replace(holding, rows_efficient=rows, rows_fitting=limit)
+            self._holdings[content_id] = replace(holding, rows_efficient=rows, rows_fitting=limit)
         self.on_change()
 
-    def run_alone(self, release: str, reason: str) -> None:
+    def run_alone(self, content_id: str, reason: str) -> None:
         """From now on requests of a version share no runs, for `reason`; empty: they may again."""
         with self._changing:
-            holding = self._holdings.get(release)
+            holding = self._holdings.get(content_id)
             if holding is None or holding.alone == reason:
                 return
-            self._holdings[release] = replace(holding, alone=reason)
+            self._holdings[content_id] = replace(holding, alone=reason)
         self.on_change()
 
-    def remove(self, release: str) -> None:
+    def remove(self, content_id: str) -> None:
         with self._changing:
-            self._holdings.pop(release, None)
+            self._holdings.pop(content_id, None)
         self.on_change()
 
     def records(self) -> tuple[InstanceRecord, ...]:
         """What to publish of all of them; of one that did not change, the same object as last time."""
         records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}
-        for release, holding in self.all().items():
-            known = self._records.get(release)
+        for content_id, holding in self.all().items():
+            known = self._records.get(content_id)
             if known is None or known[0] is not holding or known[1].profile != dict(holding.measured):
                 known = (holding, holding.record())
-            records[release] = known
+            records[content_id] = known
         self._records = records
         return tuple(record for _, record in records.values())
 
     def lanes(self) -> list[str]:
-        """Releases that can run now."""
-        return [release for release, holding in self.all().items() if holding.state is State.READY]
+        """Content ids that can run now."""
+        return [content_id for content_id, holding in self.all().items() if holding.state is State.READY]

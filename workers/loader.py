@@ -55,8 +55,8 @@ class Load:
     stuck: bool = False
 
     @property
-    def release(self) -> str:
-        return self.wanted.manifest.release
+    def content_id(self) -> str:
+        return self.wanted.manifest.content_id
 
 
 class Loader:
@@ -93,13 +93,13 @@ class Loader:
 
     def want(self, wanted: Sequence[LoadRequest]) -> None:
         """Load these, in this order, suspects last; whatever else is under way is asked to end."""
-        releases = {one.manifest.release for one in wanted}
+        content_ids = {one.manifest.content_id for one in wanted}
         with self._lock:
-            under_way = {load.release for load in self._under_way if load.stop.reason != NOT_WANTED}
+            under_way = {load.content_id for load in self._under_way if load.stop.reason != NOT_WANTED}
             self._queue = sorted(
-                (one for one in wanted if one.manifest.release not in under_way), key=lambda one: one.suspect
+                (one for one in wanted if one.manifest.content_id not in under_way), key=lambda one: one.suspect
             )
-            gone = [load for load in self._under_way if load.release not in releases and not load.stop.reason]
+            gone = [load for load in self._under_way if load.content_id not in content_ids and not load.stop.reason]
             self._lock.notify_all()
         for load in gone:
             self._ask(load, NOT_WANTED)
@@ -136,21 +136,21 @@ class Loader:
         now = self._clock()
         while self._queue and not self._stopping:
             beside = [load for load in self._under_way if now - load.began < SET_ASIDE_S]
-            busy = {load.release for load in self._under_way}
-            wanted = next((one for one in self._queue if one.manifest.release not in busy), None)
+            busy = {load.content_id for load in self._under_way}
+            wanted = next((one for one in self._queue if one.manifest.content_id not in busy), None)
             if wanted is None or beside or len(self._under_way) >= LOADS_MAX:
                 return
             self._queue.remove(wanted)
             load = Load(wanted, now)
             self._phase(load, "loading", self._limits.load_s)
             self._under_way.append(load)
-            threading.Thread(target=self._live, args=(load,), name=f"load {load.release}", daemon=True).start()
+            threading.Thread(target=self._live, args=(load,), name=f"load {load.content_id}", daemon=True).start()
 
     def _live(self, load: Load) -> None:
         try:
             self._run(load)
         except Exception:
-            log.exception("loading %s failed", load.release)
+            log.exception("loading %s failed", load.content_id)
         finally:
             with self._lock:
                 self._under_way.remove(load)

@@ -1,7 +1,7 @@
 """reconciler: a thread that keeps what this worker holds equal to what the repository has for its pool.
 
 new version: load, warm up and measure, in a thread of its own (loads) -> ready; then the heart holds its lane
-gone version: draining -> its stream runs dry -> release -> nothing leased any more -> close
+gone version: draining -> its stream runs dry -> remove its lane -> nothing leased any more -> close
 failed by its verdict: not loaded, also not after a restart, until the verdict is cleared
 """
 
@@ -72,8 +72,8 @@ class Reconciler:
         self._stored = StoredModels(repository)
         self._stopping = threading.Event()
         self._retry_at: dict[str, float] = {}
-        self._alone: set[str] = set()  # releases that are not batched because of it
-        self._by_verdict: set[str] = set()  # releases that are not loaded because of their verdict
+        self._alone: set[str] = set()  # content ids that are not batched because of it
+        self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
         self._settling = threading.Lock()  # whether a load that ends is still wanted
         self._loads = Loader(self._load, self._on_stuck, limits)
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
@@ -118,7 +118,7 @@ class Reconciler:
             self._loads.want(missing)
         held = self._held.all()
         # What was on its way out when Redis went away, and is wanted again, begins anew.
-        gone = [one for release, one in held.items() if release not in wanted or one.state is State.DRAINING]
+        gone = [one for content_id, one in held.items() if content_id not in wanted or one.state is State.DRAINING]
         if any(holding.state is State.READY for holding in gone):
             self._stopping.wait(NEWS_S)
         for holding in gone:
@@ -129,42 +129,42 @@ class Reconciler:
 
     def _missing(self, manifest: Manifest) -> LoadRequest | None:
         """What is to be loaded of a version that this worker is to hold; None: it is there, or has failed."""
-        release = manifest.release
-        holding = self._held.get(release)
+        content_id = manifest.content_id
+        holding = self._held.get(content_id)
         verdict = self._repository.verdicts.of(manifest)
-        self._heed_batching(release, verdict)
+        self._heed_batching(content_id, verdict)
         if verdict.failed:
             if holding is None or holding.state in {State.LOADING, State.WARMING, State.FAILED}:
-                self._by_verdict.add(release)
+                self._by_verdict.add(content_id)
                 self._held.set(LoadedModel(manifest, State.FAILED, verdict.failed))
             return None
-        retry_at = self._retry_at.get(release)
+        retry_at = self._retry_at.get(content_id)
         due = retry_at is not None and retry_at <= time.monotonic()
-        if holding is not None and holding.state is State.FAILED and not due and release not in self._by_verdict:
+        if holding is not None and holding.state is State.FAILED and not due and content_id not in self._by_verdict:
             return None
         if holding is not None and holding.state in {State.READY, State.DRAINING}:
             return None
-        self._retry_at.pop(release, None)
-        self._by_verdict.discard(release)
+        self._retry_at.pop(content_id, None)
+        self._by_verdict.discard(content_id)
         if holding is None or holding.state is State.FAILED:
             self._held.set(LoadedModel(manifest, State.LOADING))
         return LoadRequest(manifest, suspect=verdict.load_deaths > 0)
 
-    def _heed_batching(self, release: str, verdict: Verdict) -> None:
+    def _heed_batching(self, content_id: str, verdict: Verdict) -> None:
         """Requests of a version share runs, or not, as its verdict says since it was last looked at."""
         if verdict.batching_off:
-            self._alone.add(release)
-            self._held.run_alone(release, verdict.batching_off)
-        elif release in self._alone:
-            self._alone.discard(release)
-            self._held.run_alone(release, "")
+            self._alone.add(content_id)
+            self._held.run_alone(content_id, verdict.batching_off)
+        elif content_id in self._alone:
+            self._alone.discard(content_id)
+            self._held.run_alone(content_id, "")
 
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
         for manifest in chain(self._published(), self._proposed()):
             few = manifest.config.instances_max
             if manifest.config.pool == self._pool and (not few or self._place < few):
-                wanted[manifest.release] = manifest
+                wanted[manifest.content_id] = manifest
         return wanted
 
     def _published(self) -> Iterator[Manifest]:
@@ -200,7 +200,7 @@ class Reconciler:
                 self._give_up(manifest, stop.reason)
             self._fail(under_way, stop.reason or failure.message)
             if failure.code is not Code.MODEL and not stop.reason:
-                self._retry_at[manifest.release] = time.monotonic() + RETRY_S
+                self._retry_at[manifest.content_id] = time.monotonic() + RETRY_S
         except Exception as error:
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
             self._fail(under_way, f"{type(error).__name__}: {error}")
@@ -267,36 +267,36 @@ class Reconciler:
         try:
             return self._repository.verdicts.change(manifest, change)
         except Failure as failure:
-            log.warning("what is known about %s cannot be kept: %s", manifest.release, failure.message)
+            log.warning("what is known about %s cannot be kept: %s", manifest.content_id, failure.message)
             return change(self._repository.verdicts.of(manifest))
 
     def _unload(self, holding: LoadedModel) -> None:
-        release = holding.manifest.release
+        content_id = holding.manifest.content_id
         if holding.state is State.READY:
             consumer = self._connect()
             try:
-                self._drain(consumer, release)
+                self._drain(consumer, content_id)
             finally:
                 consumer.close()
-        self._held.remove(release)
-        self._retry_at.pop(release, None)
-        self._by_verdict.discard(release)
-        self._alone.discard(release)
+        self._held.remove(content_id)
+        self._retry_at.pop(content_id, None)
+        self._by_verdict.discard(content_id)
+        self._alone.discard(content_id)
         self._tallies.gone(holding)
         if holding.instance is not None and holding.state is not State.WARMING:  # that is its load's to close
             holding.instance.close()
         log.info("unloaded: %s version %s", holding.manifest.model, holding.manifest.version)
 
-    def _drain(self, consumer: Consumer, release: str) -> None:
+    def _drain(self, consumer: Consumer, content_id: str) -> None:
         """Gateways stop sending when they see the version gone; what they sent before is still run."""
-        self._held.move(release, State.DRAINING)
+        self._held.move(content_id, State.DRAINING)
         until = time.monotonic() + DRAIN_S_MAX
-        while consumer.pending(release) and time.monotonic() < until and not self._stopping.wait(0.02):
+        while consumer.pending(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        consumer.remove_lane(release)
-        while consumer.leased(release) and time.monotonic() < until and not self._stopping.wait(0.02):
+        consumer.remove_lane(content_id)
+        while consumer.leased(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
-        consumer.remove_lane(release)  # once more: the last to leave takes the empty stream along
+        consumer.remove_lane(content_id)  # once more: the last to leave takes the empty stream along
 
 
 @contextmanager

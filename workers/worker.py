@@ -183,7 +183,7 @@ class Worker:
             if whole and holding.exploration is not None:
                 rows_now = holding.exploration.ran(rows, seconds, holding.rows_fitting)
                 if rows_now is not None and rows_now != holding.rows_efficient:
-                    self._held.learn(holding.manifest.release, holding.exploration, rows_now)
+                    self._held.learn(holding.manifest.content_id, holding.exploration, rows_now)
         self._ran.clear()
         self._tallies.sent(self._replies)
 

@@ -174,7 +174,7 @@ def published(manifest: Manifest, snapshot: Snapshot) -> Version:
     """The document of a version that was just published, whether or not the snapshot has heard of it."""
     model = snapshot.models.get(manifest.model)
     view = model.versions.get(manifest.version) if model else None
-    if view is None or view.manifest.release != manifest.release:
+    if view is None or view.manifest.content_id != manifest.content_id:
         view = VersionView(manifest=manifest, state=State.UPLOADED, reason=None, placed=())
     return Version.of(view, active=model is not None and model.active == manifest.version)
 

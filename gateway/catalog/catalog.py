@@ -146,7 +146,9 @@ class Catalog:
     def _model(self, name: str) -> ModelView:
         endpoint, manifests = self._stored.models[name]
         versions = {
-            version: _version(manifest, verdict, self._placements.of(manifest.release), loaded=endpoint.serves(version))
+            version: _version(
+                manifest, verdict, self._placements.of(manifest.content_id), loaded=endpoint.serves(version)
+            )
             for version, (manifest, verdict) in manifests.items()
         }
         loaded = {version: view for version, view in versions.items() if view.loaded}

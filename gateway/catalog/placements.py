@@ -1,4 +1,4 @@
-"""placements: which workers hold which release, kept up to date by the differences between records. Pure.
+"""placements: which workers hold which version content, updated by the differences between records. Pure.
 
 records of workers ─> Placements.update ─> names of the models whose instances changed
 The cost of an update is that of the records that changed; a heartbeat that says nothing new costs nothing.
@@ -13,17 +13,17 @@ from millstream.services.wire.records import InstanceRecord, WorkerRecord
 
 
 class Placements:
-    """Instances by release and, within it, by worker."""
+    """Instances by content id, then by worker."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
         self._heads: dict[str, WorkerRecord] = {}  # the same without instances: what a Placed keeps alive
-        self._instances: dict[str, Mapping[str, InstanceRecord]] = {}  # worker -> release -> instance
-        self._placed: dict[str, dict[str, Replica]] = {}  # release -> worker -> where
+        self._instances: dict[str, Mapping[str, InstanceRecord]] = {}  # worker -> content id -> instance
+        self._placed: dict[str, dict[str, Replica]] = {}  # content id -> worker -> replica
 
-    def of(self, release: str) -> tuple[Replica, ...]:
-        """The instances of a release, ordered by worker."""
-        placed = self._placed.get(release)
+    def of(self, content_id: str) -> tuple[Replica, ...]:
+        """Return the instances of a content id, ordered by worker."""
+        placed = self._placed.get(content_id)
         return tuple(placed[worker] for worker in sorted(placed)) if placed else ()
 
     def update(self, workers: Sequence[WorkerRecord]) -> set[str]:
@@ -45,19 +45,19 @@ class Placements:
     def _replace(self, worker: WorkerRecord, changed: set[str]) -> None:
         before = self._instances.get(worker.id, {})
         head = self._heads.setdefault(worker.id, worker.model_copy(update={"instances": ()}))
-        now = {instance.release: instance for instance in worker.instances}
+        now = {instance.content_id: instance for instance in worker.instances}
         self._instances[worker.id] = now
-        for release in before.keys() - now.keys():
-            self._remove(worker.id, before[release])
-            changed.add(before[release].model)
-        for release, instance in now.items():
-            known = before.get(release)
+        for content_id in before.keys() - now.keys():
+            self._remove(worker.id, before[content_id])
+            changed.add(before[content_id].model)
+        for content_id, instance in now.items():
+            known = before.get(content_id)
             if known is not instance and known != instance:
-                self._placed.setdefault(release, {})[worker.id] = Replica(head, instance)
+                self._placed.setdefault(content_id, {})[worker.id] = Replica(head, instance)
                 changed.add(instance.model)
 
     def _remove(self, worker: str, instance: InstanceRecord) -> None:
-        placed = self._placed[instance.release]
+        placed = self._placed[instance.content_id]
         del placed[worker]
         if not placed:
-            del self._placed[instance.release]
+            del self._placed[instance.content_id]

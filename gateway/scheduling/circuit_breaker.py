@@ -31,16 +31,16 @@ class CircuitBreaker:
         self._registry = registry
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def count_soon(self, pool: str, release: str, about: str) -> None:
+    def count_soon(self, pool: str, content_id: str, about: str) -> None:
         """`count`, in a task of its own."""
-        task = asyncio.create_task(self.count(pool, release, about))
+        task = asyncio.create_task(self.count(pool, content_id, about))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def count(self, pool: str, release: str, about: str) -> None:
+    async def count(self, pool: str, content_id: str, about: str) -> None:
         """Hold something against a version. `about`: names what happened, so that it counts once for all gateways."""
-        counted = await self._ask(pool, release, about)
-        lane = next((lane for lane in self._lanes() if lane.release == release), None)
+        counted = await self._ask(pool, content_id, about)
+        lane = next((lane for lane in self._lanes() if lane.content_id == content_id), None)
         if counted and lane is not None:
             manifest = lane.manifest
             self._registry.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
@@ -49,13 +49,15 @@ class CircuitBreaker:
         """Hear which versions of a pool are refused now."""
         await self._ask(pool, "", "")
 
-    async def _ask(self, pool: str, release: str, about: str) -> bool:
+    async def _ask(self, pool: str, content_id: str, about: str) -> bool:
         link = self._link(pool)
         if link is None or not link.writable:
             return False
         try:
             keys = link.keys
-            reply: Any = await link.call("EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(about), release)
+            reply: Any = await link.call(
+                "EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(about), content_id
+            )
         except Failure:
             return False
         except Exception as error:
@@ -65,8 +67,8 @@ class CircuitBreaker:
         if refused:
             left = {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
             for lane in self._lanes():
-                if lane.release in left:
-                    lane.block(*left[lane.release])
+                if lane.content_id in left:
+                    lane.block(*left[lane.content_id])
         return bool(counted)
 
     async def stop(self) -> None:

@@ -54,7 +54,7 @@ class Lane:
 
     def __init__(self, manifest: Manifest, shared: PoolContext, packer: Packer, tallies: LaneMetrics) -> None:
         self.manifest = manifest
-        self.release = manifest.release
+        self.content_id = manifest.content_id
         self.link = shared.link
         config = manifest.config
         self.batcher = Batcher(rank_max=max(RANK_MAX, config.priority_levels))
@@ -182,7 +182,7 @@ class Lane:
         if self.refused_until:
             self._check_refused()
         if self._quarantine:
-            self._quarantine.check(self.release, request)
+            self._quarantine.check(self.content_id, request)
         self._admission.admit(request, size_bytes)
         if self._waiting is not None:
             self._waiting.enter(request)
@@ -230,7 +230,7 @@ class Lane:
     def block(self, deaths: int, seconds: float) -> None:
         """Refuse the version for so long: it ended its worker so many times of late. What waits is refused, too."""
         if not self.refused_until:
-            log.warning("%s ended its worker %d times of late: refused for %.0f s", self.release, deaths, seconds)
+            log.warning("%s ended its worker %d times of late: refused for %.0f s", self.content_id, deaths, seconds)
         self.refused_until, self._deaths = self._clock() + seconds, deaths
         self._tallies.refused.set(1)
         waiting = self.batcher.drain()
@@ -363,7 +363,9 @@ class Lane:
         if batch[0].counted:
             self._contention.put(self, now)
         cost_ms = max(run_s * 1000, COST_MS_MIN)
-        link.put(self.release, name, packed.entry, packed.blob, deadline_ms, attempt, cost_ms, rows / self._batch_rows)
+        link.put(
+            self.content_id, name, packed.entry, packed.blob, deadline_ms, attempt, cost_ms, rows / self._batch_rows
+        )
         if packed.segment_bytes:
             self._tallies.segment_bytes.add(packed.segment_bytes)
         if len(self._pending) == 1 and self._spin.seconds:
@@ -418,8 +420,8 @@ class Lane:
         expired = request.done or request.deadline <= self.replied
         if request.done:  # its deadline passed meanwhile
             request.inputs = outstanding.inputs
-        self._quarantine.add(self.release, request, ENDED)
-        self._circuit_breaker(self.release, outstanding.name)
+        self._quarantine.add(self.content_id, request, ENDED)
+        self._circuit_breaker(self.content_id, outstanding.name)
         request.inputs = ()
         self._fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
 
@@ -551,7 +553,7 @@ class Lane:
         del self._pending[outstanding.name]
         self._outstanding -= 1
         self._estimator.gone(outstanding.run_s)
-        self.link.withdraw(self.release, outstanding.name)
+        self.link.withdraw(self.content_id, outstanding.name)
         if outstanding.places:
             self._quarantined_slices.append((self._clock() + self._rest_s, outstanding.places))
             self._ticking.add(self)
@@ -579,7 +581,7 @@ class Lane:
         self._forget(outstanding)
         if outstanding.attempt >= SUSPECT:
             for request in left:
-                self._quarantine.add(self.release, request, DIED)
+                self._quarantine.add(self.content_id, request, DIED)
             self._fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
         elif self.refused_until > self._clock():
             self._fail(left, self._deadly())

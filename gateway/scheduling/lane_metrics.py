@@ -14,7 +14,7 @@ from millstream.services.wire.batch import ReplyHeader
 
 
 class LaneMetrics:
-    """Series of one version in one pool, and of its release."""
+    """Series of one version in one pool, and of its content id."""
 
     def __init__(self, registry: MetricsRegistry, manifest: Manifest) -> None:
         self._registry = registry
@@ -22,20 +22,20 @@ class LaneMetrics:
         self._labels = (manifest.model, version, manifest.config.pool)
         self._off = False
         self._outcome = (manifest.model, version)
-        self._release = (manifest.model, version, manifest.release)
+        self._of_content = (manifest.model, version, manifest.content_id)
         self._seconds = registry.histogram(catalogue.REQUEST_SECONDS, *self._labels)
         self._queue_wait = registry.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
         self._ok = registry.counter(catalogue.REQUESTS, *self._outcome, "ok")
         self._batches_ok = registry.counter(catalogue.BATCHES, *self._labels, "ok")
         self._batches_failed = registry.counter(catalogue.BATCHES, *self._labels, "failed")
-        self._sums = registry.sums(inference.REQUESTS, *self._release)
-        self._last = registry.latest(inference.LAST, *self._release)
+        self._sums = registry.sums(inference.REQUESTS, *self._of_content)
+        self._last = registry.latest(inference.LAST, *self._of_content)
         self._runs: dict[int, CounterVector] = {}
         self.refused_full: Counter = registry.counter(catalogue.REFUSED, "lane_full")
         self.refused_late: Counter = registry.counter(catalogue.REFUSED, "deadline")
         self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
         self._waiting = registry.gauge(catalogue.LANE_ROWS, *self._labels)
-        self._pending = registry.gauge(inference.PENDING, *self._release)
+        self._pending = registry.gauge(inference.PENDING, *self._of_content)
         self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
         self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
 
@@ -70,7 +70,7 @@ class LaneMetrics:
             sums = self._runs.get(rows)
             if sums is None:
                 label = inference.rows_label(rows)
-                sums = self._runs[rows] = self._registry.sums(inference.RUNS, *self._release, label)
+                sums = self._runs[rows] = self._registry.sums(inference.RUNS, *self._of_content, label)
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
     def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
@@ -121,4 +121,4 @@ class LaneMetrics:
         self.batching_off(False)
         for metric in (catalogue.LANE_ROWS, catalogue.INSTANCES_READY):
             self._registry.remove(metric, *self._labels)
-        self._registry.remove(inference.PENDING, *self._release)
+        self._registry.remove(inference.PENDING, *self._of_content)

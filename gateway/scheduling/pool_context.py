@@ -26,7 +26,7 @@ class PoolContext:
 
     `rows_waiting_max`: of each lane. `batch_bytes_max`: requests that bring more together share no batch; `reply_bytes_max`:
     nor do rows whose outputs are known to be larger together. `spin_s_max`: how long at most the event loop turns for a
-    reply. `circuit_breaker`: counts against a release what it did, by a name of that. `rest_s`: how long shared memory rests that a frozen worker might still write to. `ticking`: lanes with something
+    reply. `circuit_breaker`: counts against a content id what it did, by a name of that. `rest_s`: how long shared memory rests that a frozen worker might still write to. `ticking`: lanes with something
     that time changes; idle lanes cost nothing.
     """
 
@@ -46,4 +46,4 @@ class PoolContext:
     batch_bytes_max: int = 64 << 20
     reply_bytes_max: int = 256 << 20
     ticking: set[Lane] = field(default_factory=set)
-    circuit_breaker: Callable[[str, str], None] = lambda _release, _about: None
+    circuit_breaker: Callable[[str, str], None] = lambda _content_id, _about: None

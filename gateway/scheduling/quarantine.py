@@ -42,11 +42,11 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._until)
 
-    def add(self, release: str, request: Request, why: str) -> None:
+    def add(self, content_id: str, request: Request, why: str) -> None:
         """From now on refuse what is like `request`, since workers DIED or runs were ENDED; the oldest of too many is
         forgotten.
         """
-        digest = _digest(release, request)
+        digest = _digest(content_id, request)
         self._add(digest, why)
         self.tell(f"{digest.hex()} {why}")
 
@@ -71,20 +71,20 @@ class Quarantine:
         digest, _ = self._until.popitem(last=False)
         self._why.pop(digest, None)
 
-    def check(self, release: str, request: Request) -> None:
+    def check(self, content_id: str, request: Request) -> None:
         """Raises Failure(MODEL) for a request that killed workers, or whose run had to be ended."""
         now = self._clock()
         while self._until and next(iter(self._until.values())) <= now:
             self._forget_oldest()
             self._held.set(len(self._until))
-        digest = _digest(release, request) if self._until else b""
+        digest = _digest(content_id, request) if self._until else b""
         if digest in self._until:
             self._refused.add()
             raise Failure(Code.MODEL, self._why[digest])
 
 
-def _digest(release: str, request: Request) -> bytes:
-    digest = hashlib.blake2b(release.encode(), digest_size=DIGEST_BYTES)
+def _digest(content_id: str, request: Request) -> bytes:
+    digest = hashlib.blake2b(content_id.encode(), digest_size=DIGEST_BYTES)
     for tensor in request.inputs:
         digest.update(repr(tensor.shape).encode())
         data: Any = tensor.data

@@ -63,12 +63,12 @@ class ReadinessProbe:
             return True
         return any(self._fresh(lane, len(lanes)) for lane in lanes)
 
-    def answering(self, release: str) -> bool:
+    def answering(self, content_id: str) -> bool:
         """Whether a serving version answers now; others, and those that came just now, are as ready as the server."""
         if not self.ready():
             return False
         lanes = self._lanes()
-        lane = next((lane for lane in lanes if lane.release == release), None)
+        lane = next((lane for lane in lanes if lane.content_id == content_id), None)
         if lane is not None and lane.refused_until:
             return False
         return lane is None or not lane.replied or self._fresh(lane, len(lanes))

@@ -94,25 +94,25 @@ class Router:
             registry.gauge(catalogue.QUARANTINED), registry.counter(catalogue.REFUSED, "quarantined")
         )
         self._shared: dict[str, PoolContext] = {}  # by pool
-        self._by_release: dict[str, ModelRoute] = {}
+        self._by_content_id: dict[str, ModelRoute] = {}
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
         self.serving: list[Lane] = []  # of the versions that answer requests that name none
-        self._unreadable: dict[str, str] = {}  # release -> why its label files cannot be read
+        self._unreadable: dict[str, str] = {}  # content id -> why its label files cannot be read
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
 
     def all(self) -> list[Lane]:
         """Lanes of all versions, and those of removed versions that still wait for replies."""
         self._closed = [lane for lane in self._closed if not lane.idle]
-        return [route.lane for route in self._by_release.values()] + self._closed
+        return [route.lane for route in self._by_content_id.values()] + self._closed
 
     async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
         """Open lanes of new versions of the `changed` models, place instances, close lanes of versions that are gone."""
         names = self._unrouted | set(changed)
         if not names:
             return
-        routes, routes_of, by_release = dict(self.routes), dict(self._routes_of), dict(self._by_release)
+        routes, routes_of, by_content_id = dict(self.routes), dict(self._routes_of), dict(self._by_content_id)
         unrouted: set[str] = set()
         gone: list[Lane] = []
         for count, name in enumerate(names):
@@ -127,15 +127,15 @@ class Router:
             for path in before:
                 del routes[path]
             routes |= now
-            left = {route.lane.release: route for route in now.values()}
-            gone += [by_release.pop(release).lane for release in _releases(before) - left.keys()]
-            by_release |= left
-        self._snapshot, self.routes, self._routes_of, self._by_release = snapshot, routes, routes_of, by_release
+            left = {route.lane.content_id: route for route in now.values()}
+            gone += [by_content_id.pop(content_id).lane for content_id in _content_ids(before) - left.keys()]
+            by_content_id |= left
+        self._snapshot, self.routes, self._routes_of, self._by_content_id = snapshot, routes, routes_of, by_content_id
         self._unrouted = unrouted
         self.serving = [route.lane for (_, version), route in routes.items() if version is None]
         for lane in gone:
-            log.debug("gone: %s", lane.release)
-            self._unreadable.pop(lane.release, None)
+            log.debug("gone: %s", lane.content_id)
+            self._unreadable.pop(lane.content_id, None)
             lane.close()
             self._closed.append(lane)
 
@@ -157,11 +157,11 @@ class Router:
 
     async def _route(self, view: VersionView) -> ModelRoute:
         manifest = view.manifest
-        route = self._by_release.get(manifest.release)
+        route = self._by_content_id.get(manifest.content_id)
         if route is None:
             shared = await self._shared_of(manifest.config.pool)
             rows_max = manifest.config.rows_max if manifest.signature.batching else 1
-            log.debug("new: %s", manifest.release)
+            log.debug("new: %s", manifest.content_id)
             lane = Lane(
                 manifest,
                 shared,
@@ -192,7 +192,7 @@ class Router:
             return await asyncio.to_thread(self._labels, manifest)
         except Failure as failure:
             log.warning("version %s of %s: %s", manifest.version, manifest.model, failure.message)
-            self._unreadable[manifest.release] = failure.message
+            self._unreadable[manifest.content_id] = failure.message
             return {}
 
     async def _shared_of(self, pool: str) -> PoolContext:
@@ -226,7 +226,7 @@ class Router:
         profile = Profile(knows.profile if knows is not None else {})
         shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
-        failed = failed or self._unreadable.get(lane.release) or unread
+        failed = failed or self._unreadable.get(lane.content_id) or unread
         rows = knows.rows_efficient if knows is not None else 1
         alone = bool(view.verdict.batching_off)
         lane.place(len(ready), profile, rows, shared=shared, failed=failed, batch_format=batch_format, alone=alone)
@@ -247,5 +247,5 @@ class Router:
         return route
 
 
-def _releases(routes: Mapping[Path, ModelRoute]) -> set[str]:
-    return {route.lane.release for route in routes.values()}
+def _content_ids(routes: Mapping[Path, ModelRoute]) -> set[str]:
+    return {route.lane.content_id for route in routes.values()}

@@ -51,7 +51,7 @@ class Extent:
 
 
 class InputPlan:
-    """One input of a release: its spec in the forms that decoding asks for."""
+    """One input of a version: its spec in the forms that decoding asks for."""
 
     def __init__(self, model: str, index: int, spec: TensorSpec, batching: bool, rows_max: int) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""The inputs of a release as a request must bring them, whatever protocol it comes by."""
+"""The inputs of a version as a request must bring them, whatever protocol it comes by."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class OutputOption(NamedTuple):
 
 
 class Extensions:
-    """Of one release. `labels`: class names by output. `memory` None: not to be had here."""
+    """Of one version. `labels`: class names by output. `memory` None: not to be had here."""
 
     def __init__(
         self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: ClientRegions | None, bytes_max: int

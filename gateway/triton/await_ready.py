@@ -94,10 +94,10 @@ class Trial:
         return Failure(Code.MODEL, f"version {manifest.version}: {reason}")
 
     def _instances(self, manifest: Manifest) -> list[InstanceRecord]:
-        release = manifest.release
+        content_id = manifest.content_id
         return [
             instance
             for worker in self._catalog.snapshot.workers
             for instance in worker.instances
-            if instance.release == release
+            if instance.content_id == content_id
         ]

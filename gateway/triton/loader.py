@@ -66,9 +66,9 @@ class RepositoryLoader:
         catalog: ModelCatalog,
         settings: Settings,
         trial: Trial | None = None,
-        answering: Callable[[str], bool] = lambda _release: True,
+        answering: Callable[[str], bool] = lambda _content_id: True,
     ) -> None:
-        """`answering`: whether this gateway says that a release is ready."""
+        """`answering`: whether this gateway says that the version with a content id is ready."""
         self._answering = answering
         self._repository = repository
         self._catalog = catalog
@@ -177,7 +177,7 @@ class RepositoryLoader:
     async def _answered(self, manifests: Sequence[Manifest]) -> None:
         """Return when the versions are ready for whoever asks this gateway next, or it is of no use to wait for that."""
         until = time.monotonic() + ANSWERS_S_MAX
-        while not all(self._answering(one.release) for one in manifests) and time.monotonic() < until:
+        while not all(self._answering(one.content_id) for one in manifests) and time.monotonic() < until:
             await asyncio.sleep(ANSWERS_PAUSE_S)
 
     async def _manifest(self, candidate: Candidate, given: Given | None) -> Manifest:
@@ -277,7 +277,7 @@ class RepositoryLoader:
             return None
 
     def _cleared(self, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """The manifests without what was held against them; those as new releases, which no worker has tried."""
+        """The manifests without what was held against them; those with new content ids, which no worker has tried."""
         return [
             one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - for people
             for one in manifests

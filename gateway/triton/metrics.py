@@ -52,7 +52,7 @@ class Page:
         rows: list[tuple[dict[str, str], Recorded]] = [
             ({"model": view.manifest.model, "version": str(view.manifest.version)}, found)
             for view in loaded(self._snapshot())
-            for found in (known.get(view.manifest.release, Recorded()),)
+            for found in (known.get(view.manifest.content_id, Recorded()),)
         ]
         for name, help_, at in _COUNTERS:
             yield _family(name, help_, counter, [(labels, found.values[at]) for labels, found in rows])

@@ -28,7 +28,7 @@ class MachineStatistics:
         """Of one version, of all loaded versions of a model, or of all models. Raises Failure(INVALID)."""
         views = loaded(self._snapshot(), model, version)
         known = recorded(await asyncio.to_thread(self._registry.totals))
-        return [_statistics(view, known.get(view.manifest.release, Recorded())) for view in views]
+        return [_statistics(view, known.get(view.manifest.content_id, Recorded())) for view in views]
 
 
 def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = None) -> list[VersionView]:

@@ -126,7 +126,7 @@ def judged(verdict: Verdict, deaths_wanted: int, how: str, now: float) -> Verdic
 def blame(
     repository: Repository, marks: Sequence[Mark], how: str, now: float, *, certain: bool, busy: bool = False
 ) -> list[str]:
-    """Count the death of one process against what it was loading; returns the releases.
+    """Count the death of one process against what it was loading; returns the content ids.
 
     `certain`: it ended by itself. `busy`: a run was under way, which may have been the cause. Raises Failure when the
     verdicts cannot be written.
@@ -142,4 +142,4 @@ def blame(
         verdict = repository.verdicts.change(mark.manifest, change)
         name = f"version {mark.manifest.version} of {mark.manifest.model}"
         log.warning("%s: a process that was loading it %s (%d in a row)", name, how, verdict.load_deaths)
-    return [mark.manifest.release for mark in marks]
+    return [mark.manifest.content_id for mark in marks]

@@ -24,7 +24,7 @@ PAGE_BYTES = 8192
 
 
 class FatalRun(NamedTuple):
-    """A run that its worker did not survive. `lane`: the release; "": it ran nothing. `batches`: empty if there were too
+    """A run that its worker did not survive. `lane`: its content id; "": none. `batches`: empty if there were too
     many to note.
     """
 

@@ -1,6 +1,6 @@
 """What is counted of each version's requests and runs, as Triton's statistics and metrics show it. Pure.
 
-lanes ─> Sums by release ─(files of all gateways, dead ones too)─> Totals ─> recorded() ─> Recorded by release
+lanes ─> Sums by content id ─(files of all gateways, dead ones too)─> Totals ─> recorded() ─> Recorded
 
 Not on the metrics page by these names: millstream.gateway.triton makes what clients read out of it. Times are seconds.
 """
@@ -17,7 +17,7 @@ from millstream.services.metrics.merge import Totals
 
 ROWS_EXACT_MAX = 128  # sizes of runs up to which each has its own series; larger ones are rounded up to powers of two
 
-_RELEASE = ("model", "version", "release")
+_CONTENT_LABELS = ("model", "version", "content_id")
 
 
 class Reason(StrEnum):
@@ -58,17 +58,21 @@ class Field(IntEnum):
 FAILED: dict[Reason, Field] = {reason: Field[reason.name] for reason in Reason}
 
 REQUESTS = Metric(
-    "requests", Kind.SUMS, "What became of the requests of a release.", _RELEASE, fields=tuple(Field.__members__)
+    "requests",
+    Kind.SUMS,
+    "What became of the requests of a content id.",
+    _CONTENT_LABELS,
+    fields=tuple(Field.__members__),
 )
 RUNS = Metric(
     "runs",
     Kind.SUMS,
     "Runs of so many rows, and what they took.",
-    (*_RELEASE, "rows"),
+    (*_CONTENT_LABELS, "rows"),
     fields=("COUNT", "INPUT_S", "INFER_S", "OUTPUT_S"),
 )
-LAST = Metric("last_inference", Kind.LATEST, "When a run last came back, in seconds since the epoch.", _RELEASE)
-PENDING = Metric("pending", Kind.GAUGE_SUM, "Requests that wait in the gateways' lanes.", _RELEASE)
+LAST = Metric("last_inference", Kind.LATEST, "When a run last came back, in seconds since the epoch.", _CONTENT_LABELS)
+PENDING = Metric("pending", Kind.GAUGE_SUM, "Requests that wait in the gateways' lanes.", _CONTENT_LABELS)
 
 
 def rows_label(rows: int) -> str:
@@ -78,7 +82,7 @@ def rows_label(rows: int) -> str:
 
 @dataclass(slots=True)
 class Recorded:
-    """What all gateways counted of one release. `values`: by Field. `runs`: rows -> (count, input, infer, output)."""
+    """Counts of all gateways for one content id. `values`: by Field. `runs`: rows -> (count, input, infer, output)."""
 
     values: Sequence[float] = (0.0,) * len(Field)
     runs: dict[int, Sequence[float]] = field(default_factory=dict)
@@ -91,18 +95,18 @@ class Recorded:
 
 
 def recorded(totals: Totals) -> dict[str, Recorded]:
-    """By release (millstream.services.model.manifest.Manifest.release)."""
+    """By content id (millstream.services.model.manifest.Manifest.content_id)."""
     found: dict[str, Recorded] = {}
     for key, values in totals.items():
-        if len(key.labels) < len(_RELEASE):
+        if len(key.labels) < len(_CONTENT_LABELS):
             continue
-        release = key.labels[2]
+        content_id = key.labels[2]
         if key.name == REQUESTS.name and key.slots == REQUESTS.slots:
-            found.setdefault(release, Recorded()).values = values
+            found.setdefault(content_id, Recorded()).values = values
         elif key.name == RUNS.name and key.slots == RUNS.slots and key.labels[3].isdigit():
-            found.setdefault(release, Recorded()).runs[int(key.labels[3])] = values
+            found.setdefault(content_id, Recorded()).runs[int(key.labels[3])] = values
         elif key.name == LAST.name and key.kind is Kind.LATEST:
-            found.setdefault(release, Recorded()).last = values[0]
+            found.setdefault(content_id, Recorded()).last = values[0]
         elif key.name == PENDING.name and key.kind is Kind.GAUGE_SUM:
-            found.setdefault(release, Recorded()).pending = values[0]
+            found.setdefault(content_id, Recorded()).pending = values[0]
     return found

@@ -165,8 +165,8 @@ class Manifest(BaseModel):
     triton: dict[str, Any] = {}
 
     @property
-    def release(self) -> str:
-        """Identity of this version's content: differs when a deleted version number is used again."""
+    def content_id(self) -> str:
+        """Identifies this version's content and names its lane. Differs when a deleted version number is used again."""
         return f"{self.model}:{self.version}:{self.digest[:8]}{int(self.created * 1000) & 0xFFFFFF:06x}"
 
 

@@ -14,7 +14,7 @@ from millstream.services.queue.url import RedisAddress, async_client
 class Death(NamedTuple):
     """A worker (`millstream.services.wire.worker_id`) that is gone, and what it was running.
 
-    `batches`: their names; None: nobody knows. `blamed`: the release that it died of, "" for none.
+    `batches`: their names; None: nobody knows. `blamed`: the content id of the version that it died of, "" for none.
     """
 
     worker: str

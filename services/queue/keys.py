@@ -59,7 +59,7 @@ class InstallationKeys:
 
 
 class PoolKeys:
-    """The keys of one pool. A lane is named by the release it serves (`Manifest.release`)."""
+    """The keys of one pool. A lane is named by the content id that it serves (`Manifest.content_id`)."""
 
     __slots__ = (
         "blamed", "deadlines", "epoch", "idle", "of_installation", "pool", "prefix", "ready", "scheduling", "vtimes",

@@ -38,10 +38,14 @@ class RecordCache:
         head = WorkerRecord.model_validate(document)
         instances: dict[str, tuple[dict[str, Any], InstanceRecord]] = {}
         for one in readable_instances(given) if isinstance(given, list) else [given]:
-            made = before.get(one["release"]) if isinstance(one, dict) and isinstance(one.get("release"), str) else None
+            made = (
+                before.get(one["content_id"])
+                if isinstance(one, dict) and isinstance(one.get("content_id"), str)
+                else None
+            )
             if made is None or made[0] != one:
                 made = (one, InstanceRecord.model_validate(one))
-            instances[made[1].release] = made
+            instances[made[1].content_id] = made
         held = tuple(instance for _, instance in instances.values())
         if known is not None and _same(held, known.record.instances):
             held = known.record.instances

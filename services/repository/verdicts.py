@@ -1,6 +1,6 @@
 """Verdicts: what running a version has shown, kept across restarts, beside the manifest that never changes.
 
-<root>/models/<model>/verdicts/<version>-<content>.json   a Verdict; none: nothing bad is known
+<root>/models/<model>/verdicts/<version>-<digest>.json   a Verdict; none: nothing bad is known
 
 A verdict is about content: the same files served in the same way, whenever they were published. So it outlives a load
 that was withdrawn, and is gone when the version is deleted, when other content takes its place, or when it is cleared.
@@ -122,14 +122,17 @@ class FolderVerdicts:
         return self._models / check_name(model) / "verdicts"
 
 
-def content_id(manifest: Manifest) -> str:
-    """Names what a version is and how it is served: equal for manifests that differ only in when they were published."""
+def content_digest(manifest: Manifest) -> str:
+    """Return a digest of what a version is and how it is served.
+
+    It is equal for manifests that differ only in when they were published.
+    """
     content = manifest.model_dump_json(exclude=_NOT_CONTENT)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def _name(manifest: Manifest) -> str:
-    return f"{check_version(manifest.version)}-{content_id(manifest)}.json"
+    return f"{check_version(manifest.version)}-{content_digest(manifest)}.json"
 
 
 def _read(path: Path) -> Verdict:

@@ -61,19 +61,19 @@ def _id(child: Child) -> str:
 
 
 def behind(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:
-    """Releases that worker `old` can run and `new` cannot yet; None: `new` has not said anything.
+    """Content ids that worker `old` can run and `new` cannot yet; None: `new` has not said anything.
 
-    Raises Failure(MODEL) with the reason for a release that `new` failed to load.
+    Raises Failure(MODEL) with the reason for a version that `new` failed to load.
     """
     records = {worker.id: worker for worker in workers}
     if new not in records:
         return None
-    instances = {instance.release: instance for instance in records[new].instances}
-    ready = {release for release, instance in instances.items() if instance.state is State.READY}
+    instances = {instance.content_id: instance for instance in records[new].instances}
+    ready = {content_id for content_id, instance in instances.items() if instance.state is State.READY}
     held = records[old].instances if old in records else ()
-    missing = frozenset(instance.release for instance in held if instance.state is State.READY) - ready
-    for release in sorted(missing & instances.keys()):
-        failed = instances[release]
+    missing = frozenset(instance.content_id for instance in held if instance.state is State.READY) - ready
+    for content_id in sorted(missing & instances.keys()):
+        failed = instances[content_id]
         if failed.state is State.FAILED:
             raise Failure(Code.MODEL, f"version {failed.version} of {failed.model} failed: {failed.reason}")
     return missing

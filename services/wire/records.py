@@ -30,7 +30,7 @@ class InstanceRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    release: str
+    content_id: str
     model: str
     version: int
     state: State

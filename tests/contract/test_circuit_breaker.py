@@ -16,18 +16,18 @@ class Count:
         self._pool = pool
         self._about = 0
 
-    def __call__(self, release: str = "", about: str = "") -> tuple[int, dict[str, tuple[int, float]]]:
+    def __call__(self, content_id: str = "", about: str = "") -> tuple[int, dict[str, tuple[int, float]]]:
         """Whether it was counted, and what is refused: deaths and seconds to go."""
         keys = self._pool.keys
         self._about += 1
         what = keys.counted(about or str(self._about))
-        counted, *refused = self._pool.redis.eval(script("blame").text, 2, keys.blamed, what, release)
+        counted, *refused = self._pool.redis.eval(script("blame").text, 2, keys.blamed, what, content_id)
         return counted, {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
 
-    def times(self, number: int, release: str = "m") -> dict[str, tuple[int, float]]:
+    def times(self, number: int, content_id: str = "m") -> dict[str, tuple[int, float]]:
         refused: dict[str, tuple[int, float]] = {}
         for _ in range(number):
-            _, refused = self(release)
+            _, refused = self(content_id)
         return refused
 
     def passed(self, seconds: float) -> None:

@@ -65,11 +65,11 @@ def test_workers_are_those_whose_records_live(address):
         newer = json.loads(worker(name="a").model_dump_json()) | {"batch_formats": [3, 9], "mood": {"good": True}}
         newer["instances"] = [
             {"state": "dreaming"},
-            {"state": "ready", "release": "r", "model": "m", "version": 1, "x": 1},
+            {"state": "ready", "content_id": "r", "model": "m", "version": 1, "x": 1},
         ]
         pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), json.dumps(newer))
         first, _ = await cluster_state.workers()
-        assert (first.id, first.batch_formats, [one.release for one in first.instances]) == ("a", (3, 9), ["r"])
+        assert (first.id, first.batch_formats, [one.content_id for one in first.instances]) == ("a", (3, 9), ["r"])
         assert cluster_state.unreadable == frozenset()
         pools["cpu"].redis.hset(KEYS.gateways, "newer", "{}")
         pools["cpu"].redis.hset(KEYS.uploads, "m/1", "dreaming 9e9")

@@ -12,7 +12,7 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.folder import FolderRepository
-from millstream.services.repository.verdicts import DOCUMENT_BYTES_MAX, FILES_MAX, NO_VERDICT, Verdict, content_id
+from millstream.services.repository.verdicts import DOCUMENT_BYTES_MAX, FILES_MAX, NO_VERDICT, Verdict, content_digest
 from tests.contract.repositories import manifest, publish
 
 
@@ -170,7 +170,7 @@ def test_their_number_is_bounded_and_the_oldest_goes(repository: FolderRepositor
     kinds = [manifest(digest=f"{number:064x}") for number in range(FILES_MAX + 3)]
     for number, one in enumerate(kinds):
         repository.verdicts.change(one, failed(str(number)))
-        os.utime(next(iter((root / "models/digits/verdicts").glob(f"*{content_id(one)}*"))), (number, number))
+        os.utime(next(iter((root / "models/digits/verdicts").glob(f"*{content_digest(one)}*"))), (number, number))
     assert len(list((root / "models/digits/verdicts").iterdir())) == FILES_MAX
     assert [repository.verdicts.of(one).failed for one in (kinds[0], kinds[2], kinds[3], kinds[-1])] == [
         "",

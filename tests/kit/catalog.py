@@ -97,7 +97,7 @@ class RepositoryCatalog:
             Replica(worker=worker, instance=instance)
             for worker in self._workers
             for instance in worker.instances
-            if instance.release == manifest.release
+            if instance.content_id == manifest.content_id
         )
         best = min(placed, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
         verdict = self._repository.verdicts.of(manifest)
@@ -133,7 +133,7 @@ def worker(*instances: InstanceRecord, name: str = "cpu-1", pool: str = "cpu", h
 def instance(manifest: Manifest, state: State = State.READY, reason: str | None = None) -> InstanceRecord:
     """`manifest`'s version in a worker."""
     return InstanceRecord(
-        release=manifest.release,
+        content_id=manifest.content_id,
         model=manifest.model,
         version=manifest.version,
         state=state,

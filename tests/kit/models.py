@@ -121,7 +121,7 @@ def identities(datatypes: tuple[str, ...]) -> onnx.ModelProto:
 
 @_builder
 def scale(factor: float = 2.0, columns: int = 2) -> onnx.ModelProto:
-    """ "x" FP32 [N, columns] -> "y", the same shape, = factor x: releases of one signature that tell themselves apart."""
+    """ "x" FP32 [N, columns] -> "y", the same shape, = factor x: versions with one signature and different answers."""
     node = helper.make_node("Mul", ["x", "factor"], ["y"])
     weights = [_float("factor", np.array(factor))]
     return _model([node], [_value("x", "FP32", ["N", columns])], [_value("y", "FP32", ["N", columns])], weights)

@@ -1,4 +1,4 @@
-"""Instances by release, kept up to date by differences, are what a look at all records gives."""
+"""Instances by content id, kept up to date by differences, are what a look at all records gives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _records(fleet: dict[str, dict[str, State]]) -> tuple[WorkerRecord, ...]:
             started=1.0,
             heartbeat=2.0,
             instances=tuple(
-                InstanceRecord(release=f"{model}:1:x", model=model, version=1, state=state)
+                InstanceRecord(content_id=f"{model}:1:x", model=model, version=1, state=state)
                 for model, state in holdings.items()
             ),
         )

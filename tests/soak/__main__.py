@@ -59,10 +59,10 @@ def _resident(pid: int) -> int:
 
 def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
     """Whether all was well."""
-    releases = [models.scale(folder / "two.onnx", 2.0), models.scale(folder / "three.onnx", 3.0)]
+    versions = [models.scale(folder / "two.onnx", 2.0), models.scale(folder / "three.onnx", 3.0)]
     served = {
-        "steady": releases[0],
-        "rolled": releases[0],
+        "steady": versions[0],
+        "rolled": versions[0],
         "large": models.identity(folder / "large.onnx", shape=("N", 16384)),
         "fragile": models.fragile(folder / "fragile.onnx"),
         "wide": models.wide(folder / "wide.onnx", WIDE_COLUMNS),
@@ -70,7 +70,7 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
     with running_stack(folder, gateways=2, pools="cpu=2", models=served, settings=SETTINGS) as stack:
         callers = Callers(stack.port, CALLERS, seed)
         hostile = HostileCallers(stack, folder, seed)
-        faults = Faults(stack, callers, hostile, releases, seed)
+        faults = Faults(stack, callers, hostile, versions, seed)
         hostile.upload()
         callers.start()
         hostile.start()

@@ -34,17 +34,17 @@ WIDE_COLUMNS = 1 << 21
 class Faults:
     """`failures`: what a fault was to show and did not.
 
-    `releases`: model files of one signature, which the model "rolled" changes between.
+    `versions`: model files of one signature, which the model "rolled" changes between.
     """
 
     def __init__(
-        self, stack: Stack, callers: Callers, hostile: HostileCallers, releases: list[Path], seed: int
+        self, stack: Stack, callers: Callers, hostile: HostileCallers, versions: list[Path], seed: int
     ) -> None:
         self._stack = stack
         self._callers = callers
         self._hostile = hostile
         self.failures: list[str] = []
-        self._releases = releases
+        self._versions = versions
         self._random = random.Random(seed)
         self._ahead: list[tuple[str, Callable[[], None]]] = []
         self._kinds: list[tuple[str, Callable[[], None]]] = [
@@ -162,7 +162,7 @@ class Faults:
     def _roll(self) -> None:
         """Upload the next version, which becomes the active one, and delete what is older."""
         admin = "/admin/v1/models/rolled"
-        path = self._random.choice(self._releases)
+        path = self._random.choice(self._versions)
         pushed = self._stack.http.post(f"{admin}/versions", params={"wait": 60}, content=path.read_bytes())
         assert pushed.status_code == 201, pushed.text
         for version in self._stack.http.get(admin).json()["versions"]:

@@ -138,7 +138,7 @@ MANIFEST = Manifest(
     model="m", version=1, created=0.0, digest="0" * 64, served="m", files=(), signature=signature(),
     config=ModelConfig(), opset=17, ir_version=8,
 )  # fmt: skip
-RELEASE = MANIFEST.release
+CONTENT_ID = MANIFEST.content_id
 
 
 class Bench:
@@ -159,12 +159,12 @@ class Bench:
 
     @property
     def holding(self) -> LoadedModel:
-        holding = self.held.get(RELEASE)
+        holding = self.held.get(CONTENT_ID)
         assert holding is not None
         return holding
 
     def shared_run(self) -> bool:
-        due = self.check.due(RELEASE, self.holding)
+        due = self.check.due(CONTENT_ID, self.holding)
         if due:
             self.check.keep(self.holding, {"x": X}, [self.model(X)])
         return due
@@ -212,7 +212,7 @@ def test_a_busy_worker_runs_a_row_now_and_then() -> None:
 def test_none_is_checked_where_that_is_off_or_requests_run_alone_or_nothing_can_be_said() -> None:
     assert not Bench(np.tanh, one_in=0).shared_run()
     bench = Bench(np.tanh)
-    bench.held.run_alone(RELEASE, "why")
+    bench.held.run_alone(CONTENT_ID, "why")
     assert not bench.shared_run()
     bench = Bench(lambda x: x + RNG.standard_normal(x.shape))
     assert bench.shared_run()

@@ -79,7 +79,7 @@ def test_a_mark_that_is_not_whole_is_none(tmp_path: Path) -> None:
 
 def test_two_deaths_that_are_certain_fail_a_version(repository: FolderRepository) -> None:
     mark = Mark(manifest=repository.manifest("bad", 1))
-    assert blame(repository, [mark], "was ended by SIGFPE", 1.0, certain=True) == [mark.manifest.release]
+    assert blame(repository, [mark], "was ended by SIGFPE", 1.0, certain=True) == [mark.manifest.content_id]
     assert deaths(repository, "bad") == (1, False)
     blame(repository, [mark], "was ended by SIGFPE", 2.0, certain=True)
     verdict = repository.verdicts.of(mark.manifest)

@@ -109,25 +109,25 @@ class Rebuilt:
 def test_a_size_is_learnt_from_halves_that_ran_and_rebuilding_is_bounded() -> None:
     now = 0.0
     held, instance = LoadedModels(), Rebuilt()
-    release = MANIFEST.release
+    content_id = MANIFEST.content_id
     held.set(LoadedModel(MANIFEST, State.READY, instance=instance, rows_efficient=64))  # type: ignore[arg-type]
     policy = OutOfMemoryPolicy(held, WorkerMetrics(MetricsRegistry(None, "worker"), "cpu", "cpu-0", "cpu"), lambda: now)
 
     def rows() -> int:
-        holding = held.get(release)
+        holding = held.get(content_id)
         assert holding is not None
         return holding.rows_efficient
 
     for size in (64, 32, 16, 8, 4, 2, 1):
-        policy.failed(release, size)
+        policy.failed(content_id, size)
     assert (instance.rebuilt, rows()) == (1, 64)  # one request asked for too much
-    policy.halves_ran(release, 64)
-    policy.halves_ran(release, 128)
+    policy.halves_ran(content_id, 64)
+    policy.halves_ran(content_id, 128)
     assert rows() == 32
     now = REBUILD_S_MIN
-    policy.failed(release, 1)
+    policy.failed(content_id, 1)
     assert instance.rebuilt == 1  # there is nothing that it could be halved for
-    policy.failed(release, 2)
+    policy.failed(content_id, 2)
     assert instance.rebuilt == 2
     policy.failed("gone", 2)
     policy.halves_ran("gone", 2)

@@ -37,16 +37,16 @@ def request(data: object, shape: tuple[int, ...] = (2, 2)) -> Request:
     return Request([tensor], 2, 0, 0.0, 1.0, NOBODY)
 
 
-def refused(quarantine: Quarantine, release: str, one: Request) -> bool:
+def refused(quarantine: Quarantine, content_id: str, one: Request) -> bool:
     try:
-        quarantine.check(release, one)
+        quarantine.check(content_id, one)
     except Failure as failure:
         assert failure.code is Code.MODEL
         return True
     return False
 
 
-def test_the_same_data_of_the_same_release_is_refused_in_whatever_form_it_comes(quarantine):
+def test_the_same_data_of_the_same_content_is_refused_in_whatever_form_it_comes(quarantine):
     array = np.arange(4, dtype=np.float32).reshape(2, 2)
     quarantine.add("m:1", request(array), DIED)
     assert refused(quarantine, "m:1", request(array.tobytes()))

@@ -15,7 +15,13 @@ def _record(*instances: InstanceRecord, device: str = "cpu") -> WorkerRecord:
 
 
 def _instance(name: str, **changed: object) -> InstanceRecord:
-    given = {"release": f"{name}:1:x", "model": name, "version": 1, "state": State.READY, "profile": {1: 0.5, 2: 0.75}}
+    given = {
+        "content_id": f"{name}:1:x",
+        "model": name,
+        "version": 1,
+        "state": State.READY,
+        "profile": {1: 0.5, 2: 0.75},
+    }
     return InstanceRecord.model_validate(given | changed)
 
 

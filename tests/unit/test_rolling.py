@@ -231,8 +231,8 @@ def test_a_restart_that_is_cancelled_leaves_all_that_runs_to_be_stopped(nursery)
 
 def worker(name: str, **states: State) -> WorkerRecord:
     instances = tuple(
-        InstanceRecord(release=release, model=release, version=1, state=state, reason="damaged")
-        for release, state in states.items()
+        InstanceRecord(content_id=content_id, model=content_id, version=1, state=state, reason="damaged")
+        for content_id, state in states.items()
     )
     return WorkerRecord(
         id=name, pool="cpu", device="cpu", backend="x", pid=1, host="h", started=0, heartbeat=0, instances=instances

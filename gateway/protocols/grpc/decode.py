@@ -1,4 +1,4 @@
-"""A ModelInferRequest -> inputs and terms that fit the release's signature. Pure.
+"""A ModelInferRequest -> inputs and terms that fit the version's signature. Pure.
 
 Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input that is not in shared
 memory, in their order, and then no input has contents of its own.
@@ -36,7 +36,7 @@ class GrpcCall(NamedTuple):
 
 
 class GrpcDecoder:
-    """Reads the requests of one release."""
+    """Reads the requests of one version."""
 
     def __init__(self, plans: InputPlans, extensions: Extensions) -> None:
         self._model = plans.model

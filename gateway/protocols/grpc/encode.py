@@ -46,7 +46,7 @@ def stream_response(response: bytes) -> bytes:
 
 
 class GrpcEncoder:
-    """Writes the responses of one release."""
+    """Writes the responses of one version."""
 
     def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions) -> None:
         self._model = model

@@ -42,7 +42,7 @@ class MetadataCalls:
             if failure.code is not Code.NOT_FOUND:
                 raise
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=version.ready and self._deps.answering(version.manifest.release))
+        return pb.ModelReadyResponse(ready=version.ready and self._deps.answering(version.manifest.content_id))
 
     async def model_metadata(self, request: Any, _: Any) -> Any:
         model, version = self._find(request)

@@ -17,7 +17,7 @@ from millstream.services.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this release did.
+    """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this content id did.
 
     `receive_budget`: the receive budget of the gateway; `reply_budget`: its reply budget. `metrics`: Accept header -> page, content type.
 

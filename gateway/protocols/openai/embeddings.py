@@ -58,7 +58,9 @@ class Embeddings:
             return entries, 0
         if texts:
             manifest = route.lane.manifest
-            entries = await self._tokenizing.run(manifest.release, partial(self._tokenizers.encode, manifest, entries))
+            entries = await self._tokenizing.run(
+                manifest.content_id, partial(self._tokenizers.encode, manifest, entries)
+            )
             check_tokens([len(ids) for ids in entries])
         return entries, sum(map(len, entries))
 

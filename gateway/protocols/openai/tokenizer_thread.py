@@ -28,27 +28,27 @@ class TokenizerThread:
 
     def __init__(self, seconds_max: float = SECONDS_MAX) -> None:
         self._seconds_max = seconds_max
-        self._running: dict[str, asyncio.Future[None]] = {}  # release -> done when its thread has ended
+        self._running: dict[str, asyncio.Future[None]] = {}  # content id -> done when its thread has ended
 
-    async def run(self, release: str, work: Callable[[], T]) -> T:
+    async def run(self, content_id: str, work: Callable[[], T]) -> T:
         """What `work` returns. Raises what it raises, and Failure: EXPIRED (too slow), UNAVAILABLE (too many)."""
         try:
             async with asyncio.timeout(self._seconds_max):
-                while (before := self._running.get(release)) is not None:
+                while (before := self._running.get(content_id)) is not None:
                     await asyncio.shield(before)
-                return await self._start(release, work)
+                return await self._start(content_id, work)
         except TimeoutError:
             raise Failure(
                 Code.EXPIRED,
                 f"the texts took longer than {self._seconds_max:g} s to tokenize: send shorter ones, or tokens",
             ) from None
 
-    def _start(self, release: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    def _start(self, content_id: str, work: Callable[[], T]) -> asyncio.Future[T]:
         if len(self._running) >= VERSIONS_MAX:
             raise Failure(Code.UNAVAILABLE, "too many texts are being tokenized: try again", retry_after_s=1)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
-        ended = self._running[release] = loop.create_future()
+        ended = self._running[content_id] = loop.create_future()
 
         def run() -> None:
             try:
@@ -61,11 +61,11 @@ class TokenizerThread:
                 loop.call_soon_threadsafe(end, tell)
 
         def end(tell: Callable[[], None]) -> None:
-            del self._running[release]
+            del self._running[content_id]
             ended.set_result(None)
             if not outcome.done():  # else nobody waits any more
                 tell()
 
         # A daemon: a tokenizer that does not end must not keep the process from leaving.
-        threading.Thread(target=run, name=f"tokenize {release}", daemon=True).start()
+        threading.Thread(target=run, name=f"tokenize {content_id}", daemon=True).start()
         return outcome

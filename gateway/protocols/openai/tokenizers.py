@@ -44,12 +44,12 @@ class Tokenizers:
 
     def _of(self, manifest: Manifest) -> Any:
         with self._changing:
-            tokenizer = self._kept.get(manifest.release)
+            tokenizer = self._kept.get(manifest.content_id)
         if tokenizer is None:
             tokenizer = self._load(manifest)  # without the lock: it may take long, and others need not wait for it
         with self._changing:
-            self._kept[manifest.release] = tokenizer
-            self._kept.move_to_end(manifest.release)
+            self._kept[manifest.content_id] = tokenizer
+            self._kept.move_to_end(manifest.content_id)
             while len(self._kept) > KEPT_MAX:
                 self._kept.popitem(last=False)
         return tokenizer

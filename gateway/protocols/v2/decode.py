@@ -1,4 +1,4 @@
-"""The bytes of an inference request -> an InferCall that fits the release's signature.
+"""The bytes of an inference request -> an InferCall that fits the version's signature.
 
 body ── envelope seen before? ──yes──> only the numbers are read
              └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope remembered
@@ -70,7 +70,7 @@ def parse_header_length(value: bytes | None) -> int | None:
 
 
 class V2Decoder:
-    """Reads the requests of one release.
+    """Reads the requests of one version.
 
     `json_bytes_max`: bytes of the JSON part at most; binary tensors are not counted.
     """

@@ -35,7 +35,7 @@ _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 class V2Encoder:
-    """Writes the responses of one release."""
+    """Writes the responses of one version."""
 
     def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions | None = None) -> None:
         self._extensions = extensions or Extensions(signature, {}, None, 0)
@@ -142,7 +142,7 @@ class V2Encoder:
 
 
 class _OutputText:
-    """One output of a release as text."""
+    """One output of a version as text."""
 
     def __init__(self, spec: TensorSpec) -> None:
         self.name = spec.name

@@ -83,7 +83,7 @@ def _metadata(model: ModelView, version: VersionView) -> dict[str, Any]:
 
 def _ready(view: VersionView, response: Response, deps: Deps) -> dict[str, Any]:
     name = view.manifest.model
-    if view.ready and deps.answering(view.manifest.release):
+    if view.ready and deps.answering(view.manifest.content_id):
         return {"name": name, "ready": True}
     response.status_code = 503
     why = (
