@@ -14,9 +14,10 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel
 
@@ -41,12 +42,16 @@ from millstream.services.repository.proposals import FolderProposals
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.verdicts import FolderVerdicts
 
+T = TypeVar("T")
+
 _CHANGING = "changing"
 _SETTLED = "settled "
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 
 
+#: looks at what seems not to be there, while other processes change the repository
+_LOOKS_MAX = 5
 #: A file that is younger than this may be changed again without another time.
 _SETTLED_NS = 2_000_000_000
 
@@ -106,7 +111,8 @@ class FolderRepository:
 
     def versions(self, model: str) -> Sequence[int]:
         """Published versions, ascending; empty for an unknown model."""
-        return self._versions(check_name(model))
+        name = check_name(model)
+        return self._look_twice(lambda: self._versions(name)) or []
 
     def manifest(self, model: str, version: int) -> Manifest:
         """The version's manifest. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
@@ -128,12 +134,16 @@ class FolderRepository:
 
     def endpoint(self, model: str) -> Endpoint:
         """The endpoint document. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
-        endpoint = read_endpoint(self._models / check_name(model) / "endpoint.json", model, self._root)
-        if endpoint is not None:
-            return endpoint
-        if not self._versions(model):
+        path = self._models / check_name(model) / "endpoint.json"
+
+        def look() -> Endpoint | None:
+            written = read_endpoint(path, model, self._root)
+            return written or (Endpoint(model=model) if self._versions(model) else None)
+
+        endpoint = self._look_twice(look)
+        if endpoint is None:
             raise not_found(f"there is no model {model!r}")
-        return Endpoint(model=model)
+        return endpoint
 
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Compare `endpoint.generation` with the stored one and write. Raises Failure(CONFLICT, NOT_FOUND)."""
@@ -249,7 +259,24 @@ class FolderRepository:
             return True
 
     def _has(self, model: str) -> bool:
-        return (self._models / model / "endpoint.json").exists() or bool(self._versions(model))
+        path = self._models / model / "endpoint.json"
+        return bool(self._look_twice(lambda: path.exists() or self._versions(model)))
+
+    def _look_twice(self, look: Callable[[], T]) -> T:
+        """Return what `look` returns; while that is nothing, and the repository changed meanwhile, look again.
+
+        A listing of a folder may miss a version that was published after it began, and drop one that was deleted before
+        it ended: of a model that was there all the time it then shows nothing.
+        """
+        seen = look()
+        for _ in range(_LOOKS_MAX):
+            if seen:
+                break
+            token = self.token()
+            seen = look()
+            if self.token() == token:
+                break
+        return seen
 
     def _versions(self, model: str) -> list[int]:
         try:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -246,6 +246,33 @@ def test_readers_see_only_whole_versions_while_others_write(repository: Reposito
     reader.join()
     assert reads
     assert -1 not in reads
+
+
+@pytest.mark.parametrize("read", ["endpoint", "versions", "models"])
+def test_a_model_is_there_while_one_version_replaces_another(
+    repository: Repository, open_again: Open, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    """The folder is listed; before its entry is looked at, that version gives way to another."""
+    publish(repository, version=1)
+    reader = open_again()
+    listed = Path.iterdir
+
+    def slow(folder: Path) -> Iterator[Path]:
+        entries = [*listed(folder)]
+        if folder.name == "digits":
+            monkeypatch.undo()
+            publish(repository, version=2)
+            repository.delete_version("digits", 1)
+        return iter(entries)
+
+    monkeypatch.setattr(Path, "iterdir", slow)
+    if read == "endpoint":
+        assert reader.endpoint("digits").model == "digits"
+    elif read == "versions":
+        assert list(reader.versions("digits")) == [2]
+    else:
+        assert list(reader.models()) == ["digits"]
+    assert list(repository.versions("digits")) == [2]  # it was replaced
 
 
 def lives(factory: str, folder: Path, operation: str) -> list[Repository]:
