@@ -24,7 +24,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what cannot run. A name that nobody knows ends the run: the test would never be left out."""
+    """Mark what cannot run. An unknown name ends the run: the test would never be left out."""
     known: dict[str, bool] = {}
     for item in items:
         names = [name for marker in item.iter_markers("needs") for name in marker.args]

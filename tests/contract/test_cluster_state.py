@@ -60,7 +60,7 @@ def test_workers_are_those_whose_records_live(address):
         pools["gpu"].worker("g").leave(3)
         assert [record.id for record in await cluster_state.workers()] == ["a", "b"]
         pools["cpu"].redis.set(KEYS.pool("cpu").record("a"), b'{"id": 1}')
-        assert [record.id for record in await cluster_state.workers()] == ["b"]  # it hides nobody but itself
+        assert [record.id for record in await cluster_state.workers()] == ["b"]  # it hides no record but itself
         assert cluster_state.unreadable == {"a"}
         newer = json.loads(worker(name="a").model_dump_json()) | {"batch_formats": [3, 9], "mood": {"good": True}}
         newer["instances"] = [
@@ -194,7 +194,7 @@ def test_who_listens_to_nobody_is_told(address):
             server = redis.info("server")["process_id"]
             while redis.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"] < 2:
                 await asyncio.sleep(0.01)
-            assert not first.done()  # nobody says anything, but Redis is there
+            assert not first.done()  # no event comes, but Redis is there
         with asleep(server), pytest.raises(Failure, match="does not answer"):
             await asyncio.wait_for(first, 30)
         await cluster_state.close()

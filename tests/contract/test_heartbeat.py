@@ -1,4 +1,4 @@
-"""What a worker's heart tells Redis, on every server that is to be had."""
+"""What a worker's heartbeat writes to Redis, on every installed server."""
 
 from __future__ import annotations
 

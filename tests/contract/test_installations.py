@@ -75,7 +75,7 @@ def test_an_installation_sees_and_hears_nothing_of_another(pool, others):
 
 
 def test_every_key_has_the_protocol_and_the_installation_in_it(pool):
-    """Also those that nobody thought of: what lies in Redis is looked at after everything was used."""
+    """Also keys that this test does not know of: all keys in Redis are checked after every feature was used."""
     pool.join("w", "m", "n")
     pool.put("n", "b2", blob=b"x")
     pool.put("m", "b1", blob=b"x")

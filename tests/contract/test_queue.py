@@ -1,4 +1,4 @@
-"""The scripts of the exchange as gateways and workers call them, on every Redis server that is to be had."""
+"""The queue's scripts as gateways and workers call them, on every installed Redis server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
     old.send_wait([], 4, 30)
     wait_until(lambda: blocked(pool))
     new = Consumer(pool.address, pool.keys, "w", pool.clock)
-    new.end(pool.redis.client_id())  # of somebody else: left alone
+    new.end(pool.redis.client_id())  # of another consumer: left alone
     new.end(old.client_id)
     wait_until(lambda: not blocked(pool))
     new.recover([])
@@ -436,7 +436,7 @@ def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
 
 
 def test_a_batch_that_a_worker_cannot_read_goes_to_another_at_once(pool):
-    """It stayed leased, for good: whoever holds a lane may be of another release than who writes to it."""
+    """It stayed leased for good: the worker that holds a lane may be of another release than the gateway that writes to it."""
     pool.join("a", "m")
     pool.join("b", "m")
     pool.join("c", "other")
@@ -448,7 +448,7 @@ def test_a_batch_that_a_worker_cannot_read_goes_to_another_at_once(pool):
     assert pool.next("a") == []
     picture = pool.check()
     assert (picture.entries, picture.inbox) == ([], {})
-    assert pool.replies() == [b"\2b1"]  # nobody is left to ask: its gateway decides
+    assert pool.replies() == [b"\2b1"]  # no worker is left: its gateway decides
     for worker in ("a", "b", "c"):
         pool.worker(worker).leave(ATTEMPTS_MAX)
 

@@ -1,4 +1,4 @@
-"""Workers that die, freeze, come back or lose their connection: what the exchange does about it, on every server."""
+"""Workers that die, freeze, come back or lose their connection: what the queue does about it, on every installed server."""
 
 from __future__ import annotations
 

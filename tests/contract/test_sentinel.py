@@ -1,4 +1,4 @@
-"""Every kind of connection finds the master that real sentinels name, and nobody else."""
+"""Every kind of connection finds the master that real sentinels name, and no other server."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> Non
             said, headers = wait_until(refused, 60)
             assert "version 1 of model 'deadly' ended its worker" in said
             assert 1 <= int(headers["retry-after"]) <= 20
-            # The storm goes on, through both gateways, and nobody dies of it any more.
+            # The storm goes on, through both gateways, and no worker dies of it any more.
             wait_until(lambda: stack.metrics().value("millstream_version_refused", model="deadly") == 1)
             seen = deaths(stack)
             storm = [call(stack, DEADLY, next(numbers))[0] for _ in range(40)]
@@ -59,7 +59,7 @@ def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> Non
             wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200)  # workers have just started again
             load.more(10)
 
-            # When its time is over it serves those who mean no harm, at once and without anybody's doing.
+            # When its time is over it answers harmless requests again, at once and with no operator's help.
             wait_until(lambda: call(stack, 5)[0] == 200, 60)
             load.more(10)
         assert {reply.status for reply in load.answers} == {200}

@@ -234,7 +234,7 @@ def read_only(folder: Path) -> Iterator[None]:
 
 @pytest.mark.needs("tmpfs")
 def test_full_shared_memory_sends_large_tensors_another_way(tmp_path: Path) -> None:
-    """Nobody meets a hole in a file that is mapped, which would kill; and who dies is started again, full as it is."""
+    """No process touches a hole in a mapped file, which would kill it; a process that dies is started again, full as the disk is."""
     large = models.identity(tmp_path / "large.onnx", "FP32", ("N", LARGE.shape[1]))
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
     # A short path, whose socket lies in the home as seen from outside of the namespace, too.

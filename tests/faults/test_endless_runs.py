@@ -1,4 +1,4 @@
-"""Runs that never end: they have a limit, their callers an answer, and everybody else their workers."""
+"""Runs that never end: a limit ends them, their callers get an answer, and all other callers keep their workers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_of_them_do_not_take_a_pool_of_two_workers(tmp_path: Path, make: obj
             sent = [send(stack, ENDLESS), send(stack, ENDLESS, 1)]
             assert [answer(one)[0] for one in sent] == [504, 504]
             load.more(5)
-            # Whoever sends them again is refused before they run.
+            # The same requests are refused before they run.
             wait_until(lambda: stack.metrics().value("millstream_quarantined") == 2)
             again = [answer(send(stack, ENDLESS)), answer(send(stack, ENDLESS, 1))]
             assert {status for status, _ in again} == {500}

@@ -30,7 +30,7 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
         with stack.gateway(0) as back:
             wait_until(lambda: back.get("/v2/health/ready").status_code == 200)
             assert back.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
-        # the memory of the one that died is nobody's: it is given back while the others run
+        # the memory of the gateway that died has no owner: it is removed while the others run
         wait_until(lambda: not list(stack.shm_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")))
 
 

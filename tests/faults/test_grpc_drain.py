@@ -130,7 +130,7 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None
                 assert dict(call.trailing_metadata())["retry-after"] == "1"
             wait_until(lambda: "gateway-0" not in stack.pids(), what="gone")
         assert stack.end() == 0
-        assert time.monotonic() - began < DRAIN_S + BUSY_S  # nobody waited for the leases
+        assert time.monotonic() - began < DRAIN_S + BUSY_S  # no lease had to expire
 
 
 def test_a_gateway_that_is_killed_is_replaced_on_the_same_port(tmp_path: Path) -> None:

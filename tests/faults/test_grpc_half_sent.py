@@ -1,4 +1,4 @@
-"""gRPC clients that begin and do not go on: what they hold is bounded, ends in time, and costs nobody else an answer."""
+"""gRPC clients that stop in the middle of a request: what they hold is bounded and ends in time; other callers lose no answer."""
 
 from __future__ import annotations
 

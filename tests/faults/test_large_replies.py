@@ -1,4 +1,4 @@
-"""Outputs above a limit: their caller is told so, once, and nobody else notices. On a real stack."""
+"""Outputs above a limit: their caller gets an error, once, and no other caller notices. On a real stack."""
 
 from __future__ import annotations
 

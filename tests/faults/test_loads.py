@@ -90,7 +90,7 @@ def test_a_suspect_is_tried_in_a_process_of_its_own(tmp_path: Path) -> None:
     steady = {"steady": models.scale(tmp_path / "steady.onnx")}
     with running_stack(tmp_path, models=steady) as stack:
         assert "2 processes died while they loaded it, the last was ended by SIGFPE" in failed(stack, "deadly")
-        assert len(ended(stack)) == 1, "the second death was that of a process that nobody else needs"
+        assert len(ended(stack)) == 1, "the second death was that of a process that serves nothing"
         stack.settled("steady", 1)
         answers(stack)
 

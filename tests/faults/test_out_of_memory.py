@@ -1,4 +1,4 @@
-"""A worker whose memory runs out: batches are halved until they fit, and nobody gets an error."""
+"""A worker whose memory runs out: batches are halved until they fit, and no caller gets an error."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_a_batch_that_finds_no_memory_is_halved_and_later_ones_are_smaller(tmp_p
         page = stack.metrics()
         halved = page.value("millstream_out_of_memory_total", model="wide")
         assert halved >= 1
-        assert stack.pids()["cpu-0"] == worker, "nobody died of it"
+        assert stack.pids()["cpu-0"] == worker, "no process died of it"
         print(f"17 requests of 128 rows answered, {halved:.0f} runs halved")

@@ -112,7 +112,7 @@ def flood(port: int, model: str, body: bytes, headers: dict[str, str], callers: 
 
 
 def ask(stack: Stack, model: str, body: bytes, headers: dict[str, str]) -> Timed:
-    """One request, when nobody else asks."""
+    """One request, when no other caller sends."""
     began = time.monotonic()
     reply = stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
     return Timed(reply.status_code, dict(reply.headers), reply.content, time.monotonic() - began)

@@ -60,7 +60,7 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
             load.more(20)
             wait_until(lambda: deaths(stack) == 2)
 
-            # Whoever sends it again is refused before it can do harm, by whichever gateway the request comes to.
+            # The same request is refused before it can do harm, whichever gateway it comes to.
             wait_until(lambda: stack.metrics().value("millstream_quarantined") == 2)
             again = [answer(send(stack, DEADLY)) for _ in range(10)]
             assert {status for status, _ in again} == {500}

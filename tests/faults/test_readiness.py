@@ -61,7 +61,7 @@ def workers(stack: Stack) -> list[int]:
 
 @contextmanager
 def answered(stack: Stack) -> Iterator[Load]:
-    """Callers meanwhile, all of whom get their answers: that somebody waits does not make a model ready."""
+    """Callers meanwhile, all of which get their answers: waiting callers do not make a model ready."""
     inputs = [np.full((1, 2), i, np.float32) for i in range(4)]
     bodies = [v2.request({"x": x}) for x in inputs]
     with constant_load(stack.port, "/v2/models/small/infer", bodies, callers=2) as load:
@@ -101,7 +101,7 @@ def test_ready_is_false_while_all_workers_are_dead(tmp_path: Path) -> None:
     with running_stack(tmp_path, pools="cpu=2", models={"small": path}) as stack:
         turn(stack, True)
         with answered(stack):
-            with asleep(stack.process.pid):  # the supervisor: nobody sees them die, nobody starts new ones
+            with asleep(stack.process.pid):  # the supervisor: no process sees them die or starts new ones
                 for pid in workers(stack):
                     os.kill(pid, signal.SIGKILL)
                 print({"killed": turn(stack, False)})
@@ -111,7 +111,7 @@ def test_ready_is_false_while_all_workers_are_dead(tmp_path: Path) -> None:
 
 
 def test_ready_is_false_while_a_worker_lives_and_answers_nothing(tmp_path: Path) -> None:
-    """It is in a run that takes very long; its heart beats on."""
+    """It is in a run that takes very long; its heartbeat goes on."""
     with running_stack(tmp_path, models={"small": models.scale(tmp_path / "m.onnx")}) as stack:
         stack.push("long", loop(tmp_path / "loop.onnx"), config='{"rows_max": 1}')
         turn(stack, True)

@@ -49,7 +49,7 @@ def answers_of(load: Load) -> list[Got]:
 
 
 def sent_beside(stack: Stack, number: int) -> list[http.client.HTTPConnection]:
-    """Requests beside the load, each on a connection of its own; nobody waits for their answers yet."""
+    """Requests beside the load, each on a connection of its own; their answers are not read yet."""
     return [stack.send(INFER, *BODIES[i % len(BODIES)]) for i in range(number)]
 
 
@@ -182,7 +182,7 @@ def test_connections_are_cut_while_large_outputs_are_fetched(tmp_path: Path) -> 
             load.more(20)
             cut_often(stack, load, cuts=30)
         check("load", answers_of(load), factor=1.0, x=x)
-        # Outputs whose reply went with a connection are known to nobody: they may stay until they expire, no longer.
+        # No gateway knows outputs whose reply was lost with a connection: they may stay until they expire, no longer.
         wait_until(lambda: not streams(stack), what="all batches replied to")
         forgotten = list(stack.redis.scan_iter("ms:*:blob:*"))
         print(f"{len(forgotten)} outputs left to expire")
@@ -214,7 +214,7 @@ def test_replies_to_a_connection_that_is_gone_do_not_stay(tmp_path: Path) -> Non
             cut(stack)
             wait_until(lambda: streams(stack) == 2, what="put again")
         check("put twice", answers_to(sent))
-        # the end of the stack finds the reply to what was put first, if nobody takes it away
+        # the end of the stack finds the reply to what was put first, if no gateway reads it
 
 
 def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_the_master_is_killed_and_the_next_one_asked_to_step_down(tmp_path: Path
     with watched_stack(tmp_path) as (stack, watched):
         with constant_load(stack.port, INFER, BODIES, CALLERS) as load:
             load.more(ALONG)
-            watched.sentinels[0].kill()  # nobody answers where everybody asks first
+            watched.sentinels[0].kill()  # the sentinel that every process asks first does not answer
             first, began = watched.master, time.monotonic()
             first.kill()
             second = watched.took_over(first)
@@ -86,7 +86,7 @@ def test_the_master_is_killed_and_the_next_one_asked_to_step_down(tmp_path: Path
 
 
 def test_the_master_freezes_and_thaws_as_a_replica(tmp_path: Path) -> None:
-    """No connection ends: those who use it must see by themselves that nobody answers any more."""
+    """No connection ends: its users must notice by themselves that no reply comes any more."""
     with watched_stack(tmp_path) as (stack, watched):
         with constant_load(stack.port, INFER, BODIES, CALLERS) as load:
             load.more(ALONG)

@@ -142,7 +142,7 @@ def test_a_hangup_signal_asks_for_the_same_and_a_second_restart_waits_for_the_fi
         before = stack.pids()
         with constant_load(stack.port, INFER, BODIES, callers=2) as load:
             load.more(10)
-            with asleep(before["redis"]):  # whoever starts now waits for it
+            with asleep(before["redis"]):  # a process that starts now waits for it
                 stack.process.send_signal(signal.SIGHUP)
                 stack.heard("SIGHUP: replacing all processes")
                 refused = restart(stack)
@@ -194,7 +194,7 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
 
 
 def slow_requests(stack: Stack, number: int) -> list[http.client.HTTPConnection]:
-    """Requests in flight: nobody runs them yet."""
+    """Requests in flight: no worker runs them yet."""
     body, headers = BODIES[0]
     sent = [stack.send(INFER, body, headers) for _ in range(number)]
     wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= number)
@@ -240,7 +240,7 @@ def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> N
             took_s = time.monotonic() - began
             load.more(10)
         check_answers(load)
-        assert took_s < 30 + BUSY_S  # the default limit; nobody waited for the leases
+        assert took_s < 30 + BUSY_S  # the default limit; no lease had to expire
         print(f"20 of 20 in flight answered, {len(load.answers)} beside them; gone after {took_s:.2f} s of at most 30")
         stack.heard("gateway-0 was ended by SIGTERM: starting it again")
 
@@ -257,7 +257,7 @@ def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None
             print(f"10 of 10 refused; the gateway was gone after {time.monotonic() - began:.2f} s of at most {DRAIN_S}")
         assert stack.end() == 0
         took_s = time.monotonic() - began
-        assert took_s < DRAIN_S + BUSY_S  # nobody waited for the leases
+        assert took_s < DRAIN_S + BUSY_S  # no lease had to expire
         assert not any("gateway-0 did not stop" in line for line in stack.lines)
 
 
@@ -274,7 +274,7 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
         stack.heard("cpu-0 ended with exit code 3: starting it again")
         assert "others run it" in stack.logs()
         assert told(sent) == [(200, None, None)] * 4
-        # it gave its lease back: nobody had to take it for a worker that died of its batch
+        # it gave its lease back: no gateway took it for a worker that its batch killed
         assert stack.metrics().value("millstream_reclaimed_total") == 0
 
 

@@ -1,4 +1,4 @@
-"""A thousand idle connections, slow bodies and slow readers: they hold no permit, disturb nobody, and are cut off in time."""
+"""A thousand idle connections, slow bodies and slow readers: they hold no permit, disturb no other client, and are cut off in time."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def opened(port: int, index: int) -> Wire:
 
 
 async def reads_nothing(port: int) -> Wire:
-    """The sender of a large request, once its reply has begun to come: it was answered, and nobody reads it."""
+    """The sender of a large request, once its reply has begun to come: it was answered, and the answer is not read."""
     body, headers = v2.request({"x": LARGE})
     wire = await Wire.connect(port, receive_bytes=65536)
     await wire.send(post("/v2/models/large/infer", body, *(f"{name}: {value}" for name, value in headers.items())))
@@ -160,7 +160,7 @@ def test_slow_clients_disturb_nobody_and_are_cut_off(tmp_path: Path) -> None:
         assert answer.status == 200, answer.body
         got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)
         np.testing.assert_array_equal(got, X * np.float32((answer.sent + 1) * 2))
-    assert max(flying) <= CALLERS + 2  # the callers', and a canary of each model
+    assert max(flying) <= CALLERS + 2  # the callers', and a readiness probe of each model
 
 
 FORM = (

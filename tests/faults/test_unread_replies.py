@@ -68,7 +68,7 @@ def message() -> bytes:
 
 
 def ask_http(stack: Stack, open_until: ExitStack, path: str, body: bytes, each: int) -> None:
-    """Clients with `each` pipelined requests, of whose replies nobody reads anything."""
+    """Clients with `each` pipelined requests, whose replies are never read."""
     for _ in range(ASKED // each):
         client = open_until.enter_context(http2.unread(stack.port))
         client.sendall(post(path, body) * each)

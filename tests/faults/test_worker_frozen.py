@@ -1,4 +1,4 @@
-"""Workers that freeze under load for longer than their leases and thaw again: nobody's request is lost or spoilt by it."""
+"""Workers that freeze under load for longer than their leases and thaw again: no request is lost or answered wrongly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.wait import wait_until
 
 LEASE_S = 0.5
 CALLERS = 6
-TIMEOUT_US = 50_000_000  # whoever gets a 200 got it within this
+TIMEOUT_US = 50_000_000  # every 200 comes within this
 FREEZES_MAX = 20
 Expected = Sequence[v2.Array]
 
@@ -133,7 +133,7 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
                 wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)
             load.more(50)
             for _ in range(2):
-                with asleep(*pids.values()):  # longer: there is nobody left who could take anything over
+                with asleep(*pids.values()):  # longer: no worker is left that could take over a batch
                     wait_until(lambda: not workers(stack))
                     seen = len(load.answers)
                     wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)

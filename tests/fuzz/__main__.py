@@ -1,4 +1,4 @@
-"""python -m tests.fuzz [--minutes 10] [--target json …]: feed the request parsers with what nobody would send.
+"""python -m tests.fuzz [--minutes 10] [--target json …]: feed the request parsers with malformed input.
 
 Prints how many inputs each target took. Exits with 1 and the input's file if one was answered by other than a reply or
 a clean refusal, or took too long: put it into tests/fuzz/corpus once it is mended, under a name that says what it is.

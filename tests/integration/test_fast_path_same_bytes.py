@@ -176,7 +176,7 @@ async def test_the_handler_gets_what_was_sent(ports: Ports) -> None:
 
 
 async def test_trailers_are_no_headers(ports: Ports) -> None:
-    """Plain uvicorn takes them for headers; whoever looked at the headers before would not have seen them."""
+    """Plain uvicorn takes them for headers; a check of the headers before that would not have seen them."""
     async with await Wire.connect(ports[0]) as wire:
         await wire.send(chunked(PATH, [b"a"], end=b"0\r\nContent-Encoding: gzip\r\n\r\n"))
         assert (await wire.reply()).body.startswith(b'["m",null,[null,null,null],1,')

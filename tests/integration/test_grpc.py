@@ -279,7 +279,7 @@ def test_deadlines_and_cancellation(stack: Stack, client: Any, stub: Any) -> Non
             with pytest.raises(InferenceServerException) as caught:
                 client.infer("add", pair(), **options)
             assert "DEADLINE_EXCEEDED" in str(caught.value) or "Deadline Exceeded" in str(caught.value)
-        # the lane hears of the call's own end: nothing is left of these although nobody answers
+        # the lane hears of the call's own end: nothing is left of these although no worker answers
         for timeout_s in (50, 1.5):
             calls = [stub.ModelInfer.future(raw_request("wide", "x", rows()), timeout=timeout_s) for _ in range(50)]
             wait_until(lambda: in_flight(stack) >= 50)

@@ -91,7 +91,7 @@ def anyio_backend() -> str:
 
 
 def test_what_the_command_serves(tmp_path: Path) -> None:
-    """A container's start, to its answer: on every address, with an admin API that nobody can use."""
+    """A container's start, to its answer: on every address, with an admin API that is closed."""
     folder = tmp_path / "model"
     folder.mkdir()
     models.scale(folder / "any.onnx")

@@ -24,7 +24,7 @@ GATEWAYS = 2
 
 @pytest.fixture(scope="module")
 def counting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    # nobody else's traffic: no version is active, so no canary runs
+    # no other traffic: no version is active, so no readiness probe runs
     with running_stack(tmp_path_factory.mktemp("metrics"), gateways=GATEWAYS, pools="cpu=2") as stack:
         yield stack
 

@@ -83,7 +83,7 @@ def refused(repository: FolderRepository, content: bytes, code: Code = Code.INVA
 
 
 def endless_model(tmp_path: Path) -> bytes:
-    """A model whose run ends when everybody has gone home."""
+    """A model whose run takes hours."""
     return models.slow(tmp_path / "slow.onnx", 2_000_000_000).read_bytes()
 
 

@@ -140,7 +140,7 @@ ROW = 16 * 1024  # floats: 64 KiB
 
 
 def test_large_tensors_travel_in_shared_memory(stack: Stack, tmp_path: Path) -> None:
-    # not activated: no canary of theirs, so that every byte is ours
+    # not activated: no readiness probe runs, so that every byte is the test's
     stack.push("large", models.identity(tmp_path / "m.onnx", shape=("N", ROW)), activate=False)
     x = np.random.default_rng(1).standard_normal((5, ROW), np.float32)
     before = stack.metrics()

@@ -25,7 +25,7 @@ IN_FLIGHT_MAX = 24
 
 @pytest.fixture(scope="module")
 def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    # The lease outlasts every stop: whoever is only stopped stays a worker.
+    # The lease outlasts every stop: a worker that is only stopped stays a worker.
     settings = {"queue_rows_max": LANE_ROWS_MAX, "inflight_requests_max": IN_FLIGHT_MAX, "queue_lease_s": 120}
     with running_stack(tmp_path_factory.mktemp("limits"), settings=settings) as stack:
         yield stack
@@ -57,7 +57,7 @@ def reply(connection: http.client.HTTPConnection) -> Reply:
 
 
 class Model:
-    """A version that takes part in nothing but the test: not activated, so no canary of its own runs."""
+    """A version that takes part in nothing but the test: not activated, so no readiness probe of it runs."""
 
     def __init__(self, stack: Stack, name: str, path: Path, config: str | None = None) -> None:
         self.stack = stack

@@ -61,7 +61,7 @@ def test_releases_of_two_protocols_serve_side_by_side(tmp_path, address):
             for done in [threads.submit(infer_many, of_old, 3), threads.submit(infer_many, of_new, 2)]:
                 done.result()
         assert len(old.workers(of_old)) == len(new.workers(of_new)) == 1
-        old.stop(old_worker)  # what a worker of one release leaves is nobody's of the other
+        old.stop(old_worker)  # workers of one release do not take over what a worker of the other leaves
         infer(of_new, 1)
         old.worker(index="1")
         old.until_workers(of_old, 1)

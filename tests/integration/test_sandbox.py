@@ -63,7 +63,7 @@ CALLS = {
     "start a program": "subprocess.run(['/bin/true'])",
     "start a program without fork": "os.posix_spawn('/bin/true', ['true'], {})",
     "signal its parent": "os.kill(os.getppid(), 0)",
-    "signal everybody": "os.kill(-1, 0)",
+    "signal all processes": "os.kill(-1, 0)",
     "limit its parent": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0))",
     "slow its parent down": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
     "change rights": "os.chmod(own / 'file', 0o777)",
@@ -119,7 +119,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     own.mkdir()
     other.mkdir()
     (own / "file").write_bytes(b"mine")
-    (other / "model.onnx").write_bytes(b"somebody else's")
+    (other / "model.onnx").write_bytes(b"another owner's")
     (own / "link").symlink_to(other / "model.onnx")
     unix = str(folder / "unix")
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
@@ -137,7 +137,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         )
     assert done.returncode == 0, done.stderr
     yield json.loads(done.stdout)
-    assert (other / "model.onnx").read_bytes() == b"somebody else's"
+    assert (other / "model.onnx").read_bytes() == b"another owner's"
     assert [path.name for path in other.iterdir()] == ["model.onnx"]
 
 

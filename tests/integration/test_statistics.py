@@ -61,7 +61,9 @@ def counts(document: dict[str, Any]) -> dict[str, int]:
 def test_every_field_is_there_with_zero_from_load_and_canaries_count_nowhere(stack: Stack, tmp_path: Path) -> None:
     stack.push("fresh", models.lookup(tmp_path / "m.onnx"))
     batches = stack.metrics().value("millstream_batches_total", model="fresh")
-    wait_until(lambda: stack.metrics().value("millstream_batches_total", model="fresh") > batches, what="a canary")
+    wait_until(
+        lambda: stack.metrics().value("millstream_batches_total", model="fresh") > batches, what="a readiness probe"
+    )
     document = stats(stack.http, "fresh")
     memory = document.pop("memory_usage")
     assert document == {

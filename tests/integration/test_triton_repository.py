@@ -325,7 +325,7 @@ def test_a_load_right_after_an_unload_answers_when_the_model_is_ready(
     for _ in range(5):
         client.unload_model("again")
         client.load_model("again")
-        # Whoever still holds it from before lets go of it: an answer may not wait for that.
+        # Workers that still hold it from before unload it: an answer may not wait for that.
         assert client.is_model_ready("again")
         workers = stack.http.get("/admin/v1/workers").json()["workers"]
         states = {one["state"] for worker in workers for one in worker["instances"] if one["model"] == "again"}

@@ -196,7 +196,7 @@ def test_conflicts(stack: Stack, tmp_path: Path, scale: Callable[[float], bytes]
     stack.push("taken", tmp_path / "scale.onnx", version=2)
     refused(stack.http.delete(f"{ADMIN}/taken/versions/2"), 409, "is serving")
     assert stack.http.delete(f"{ADMIN}/taken/versions/1").status_code == 204
-    # a number that was deleted is free to whoever names it, and is not given out by itself
+    # a deleted number may be asked for by name, and is never assigned automatically
     assert stack.http.post(f"{ADMIN}/taken/versions", content=scale(4.0)).json()["version"] == 3
 
 
@@ -251,7 +251,7 @@ def test_an_upload_in_progress_is_visible_to_all_and_then_ready(stack: Stack, sc
 def _document(http_: httpx.Client, name: str) -> dict[str, Any] | None:
     reply = http_.get(f"{ADMIN}/{name}")
     document: dict[str, Any] = reply.json()
-    # its line on the board is written when the first byte has come, and read by other gateways a little later
+    # its line in the list of uploads is written when the first byte has come, and read by other gateways a little later
     return document if reply.status_code == 200 else None
 
 

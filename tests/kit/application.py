@@ -63,7 +63,7 @@ class Exchange:
         self._fed.put_nowait({"type": "http.disconnect"})
 
     async def status(self) -> int:
-        """The reply's status, when the application has ended the exchange."""
+        """The reply's status, when the application has answered."""
         await asyncio.wait_for(self.task, 60)
         status = (await self._sent.get())["status"]
         assert isinstance(status, int)

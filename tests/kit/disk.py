@@ -48,7 +48,7 @@ class Disk:
         """Take all room but `left_bytes`, which is a multiple of the page size."""
         with self.filler.open("ab") as file:
             while (wanted := self.free_bytes - left_bytes) > 0:
-                with suppress(OSError):  # somebody else took some of it meanwhile
+                with suppress(OSError):  # another process took some of it meanwhile
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), wanted)
 
     def empty(self) -> None:
@@ -91,27 +91,27 @@ def plain_disk(folder: Path) -> Disk:
 
 @contextmanager
 def _in_a_namespace(folder: Path, size_bytes: int, why: list[str]) -> Iterator[Disk | None]:
-    """Mounted where nobody else sees it. A process keeps it until its input ends, so nothing stays if we are killed."""
+    """Mounted in a mount namespace of its own. A process keeps it until its input ends, so nothing stays if the test is killed."""
     if shutil.which("unshare") is None:
         why.append("unshare is not installed")
         yield None
         return
     mount_and_wait = f'{_mount(size_bytes)} "$0" && echo mounted && exec cat'
-    keeper = subprocess.Popen(
+    holder = subprocess.Popen(
         ["unshare", "--user", "--map-root-user", "--mount", "--", "sh", "-c", mount_and_wait, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    with keeper:
-        assert keeper.stdout
-        assert keeper.stderr
-        if keeper.stdout.readline():
-            prefix = ("nsenter", f"--target={keeper.pid}", "--user", "--mount", "--preserve-credentials", "--")
-            yield Disk(folder, prefix, Path(f"/proc/{keeper.pid}/root"))
+    with holder:
+        assert holder.stdout
+        assert holder.stderr
+        if holder.stdout.readline():
+            prefix = ("nsenter", f"--target={holder.pid}", "--user", "--mount", "--preserve-credentials", "--")
+            yield Disk(folder, prefix, Path(f"/proc/{holder.pid}/root"))
         else:
-            why.append(keeper.stderr.read().strip())
+            why.append(holder.stderr.read().strip())
             yield None
 
 

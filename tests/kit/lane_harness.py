@@ -37,8 +37,8 @@ ROWS_WAITING_MAX = 1000
 class HeldLink(LoopbackLink):
     """Keeps what is put; `up`: whether Redis can be reached."""
 
-    def __init__(self, exchange: Producer) -> None:
-        super().__init__(exchange)
+    def __init__(self, producer: Producer) -> None:
+        super().__init__(producer)
         self.held = self.up = True
 
     @property
@@ -67,9 +67,9 @@ class LaneBench:
         self.now = 0.0
         tally = MetricsRegistry(None, "gateway")
         refused = tally.counter(catalogue.REFUSED, "gateway_full")
-        exchange = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
-        self.link = HeldLink(exchange)
-        self.pending = exchange.pending
+        producer = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
+        self.link = HeldLink(producer)
+        self.pending = producer.pending
         self.admission = Admission(permits, BYTES_MAX, tally.gauge(catalogue.REQUESTS_IN_FLIGHT), refused)
         self._soon: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[int], None], int]] = []
@@ -146,6 +146,6 @@ class LaneBench:
         outputs, runs = ([output], [rows]) if rows else ([], [])
         reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
         outstanding = self.pending.get(header.name)
-        if outstanding is not None:  # else it was put again, or nobody waits for it any more
+        if outstanding is not None:  # else it was put again, or no caller waits for it any more
             outstanding.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))
         self.turn()

@@ -32,15 +32,15 @@ from millstream.services.wire.records import State
 from tests.kit.catalog import instance, worker
 from tests.kit.versions import publish
 
-NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # nobody connects to it
+NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # no test connects to it
 
 
 class LoopbackLink(ProducerLink):
     """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
 
-    def __init__(self, exchange: Producer) -> None:
+    def __init__(self, producer: Producer) -> None:
         keys = InstallationKeys("test").pool("cpu")
-        super().__init__(NOWHERE, keys, "loopback", exchange._on_reply, lambda _: None, lambda *_: None)
+        super().__init__(NOWHERE, keys, "loopback", producer._on_reply, lambda _: None, lambda *_: None)
         self.held = False
         self.waiting: list[tuple[bytes, bytes]] = []
 
@@ -102,13 +102,13 @@ class Loopback:
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
             tally.counter(catalogue.REFUSED, "gateway_full"),
         )
-        self.exchange = Producer(NOWHERE, InstallationKeys("test"), "loopback", tally, self.settings.queue_lease_s)
-        self.link = LoopbackLink(self.exchange)
-        self.exchange._links["cpu"] = self.link
+        self.producer = Producer(NOWHERE, InstallationKeys("test"), "loopback", tally, self.settings.queue_lease_s)
+        self.link = LoopbackLink(self.producer)
+        self.producer._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
         self.lanes = Router(
-            self.settings, self.exchange, self.admission, None, tally, "here", lambda _: {}, memory, self.reply_budget
+            self.settings, self.producer, self.admission, None, tally, "here", lambda _: {}, memory, self.reply_budget
         )
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(

@@ -30,7 +30,7 @@ Key = tuple[str, str]  # an entry's lane and id
 
 
 class Entry(NamedTuple):
-    """An entry of a stream; `worker` leases it, None: nobody does. Two streams may have entries of one id."""
+    """An entry of a stream; `worker`: who leases it, or None. Two streams may have entries of one id."""
 
     lane: str
     id: str
@@ -62,7 +62,7 @@ class Picture:
     others: set[str] = field(default_factory=set)
 
     def waiting(self, lane: str | None = None) -> list[str]:
-        """Names of batches that nobody has, in order."""
+        """Names of batches that no worker leases, in order."""
         return [entry.name for entry in self.entries if entry.worker is None and lane in {None, entry.lane}]
 
     def leased(self, worker: str | None = None) -> list[str]:
@@ -88,12 +88,14 @@ class Picture:
             ("drains", draining),
             ("has an inbox", self.inbox),
         ):
-            found += [f"{worker} {kind} and nobody would reclaim it" for worker in owners if worker not in self.workers]
+            found += [
+                f"{worker} {kind} and no gateway would reclaim it" for worker in owners if worker not in self.workers
+            ]
         leases = {entry.key: entry for entry in self.entries if entry.worker is not None}
         for entry in leases.values():
             worker = str(entry.worker)
             if worker not in self.workers or entry.lane not in lanes.get(worker, set()) | draining.get(worker, set()):
-                found.append(f"nobody would reclaim {entry}")
+                found.append(f"no gateway would reclaim {entry}")
         for worker, keys in self.inbox.items():
             found += [f"{key} is in the inbox of {worker}" for key in keys if leases[key].worker != worker]
         doubled = Counter(entry.name for entry in self.entries)
@@ -110,7 +112,7 @@ class Pool:
         self.clock = RedisClock()
         self.redis: Any = client(address)
         self._link = ConsumerLink(address)
-        self._exchanges: dict[str, Consumer] = {}
+        self._consumers: dict[str, Consumer] = {}
         self.load()
 
     def load(self) -> None:
@@ -119,8 +121,8 @@ class Pool:
             self._link.call("SCRIPT", "LOAD", script(scripted).text)
 
     def close(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.close()
+        for consumer in self._consumers.values():
+            consumer.close()
         self._link.close()
         self.redis.close()
 
@@ -198,31 +200,31 @@ class Pool:
     # What workers do.
 
     def worker(self, name: str) -> Consumer:
-        if name not in self._exchanges:
-            self._exchanges[name] = Consumer(self.address, self.keys, name, self.clock)
-        return self._exchanges[name]
+        if name not in self._consumers:
+            self._consumers[name] = Consumer(self.address, self.keys, name, self.clock)
+        return self._consumers[name]
 
     def lose_connection(self, name: str) -> None:
         """The next `worker(name)` is over a new connection."""
-        self._exchanges.pop(name).close()
+        self._consumers.pop(name).close()
 
     def join(self, name: str, *lanes: str) -> Consumer:
         """A worker that has beaten and holds `lanes`."""
-        exchange = self.worker(name)
-        exchange.beat(b"{}", LEASE_MS)
-        exchange.add_lanes(lanes)
-        return exchange
+        consumer = self.worker(name)
+        consumer.beat(b"{}", LEASE_MS)
+        consumer.add_lanes(lanes)
+        return consumer
 
     def next(self, name: str, *finished: Lease, in_hand: int = 0, wanted: int = 4) -> list[Lease]:
-        exchange = self.worker(name)
-        exchange.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], in_hand, wanted)
-        return exchange.receive_next()
+        consumer = self.worker(name)
+        consumer.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], in_hand, wanted)
+        return consumer.receive_next()
 
     def wait(self, name: str, *finished: Lease, wanted: int = 4, timeout_s: float = 1) -> list[Lease]:
         """As a worker with empty hands does: replies, then blocks on its inbox."""
-        exchange = self.worker(name)
-        exchange.send_wait([Finished(lease, reply(lease, name), b"") for lease in finished], wanted, timeout_s)
-        return exchange.receive_wait()[0]
+        consumer = self.worker(name)
+        consumer.send_wait([Finished(lease, reply(lease, name), b"") for lease in finished], wanted, timeout_s)
+        return consumer.receive_wait()[0]
 
     def silence(self, *names: str) -> None:
         """The last beat of these workers was long ago."""

@@ -171,7 +171,7 @@ class Watched:
 
     @staticmethod
     def introduce(sentinel: Server, name: str, port: int) -> None:
-        """Have one sentinel watch, and name, whoever is on a port, for longer than a test lasts."""
+        """Have one sentinel watch, and name, the server on a port, for longer than a test lasts."""
         sentinel.redis.sentinel_monitor(name, "127.0.0.1", port, QUORUM)
         sentinel.redis.sentinel_set(name, "auth-pass", PASSWORD)
         sentinel.redis.sentinel_set(name, "down-after-milliseconds", 600_000)
@@ -199,7 +199,7 @@ def watched_redis(folder: Path) -> Iterator[Watched]:
     """Start a master, a replica and sentinels, give them, and end those that live."""
     folder.mkdir()
     with ExitStack() as ports:
-        # Bound and not listened to, a port is given to nobody else, and a server that says so itself may use it.
+        # Bound and not listened to, the kernel gives a port to no other process, and a server that sets SO_REUSEPORT may use it.
         sockets = [ports.enter_context(socket.socket()) for _ in range(2 + SENTINELS)]
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

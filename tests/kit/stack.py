@@ -285,9 +285,9 @@ def running_stack(
 
 
 def assert_quiet(stack: Stack, timeout_s: float = 90) -> None:
-    """Nobody asks for anything: wait for the moment in which nothing is on its way, waits, or is held for anybody.
+    """Wait until nothing is in flight, queued or kept. No caller may be sending.
 
-    Memory of a batch that was tried again rests for a minute, and on a busy machine any batch may be.
+    Memory of a batch that was tried again is kept for a minute, and on a busy machine any batch may be.
     """
     wait_for_none(lambda: _unquiet(stack), timeout_s)
 
@@ -310,7 +310,7 @@ def assert_nothing_left(stack: Stack) -> None:
 
 
 def _unquiet(stack: Stack) -> dict[str, object]:
-    """What is on its way, waits or is held; a canary that is under way counts too, so ask more than once."""
+    """What is in flight, queued or kept; a readiness probe that is in flight counts too, so ask more than once."""
     page = stack.metrics()
     gauges = ("millstream_requests_in_flight", "millstream_lane_rows", "millstream_stream_entries")
     found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millstream_segment_bytes_in_use")}
@@ -379,7 +379,7 @@ def _name(pid: int) -> str:
 
 
 def _of_home(home: Path) -> list[str]:
-    """Processes that know this home, whoever their parent is now."""
+    """Processes that were started for this home, whatever their parent is now."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

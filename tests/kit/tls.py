@@ -49,7 +49,7 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
                 with suppress(OSError):
                     await one.wait_closed()
 
-    # Not `ssl=context`: of a connection whose handshake fails nobody would know when it is closed.
+    # Not `ssl=context`: it does not say when a connection whose handshake failed is closed.
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]

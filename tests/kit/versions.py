@@ -17,7 +17,7 @@ SIGNATURE = Signature(
 
 
 def publish(repository: Repository, model: str, version: int, config: ModelConfig | None = None) -> Manifest:
-    """A version with SIGNATURE; what it serves is a file of a few bytes that nobody runs."""
+    """A version with SIGNATURE; what it serves is a file of a few bytes that is never run."""
     content = f"{model} {version}".encode()
     digest = hashlib.sha256(content).hexdigest()
     manifest = Manifest(

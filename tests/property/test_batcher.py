@@ -101,7 +101,7 @@ class BatcherMachine(RuleBasedStateMachine):
         assert urgency[rank(first)] == min(urgency.values())
 
     def _check_order(self, batch: list[Request], shapes: dict[int, Hashable]) -> None:
-        """Within a priority and shape nobody overtakes."""
+        """Within a priority and shape no request overtakes another."""
         order = {id(request): number for number, (request, _) in enumerate(self.waiting)}
         for number in {rank(request) for request in batch}:
             taken = [request for request in batch if rank(request) == number]

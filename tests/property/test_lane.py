@@ -97,7 +97,7 @@ class LaneMachine(RuleBasedStateMachine):
         except Failure as failure:
             assert failure.code in REFUSALS
             assert failure.retry_after_s is not None or failure.code is Code.MODEL
-            assert not idle or full or failure.code is Code.MODEL, "an idle lane refuses nobody"
+            assert not idle or full or failure.code is Code.MODEL, "an idle lane refuses no request"
         else:
             assert not full and not crowded
             self.admitted.append(request)
@@ -217,7 +217,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert len(first) <= 2 * (DEPTH + 1)
 
     def teardown(self) -> None:
-        """Redis comes back, workers answer or time passes: nobody is left waiting, and nothing is kept."""
+        """Redis comes back, workers answer or time passes: no request is left waiting, and nothing is kept."""
         if not hasattr(self, "bench"):
             return
         if not self.bench.link.up:

@@ -1,7 +1,7 @@
-"""The exchange under everything that happens to it, against a model: any order of puts, leases, replies, crashes, freezes.
+"""The queue against a model of it, under everything that may happen: any order of puts, leases, replies, crashes, freezes.
 
-The model knows which batches are outstanding, what each worker believes to have, and which replies must have come. Who
-gets a batch is read from Redis and checked for being allowed.
+The model knows which batches are in flight, what each worker believes to hold, and which replies must have come. Which
+worker gets a batch is read from Redis and checked for being allowed.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def reclaim(self, data: st.DataObject) -> None:
-        """The lease time has passed for some: surely dead or frozen ones, perhaps one whose heart was only late."""
+        """The lease time has passed for some: surely dead or frozen ones, perhaps one whose heartbeat was only late."""
         registered = sorted(self.picture.workers)
         silent = data.draw(st.sets(st.sampled_from(registered))) if registered else set()
         self.pool.silence(*silent)
@@ -202,7 +202,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.workers) < WORKERS_MAX)
     @rule(lanes=SOME_LANES, steps=st.permutations(["beat", "hold", "next"]))
     def join(self, lanes: set[str], steps: list[str]) -> None:
-        """Heart, keeper and main loop start at the same time."""
+        """Heartbeat, reconciler and main loop start at the same time."""
         self.named += 1
         name = f"w{self.named}"
         worker = self.workers[name] = Worker(name, set(lanes), known=False)
@@ -329,7 +329,7 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), lane=st.sampled_from(LANES), joins=st.booleans(), tries=st.booleans())
     def pass_on(self, data: st.DataObject, lane: str, joins: bool, tries: bool) -> None:
-        """It cannot read a batch, and some others could not: an idle holder of the lane has it now, else any, else nobody."""
+        """It cannot read a batch, and some others could not: an idle holder of the lane has it now, else any, else none."""
         while joins and len(self.workers) < min(3, WORKERS_MAX):
             self.join({lane}, ["beat", "hold", "next"])
         if not any(worker.awake and worker.hand for worker in self.workers.values()):
@@ -377,11 +377,11 @@ class ExchangeMachine(RuleBasedStateMachine):
         self._leave(self._awake(data))
 
     def _leave(self, worker: Worker) -> None:
-        exchange = self.pool.worker(worker.name)
+        consumer = self.pool.worker(worker.name)
         self._next(worker, [], 0, 0)
-        worker.hand += exchange.leftovers()
+        worker.hand += consumer.leftovers()
         self._next(worker, list(worker.hand), 0, 0)
-        exchange.leave(ATTEMPTS_MAX)
+        consumer.leave(ATTEMPTS_MAX)
         del self.workers[worker.name]
 
     # What befalls them.
@@ -432,7 +432,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         picture = self.picture = self.pool.picture()
         assert picture.broken() == []
         held = set().union(*picture.lanes.values())
-        assert held == picture.streams - picture.expiring, "a stream stays exactly as long as somebody holds its lane"
+        assert held == picture.streams - picture.expiring, "a stream stays exactly as long as a worker holds its lane"
         assert {entry.name: entry.attempt for entry in picture.entries} == {
             name: batch.attempt for name, batch in self.batches.items()
         }

@@ -1,4 +1,4 @@
-"""The v2 codec against the reference client, and against bytes that nobody would send.
+"""The v2 codec against the reference client, and against malformed bytes.
 
 tritonclient's request builder ──> Decoder       Encoder ──> tritonclient's result reader
 """

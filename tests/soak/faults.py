@@ -122,7 +122,7 @@ class Faults:
         self._stack.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     def _poison(self) -> None:
-        """Its answer is an error, or, if a fault came together with another, a refusal; nobody else is to notice."""
+        """Its answer is an error, or, if a fault came together with another, a refusal; no other caller may notice."""
         body, headers = v2.request({"x": np.array([[-1], [self._random.getrandbits(40)]], np.int64)})
         reply = self._stack.http.post("/v2/models/fragile/infer", content=body, headers=headers)
         assert reply.status_code in (500, 503), reply.text

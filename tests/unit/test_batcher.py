@@ -58,7 +58,7 @@ def test_a_batch_has_at_most_the_rows_it_may():
     four, three, two = request(4, 1), request(3, 2), request(2, 3)
     batcher = filled(four, three, two)
     assert (batcher.rows, batcher.count) == (9, 3)
-    assert batcher.take(0, 6) == [four]  # the one behind it does not fit, and nobody overtakes it
+    assert batcher.take(0, 6) == [four]  # the one behind it does not fit, and none overtakes it
     assert batcher.take(0, 6) == [three, two]
     assert (batcher.rows, batcher.count) == (0, 0)
 

@@ -183,7 +183,7 @@ def test_a_region_that_is_registered_again_is_opened_again(memory: ClientMemory,
     changing = memory if through == "the same" else other
     memory.register("r", "mine", 0, 100)
     assert memory.read("r", 0, 2) == other.read("r", 0, 2) == b"\x00\x01"
-    for letter in (b"a", b"b", b"c"):  # nobody looks in between
+    for letter in (b"a", b"b", b"c"):  # no read in between
         changing.unregister("r")
         replace(folder, letter * 100)
         changing.register("r", "mine", 0, 100)

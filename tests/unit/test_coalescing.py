@@ -47,7 +47,7 @@ def test_they_leave_when_nobody_came_for_a_step() -> None:
     room = Room()
     room.come(3)
     room.step()
-    assert room.released == []  # somebody came since it began
+    assert room.released == []  # a call arrived since it began
     room.step()
     assert room.released == [3]
     assert not room.gathering.on

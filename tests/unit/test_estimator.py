@@ -10,7 +10,7 @@ from millstream.services.model.profile import Profile
 from tests.kit.responders import NOBODY
 
 
-def forecast(seconds: dict[int, float], instances: int = 1) -> LatencyEstimator:
+def estimator(seconds: dict[int, float], instances: int = 1) -> LatencyEstimator:
     made = LatencyEstimator()
     made.place(instances, Profile(seconds), max(seconds))
     return made
@@ -21,7 +21,7 @@ def request(timeout_s: float, rows: int = 1, now: float = 0.0) -> Request:
 
 
 def test_batches_run_one_after_the_other():
-    one = forecast({1: 1.0, 4: 2.0})
+    one = estimator({1: 1.0, 4: 2.0})
     assert one.free_at == 0
     one.put(2.0, now=10.0)
     assert one.free_at == 12
@@ -35,7 +35,7 @@ def test_batches_run_one_after_the_other():
 
 
 def test_with_two_instances_the_second_batch_starts_at_once():
-    two = forecast({1: 1.0}, instances=2)
+    two = estimator({1: 1.0}, instances=2)
     two.put(1.0, now=0.0)
     assert two.free_at == 0
     two.put(1.0, now=0.0)
@@ -46,7 +46,7 @@ def test_with_two_instances_the_second_batch_starts_at_once():
 
 
 def test_a_request_is_answered_after_what_is_out_and_what_waits():
-    one = forecast({1: 1.0, 4: 2.0})
+    one = estimator({1: 1.0, 4: 2.0})
     one.put(2.0, now=0.0)
     assert one.answer_at(0, request(60)) == 4
     assert one.answer_at(3, request(60)) == 4
@@ -55,7 +55,7 @@ def test_a_request_is_answered_after_what_is_out_and_what_waits():
 
 
 def test_a_run_is_planned_that_takes_at_most_half_of_the_time():
-    one = forecast({1: 1.0, 4: 2.0})
+    one = estimator({1: 1.0, 4: 2.0})
     assert one.planned_s(request(4)) == 2
     assert one.planned_s(request(3)) == 1.5
     assert one.planned_s(request(1)) == 1  # no run is shorter
@@ -63,12 +63,12 @@ def test_a_run_is_planned_that_takes_at_most_half_of_the_time():
 
 
 def test_the_rows_that_fit_into_a_time():
-    one = forecast({1: 1.0, 4: 2.0})
+    one = estimator({1: 1.0, 4: 2.0})
     assert [one.rows_within(seconds) for seconds in (0, 1, 1.4, 1.7, 2, 9)] == [1, 1, 2, 3, 4, 4]
 
 
 def test_the_pace_follows_the_replies_of_a_busy_lane():
-    one, now = forecast({1: 1.0}), 0.0
+    one, now = estimator({1: 1.0}), 0.0
     one.put(1.0, now)
     for _ in range(200):
         one.put(1.0, now)
@@ -90,7 +90,7 @@ def test_fewer_rows_in_a_run_are_no_other_pace():
 
 
 def test_replies_that_come_irregularly_ask_for_a_margin():
-    one, now = forecast({1: 1.0}), 0.0
+    one, now = estimator({1: 1.0}), 0.0
     one.put(1.0, now)
     for number in range(200):
         one.put(1.0, now)
@@ -101,7 +101,7 @@ def test_replies_that_come_irregularly_ask_for_a_margin():
 
 
 def test_after_an_idle_time_a_slow_reply_says_nothing():
-    one = forecast({1: 0.001})
+    one = estimator({1: 0.001})
     for now in range(100):
         one.put(0.001, float(now))
         one.replied(0.001, now + 0.5)  # the way through the queue
@@ -109,7 +109,7 @@ def test_after_an_idle_time_a_slow_reply_says_nothing():
 
 
 def test_one_long_pause_is_no_pace():
-    one = forecast({1: 0.001})
+    one = estimator({1: 0.001})
     one.put(0.001, 0.0)
     one.put(0.001, 0.0)
     one.replied(0.001, 0.001)
@@ -123,7 +123,7 @@ def test_one_long_pause_is_no_pace():
 
 
 def test_what_is_forgotten_keeps_nobody_waiting():
-    one = forecast({1: 1.0})
+    one = estimator({1: 1.0})
     one.put(1.0, 0.0)
     one.put(1.0, 0.0)
     one.gone(1.0)

@@ -74,7 +74,7 @@ def test_what_is_more_than_tensors_is_parsed_each_time() -> None:
 
 
 def test_bytes_that_only_look_like_tensors() -> None:
-    """The tensors stand first; what stands last is a field that nobody knows and that holds the same bytes."""
+    """The tensors come first; the last field is unknown and holds the same bytes."""
     built = request(b"1" * 8, b"2" * 8, names=("a", "b"))
     tail = pb.ModelInferRequest(raw_input_contents=built.raw_input_contents).SerializeToString()
     body = built.SerializeToString() + b"\xfa\x01" + bytes([len(tail)]) + tail

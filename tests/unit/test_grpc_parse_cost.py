@@ -44,7 +44,7 @@ BOMBS = {
     "dimensions": nested(5, b"\x18\x01" * MIB),
     "dimensions in one piece": nested(5, nested(3, b"\x01" * 2 * MIB)),
     "numbers one by one": nested(5, nested(5, b"\x10\x01" * MIB)),
-    "fields that nobody knows": b"\xa0\x06\x01" * MIB,
+    "unknown fields": b"\xa0\x06\x01" * MIB,
     "groups": b"\xa3\x06\xa4\x06" * MIB,
 }
 

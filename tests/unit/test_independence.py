@@ -195,7 +195,7 @@ ENDED = {
         "Transpose",
         "g (float[N, 4] x) => (float[4, N] y) { y = Transpose<perm = [1, 0]>(x) }",
     ),
-    "an operator of somebody else": (
+    "an operator of another domain": (
         "com.microsoft.NobodyKnows",
         "g (float[N, 4] x) => (float[N, 4] y) { y = com.microsoft.NobodyKnows(x) }",
     ),

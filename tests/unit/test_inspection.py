@@ -590,7 +590,7 @@ def test_a_default_of_fixed_size_is_optional_without_batching(source: Path) -> N
         ("x", False),
         ("b", True),
     ]
-    assert [spec.name for spec in checked(source).signature.inputs] == ["x"]  # it would be everybody's
+    assert [spec.name for spec in checked(source).signature.inputs] == ["x"]  # all versions would share it
 
 
 def test_a_default_that_mixes_rows_is_not_an_input(source: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_container_that_is_gone_each_time_convicts_what_was_tried_alone(reposi
     mark = Mark(manifest=repository.manifest("bad", 1), alone=True)
     for _ in range(DEATHS_ALONE):
         assert deaths(repository, "bad")[1] is False
-        blame(repository, [mark], "in a way that nobody saw", 1.0, certain=False)
+        blame(repository, [mark], "unseen", 1.0, certain=False)
     assert deaths(repository, "bad") == (DEATHS_ALONE, True)
 
 

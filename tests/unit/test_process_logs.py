@@ -69,7 +69,7 @@ async def _nobody(_child: Child, _pid: int) -> bool:
 
 @pytest.mark.anyio
 async def test_a_child_lives_and_is_heard_while_its_log_cannot_be_written(tmp_path: Path) -> None:
-    """It would die of its next line if nobody read it any more."""
+    """Its next line would kill it if its pipe had no reader any more."""
     heard: list[str] = []
     child = Child(Program("x", (sys.executable, "-c", CHATTY)), tmp_path / "no folder", heard.append, _nobody)
     child.start()

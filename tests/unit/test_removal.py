@@ -1,4 +1,4 @@
-"""Deleting versions while others activate: on a real repository, with somebody who is always faster."""
+"""Deleting versions while others activate: on a real repository, with another process that is always faster."""
 
 from __future__ import annotations
 

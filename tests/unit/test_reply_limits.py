@@ -108,7 +108,7 @@ def test_every_request_has_one_fate_and_what_is_kept_fits(
     assert too_large == [i for i, share in enumerate(shares) if size(share) > bytes_max]
     assert refused == len(too_large)
     if AGAIN in codes(lease).values():
-        assert kept is not None, "whoever runs again made room for somebody"
+        assert kept is not None, "a version that runs again made room for another"
 
 
 def test_a_refusal_is_small_and_tells_every_request() -> None:

@@ -38,7 +38,7 @@ class Nursery:
         self.said: list[str] = []
         self.died: list[tuple[str, int]] = []
         self.made: list[Child] = []
-        self.blamed = 0  # so many of the next deaths are somebody else's fault
+        self.blamed = 0  # number of the next deaths that a request is blamed for
 
     def program(self, name: str, code: str = STAYS) -> Program:
         return Program(name, (sys.executable, "-c", code, str(self.in_the_way_of(name))), says_ready=True)
@@ -148,7 +148,7 @@ def test_one_after_the_other_the_new_one_first(nursery):
 
         async def ready(old: Child, new: Child) -> None:
             await new.ready.wait()
-            assert old.pid == before[old.program.name]  # nobody has told it anything
+            assert old.pid == before[old.program.name]  # it was not asked to leave
             beside.append(len(nursery.alive()))
 
         await Rolling(nursery.start, ready, PATIENCE_S).run([first, second], told.append)

@@ -116,7 +116,7 @@ def runs(held: LoadedModel) -> list[int]:
     [
         ([1, 1, 1], 64, 3),
         ([4, 4, 1], 8, 2),
-        ([4, 5, 1], 8, 1),  # nobody overtakes the one that does not fit
+        ([4, 5, 1], 8, 1),  # none overtakes the one that does not fit
         ([9, 1], 8, 1),
         ([8, 0, 1], 8, 2),
         ([1, 1], 1, 1),

@@ -108,9 +108,9 @@ def test_a_pool_without_room_says_so():
 
 
 def test_a_name_that_is_taken_is_not_overwritten(folder):
-    (folder / "a-1").write_bytes(b"somebody else's")
+    (folder / "a-1").write_bytes(b"another owner's")
     assert SegmentPool(folder, "a", SEGMENT_BYTES).allocate(1) is None
-    assert (folder / "a-1").read_bytes() == b"somebody else's"
+    assert (folder / "a-1").read_bytes() == b"another owner's"
 
 
 def test_giving_back_twice_shows(folder):

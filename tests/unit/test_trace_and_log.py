@@ -315,7 +315,7 @@ def test_a_count_is_that_of_all_gateways_together(tmp_path: Path) -> None:
 
     (mine, here), (other, there) = gateway(), gateway()
     mine.update("m", {"trace_level": ["TIMESTAMPS"], "trace_rate": 1, "trace_count": "3"})
-    assert other.get("m")["trace_rate"] == "1"  # whoever is shown a setting finds it in force
+    assert other.get("m")["trace_rate"] == "1"  # a setting that is shown is in force
     assert here.on
     assert there.on
     manifest = publish(FolderRepository(tmp_path), "m", 1)

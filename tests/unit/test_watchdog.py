@@ -90,7 +90,7 @@ def test_no_process_ends_for_a_short_deadline() -> None:
     assert guarded.error() == (Code.EXPIRED, "the deadline passed before the model answered, and its run was ended")
     told.watchdog._guarded = guarded
     passed(guarded, GRACE_S + 1)
-    assert told.look(guarded) == [], "it takes eight seconds, and nobody can make it shorter"
+    assert told.look(guarded) == [], "it takes eight seconds, and nothing can make it shorter"
     passed(guarded, 8 * SUSPICIOUS_RUNS)
     assert told.look(guarded) == ["long", "stuck"]
 

@@ -1,6 +1,6 @@
 """A process of the product on a machine whose clock is wrong: skewed.py SECONDS MODULE [ARGUMENTS...]
 
-The wall clock of the process is so many seconds ahead; the monotonic clock is nobody's to set.
+The wall clock of the process is so many seconds ahead; the monotonic clock cannot be set.
 """
 
 from __future__ import annotations
