@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.page import MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.settings import Settings
+from millstream.services.version import VERSION
 from tests.kit.role_environment import locked, make_environment
 from tests.kit.tools import program
 
@@ -26,7 +28,10 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
 CACHES = shutil.ignore_patterns("__pycache__")
-DOCKERFILES = sorted(DEPLOY.glob("*.Dockerfile"))
+DOCKERFILE = DEPLOY / "Dockerfile"
+TARGETS = ["gateway", "worker-cpu", "worker-gpu", "serving"]
+#: an image with its exact version and what that was: a tag can be moved, a digest cannot
+PINNED = r"[\w./-]+:v?\d+\.\d+\.\d+[\w.-]*@sha256:[0-9a-f]{64}"
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 RULES = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/millstream.json").read_text())
@@ -54,66 +59,111 @@ def content(*command: str | Path) -> None:
 # Images
 
 
-def instructions(dockerfile: Path) -> list[list[str]]:
-    text = re.sub(r"^#.*\n", "", dockerfile.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    return [line.split() for line in text.splitlines() if line.strip()]
+def read_stages() -> dict[str, list[list[str]]]:
+    """Instructions of each stage, as words, after those of the stage that it continues."""
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    lines = [shlex.split(line) if line.startswith("LABEL") else line.split() for line in text.splitlines() if line]
+    stages: dict[str, list[list[str]]] = {}
+    instructions: list[list[str]] = []  # the arguments before the first stage belong to none
+    for line in lines:
+        if line[0] == "FROM":
+            instructions = [*stages.get(line[1], []), line]
+            stages[line[3]] = instructions
+        else:
+            instructions.append(line)
+    return stages
 
 
-def test_there_is_an_image_for_each_part():
-    assert [path.name for path in DOCKERFILES] == [
-        "gateway.Dockerfile",
-        "serving.Dockerfile",
-        "worker-cpu.Dockerfile",
-        "worker-gpu.Dockerfile",
-    ]
+STAGES = read_stages()
 
 
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
-def test_dockerfile_is_clean(dockerfile):
-    content(BIN / "hadolint", "--failure-threshold", "style", dockerfile)
-    lines = instructions(dockerfile)
-    bases = [line[1] for line in lines if line[0] == "FROM" and ":" in line[1]]
+def labels_of(target: str) -> dict[str, str]:
+    words = [word for line in STAGES[target] if line[0] == "LABEL" for word in line[1:]]
+    return dict(word.split("=", 1) for word in words)
+
+
+def lock_of(target: str) -> str:
+    """The lock file whose packages an image holds."""
+    source = next(line[1].removeprefix("--from=") for line in STAGES[target] if line[2:] == ["/opt/venv", "/opt/venv"])
+    copied = [line[1] for line in STAGES[source] if line[0] == "COPY" and line[1].startswith("deploy/locks/")]
+    assert len(copied) == 1
+    return Path(copied[0]).stem
+
+
+def test_dockerfile_is_clean():
+    content(BIN / "hadolint", "--failure-threshold", "style", DOCKERFILE)
+
+
+def test_there_is_a_target_for_each_part():
+    assert [name for name, lines in STAGES.items() if any(line[0] == "ENTRYPOINT" for line in lines)] == TARGETS
+
+
+def test_base_images_are_pinned_by_digest():
+    bases = [line[1] for lines in STAGES.values() for line in lines if line[0] == "FROM" and line[1] not in STAGES]
     assert bases
-    assert all(re.search(r":\d+\.\d+\.\d+-", base) for base in bases)
+    assert all(re.fullmatch(PINNED, base) for base in bases)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_runs_as_its_own_user_and_has_a_health_check(target):
+    lines = STAGES[target]
     assert [line[1] for line in lines if line[0] == "USER"] == ["10001:10001"]
-    assert any(line[0] == "HEALTHCHECK" for line in lines)
-    install = " ".join(next(line for line in lines if "install" in line and "-r" in line))
-    assert "--require-hashes" in install
+    assert [line[0] for line in lines].count("HEALTHCHECK") == 1
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_packages_of_an_image_are_those_of_its_lock(target):
+    install = " ".join(next(line for line in STAGES[f"{target}-packages"] if "install" in line and "-r" in line))
+    assert "--require-hashes --only-binary :all:" in install
     assert "--no-cache-dir" in install
+    assert lock_of(target) == target
 
 
-@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.stem)
-def test_what_an_image_copies_is_let_through(dockerfile):
+@pytest.mark.parametrize("target", ["worker-cpu", "worker-gpu"])
+def test_image_of_a_worker_has_nothing_of_a_gateways(target):
+    assert locked(lock_of(target)).isdisjoint({"fastapi", "grpcio", "tokenizers", "uvicorn", "onnx"})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_image_says_what_it_is(target):
+    labels = {name: value for name, value in labels_of(target).items() if name.startswith("org.opencontainers.image.")}
+    title, description, *rest = [name.removeprefix("org.opencontainers.image.") for name in labels]
+    assert [title, description, *rest] == ["title", "description", "vendor", "licenses", "version", "revision"]
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.version"] == "$VERSION"
+    assert f"\nARG VERSION={VERSION}\n" in DOCKERFILE.read_text()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_an_image_copies_is_let_through(stage):
     allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    for line in instructions(dockerfile):
+    for line in STAGES[stage]:
         if line[0] == "COPY" and not line[1].startswith("--from"):
             assert (ROOT / line[1]).exists()
             assert any(line[1] == folder or line[1].startswith(f"{folder}/") for folder in allowed)
 
 
 @pytest.mark.parametrize(
-    ("dockerfile", "package"),
+    ("target", "package"),
     [
-        ("gateway.Dockerfile", "millstream.gateway"),
-        ("serving.Dockerfile", "millstream.gateway"),
-        ("serving.Dockerfile", "millstream.services.supervisor"),
-        ("serving.Dockerfile", "millstream.workers"),
-        ("worker-cpu.Dockerfile", "millstream.workers"),
-        ("worker-gpu.Dockerfile", "millstream.workers"),
+        ("gateway", "millstream.gateway"),
+        ("serving", "millstream.gateway"),
+        ("serving", "millstream.services.supervisor"),
+        ("serving", "millstream.services.cli.commands"),
+        ("serving", "millstream.workers"),
+        ("worker-cpu", "millstream.workers"),
+        ("worker-gpu", "millstream.workers"),
     ],
 )
-def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, package):
-    lock = ""
-    for line in instructions(DEPLOY / dockerfile):
-        if line[0] == "COPY" and line[1].startswith("deploy/locks/"):
-            lock = Path(line[1]).stem
+def test_an_image_holds_all_that_its_program_imports(tmp_path, target, package):
+    for line in STAGES[target]:
         if line[0] == "COPY" and line[2].startswith("/opt/millstream/"):
-            source, target = ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millstream/")
+            source, copy = ROOT / line[1], tmp_path / line[2].removeprefix("/opt/millstream/")
             if source.is_dir():
-                shutil.copytree(source, target, ignore=CACHES)
+                shutil.copytree(source, copy, ignore=CACHES)
             else:
-                target.parent.mkdir(exist_ok=True)
-                shutil.copy(source, target)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copy(source, copy)
     code = (
         "import importlib, pkgutil, sys\n"
         f"import {package}\n"
@@ -121,7 +171,7 @@ def test_an_image_holds_all_that_its_program_imports(tmp_path, dockerfile, packa
         f"print(sys.modules['{package}'].__file__)\n"
     )
     # The packages of its lock file and what it copies: neither this checkout nor other packages lend what it lacks.
-    python = make_environment(tmp_path / "venv", locked(lock))
+    python = make_environment(tmp_path / "venv", locked(lock_of(target)))
     done = subprocess.run(
         [python, "-P", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{code}"],
         cwd=tmp_path,
@@ -148,9 +198,10 @@ def test_compose_services_hang_together():
         assert set(service.get("depends_on", {})) <= set(services)
         assert service["deploy"]["resources"]["limits"].keys() == {"cpus", "memory"}
         if "build" in service:
-            assert (ROOT / service["build"]["dockerfile"]).is_file()
+            assert ROOT / service["build"]["dockerfile"] == DOCKERFILE
+            assert service["build"]["target"] in TARGETS
         else:
-            assert re.search(r":v?\d+\.\d+\.\d+", service["image"])
+            assert re.fullmatch(PINNED, service["image"])
             assert "healthcheck" in service
         for port in service.get("ports", []):
             assert name == "gateway" or port.startswith("127.0.0.1:")
@@ -167,10 +218,10 @@ def millstream_environments():
     for name, service in COMPOSE["services"].items():
         environment = service.get("environment", {})
         yield name, {key: str(value) for key, value in environment.items() if key.startswith("MILLSTREAM_")}
-    for dockerfile in DOCKERFILES:
-        words = [word for line in instructions(dockerfile) if line[0] == "ENV" for word in line[1:]]
+    for target in TARGETS:
+        words = [word for line in STAGES[target] if line[0] == "ENV" for word in line[1:]]
         pairs = [word.split("=", 1) for word in words if word.startswith("MILLSTREAM_")]
-        yield dockerfile.stem, dict(pairs)
+        yield target, dict(pairs)
 
 
 @pytest.mark.parametrize(("place", "environment"), list(millstream_environments()))
