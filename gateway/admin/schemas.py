@@ -175,7 +175,7 @@ def published(manifest: Manifest, snapshot: Snapshot) -> Version:
     model = snapshot.models.get(manifest.model)
     view = model.versions.get(manifest.version) if model else None
     if view is None or view.manifest.content_id != manifest.content_id:
-        view = VersionView(manifest=manifest, state=State.UPLOADED, reason=None, placed=())
+        view = VersionView(manifest=manifest, state=State.PENDING, reason=None, placed=())
     return Version.of(view, active=model is not None and model.active == manifest.version)
 
 

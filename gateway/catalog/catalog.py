@@ -210,7 +210,7 @@ def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Replica, ...], 
     if not loaded:
         return VersionView(manifest, State.UNLOADED, None, placed, verdict)
     states = {at.instance.state for at in placed}
-    state = next((state for state in _BEST_FIRST if state in states), State.UPLOADED)
+    state = next((state for state in _BEST_FIRST if state in states), State.PENDING)
     if verdict.failed and state is not State.READY:  # who holds it already goes on with it
         return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
     reason = next((at.instance.reason for at in placed if at.instance.state is state and at.instance.reason), None)

@@ -21,7 +21,7 @@ class ModelCatalog(Protocol):
 
     @property
     def uploads(self) -> Mapping[UploadKey, State]:
-        """Uploads in progress in any gateway: UPLOADED while bytes come in, then CHECKING."""
+        """Uploads in progress in any gateway: RECEIVING, then PENDING until a check slot is free, then CHECKING."""
 
     async def refresh(self) -> None:
         """Read the repository and the workers' records again."""

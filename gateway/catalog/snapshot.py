@@ -40,7 +40,7 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """A published version and its instances. `state` is the best instance's; UPLOADED while no worker has it.
+    """A published version and its instances. `state` is the best instance's; PENDING while no worker has it.
 
     UNLOADED: nobody is to serve it, though instances may still be on their way out. FAILED also when `verdict`, what
     running it has shown, keeps workers from loading it.

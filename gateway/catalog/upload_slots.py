@@ -1,4 +1,4 @@
-"""The uploads of this gateway: how many at once, and how far each is, for everybody to see."""
+"""Limits the uploads of this gateway and publishes the state of each to all gateways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RETRY_AFTER_S = 5.0
 
 
 class Uploads:
-    """Bounds uploads in progress: each takes a disk's bandwidth and, in its check, a core and memory."""
+    """Limits uploads in progress: each takes disk bandwidth and, during its check, a core and memory."""
 
     def __init__(self, catalog: ModelCatalog, at_once_max: int = AT_ONCE_MAX) -> None:
         self._catalog = catalog
@@ -24,9 +24,9 @@ class Uploads:
 
     @asynccontextmanager
     async def permit(self, model: str, version: int | None) -> AsyncIterator[Callable[[State], Awaitable[None]]]:
-        """The right to upload. The upload is visible as UPLOADED; what is given changes that.
+        """Permit one upload. The upload is visible as RECEIVING; the yielded function publishes another state.
 
-        Raises Failure(UNAVAILABLE).
+        Raises Failure(UNAVAILABLE) when too many uploads are in progress.
         """
         if self._running.total() >= self._at_once_max:
             raise Failure(
@@ -41,7 +41,7 @@ class Uploads:
         key = (model, version)
         self._running[key] += 1
         try:
-            await show(State.UPLOADED)
+            await show(State.RECEIVING)
             yield show
         finally:
             self._running[key] -= 1

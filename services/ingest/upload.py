@@ -114,7 +114,7 @@ class ModelUpload:
         await self._flush()
         actual = await _run_shielded(self._open_sink().close)
         _check_digest(actual, digest)
-        await report_state(State.UPLOADED)
+        await report_state(State.PENDING)
         async with check_slot():
             await report_state(State.CHECKING)
             checked = await check(self._task(), self._settings.check_s_max)

@@ -9,9 +9,13 @@ from pydantic import BaseModel, ConfigDict, field_validator
 
 
 class State(StrEnum):
-    """Where a version is on its way to serving; a version's state is the best of its instances' states."""
+    """Progress of a version on its way to serving; a version's state is the best of its instances' states.
 
-    UPLOADED = "uploaded"
+    RECEIVING: its upload is in progress. PENDING: it waits for its check or, published, for a worker to load it.
+    """
+
+    RECEIVING = "receiving"
+    PENDING = "pending"
     CHECKING = "checking"
     LOADING = "loading"
     WARMING = "warming"

@@ -109,8 +109,8 @@ def test_uploads_are_seen_until_they_end_or_are_forgotten(address):
     async def upload() -> None:
         cluster_state = ClusterState(address, KEYS)
         await cluster_state.set_upload("m", 3, State.CHECKING)
-        await cluster_state.set_upload("m", None, State.UPLOADED)
-        assert await cluster_state.uploads() == {("m", 3): State.CHECKING, ("m", None): State.UPLOADED}
+        await cluster_state.set_upload("m", None, State.RECEIVING)
+        assert await cluster_state.uploads() == {("m", 3): State.CHECKING, ("m", None): State.RECEIVING}
         age(address, KEYS.uploads, UPLOAD_LIFE_S)
         await cluster_state.set_upload("m", 3, State.CHECKING)
         assert await cluster_state.uploads() == {("m", 3): State.CHECKING}  # the other one's gateway died

@@ -97,9 +97,9 @@ async def test_no_models(client: httpx.AsyncClient) -> None:
 async def test_uploads_in_progress_are_among_the_versions(
     application: Application, client: httpx.AsyncClient, versions: list[Manifest]
 ) -> None:
-    await application.catalog.set_upload("m", None, State.UPLOADED)
+    await application.catalog.set_upload("m", None, State.RECEIVING)
     await application.catalog.set_upload("m", 9, State.CHECKING)
-    await application.catalog.set_upload("m", 1, State.UPLOADED)
+    await application.catalog.set_upload("m", 1, State.RECEIVING)
     await application.catalog.set_upload("new", 4, State.CHECKING)
     model = (await client.get(f"{ADMIN}/models/m")).json()
     assert [(one["version"], one["state"]) for one in model["versions"]] == [
@@ -107,7 +107,7 @@ async def test_uploads_in_progress_are_among_the_versions(
         (2, "ready"),
         (3, "failed"),
         (9, "checking"),
-        (None, "uploaded"),
+        (None, "receiving"),
     ]
     assert [one["name"] for one in (await client.get(f"{ADMIN}/models")).json()["models"]] == ["m", "new"]
     version = (await client.get(f"{ADMIN}/models/new/versions/4")).json()

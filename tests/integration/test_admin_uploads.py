@@ -57,7 +57,7 @@ async def test_put_publishes_and_activates(application: Application, client: htt
     assert reply.status_code == 201
     assert reply.headers["location"] == f"{M}/7"
     version = reply.json()
-    assert (version["model"], version["version"], version["state"]) == ("m", 7, "uploaded")
+    assert (version["model"], version["version"], version["state"]) == ("m", 7, "pending")
     assert version["active"] is True
     assert version["digest"] == application.repository.manifest("m", 7).digest
     assert application.repository.endpoint("m").active == 7
@@ -65,7 +65,8 @@ async def test_put_publishes_and_activates(application: Application, client: htt
     shown = application.catalog.upload_states
     assert {key for key, _ in shown} == {("m", 7)}
     assert [state for state, _ in itertools.groupby(state for _, state in shown)] == [
-        State.UPLOADED,
+        State.RECEIVING,
+        State.PENDING,
         State.CHECKING,
         None,
     ]
@@ -230,7 +231,7 @@ async def test_more_uploads_than_the_limit_are_refused_until_one_ends(
     await application.catalog.until(lambda: len(application.catalog.uploads) == AT_ONCE_MAX)
     shown = (await client.get("/admin/v1/models")).json()["models"]
     assert [(one["name"], one["versions"][0]["state"]) for one in shown] == [
-        (f"m{n}", "uploaded") for n in range(AT_ONCE_MAX)
+        (f"m{n}", "receiving") for n in range(AT_ONCE_MAX)
     ]
     refused = await client.post(M, content=onnx)
     assert refused.status_code == 503
@@ -246,7 +247,7 @@ async def test_two_uploads_of_one_model_stay_visible_until_both_end(application:
     await application.catalog.until(lambda: len(application.catalog.upload_states) == 2)
     first.disconnect()
     assert await first.status() == 499
-    assert application.catalog.uploads == {("m", None): State.UPLOADED}
+    assert application.catalog.uploads == {("m", None): State.RECEIVING}
     second.disconnect()
     assert await second.status() == 499
 
@@ -266,7 +267,7 @@ async def test_wait_ends_when_the_version_has_settled(
 
 async def test_wait_ends_when_its_time_is_up(client: httpx.AsyncClient, onnx: bytes) -> None:
     reply = await client.put(f"{M}/1?wait=0.01", content=onnx)
-    assert (reply.status_code, reply.json()["state"]) == (201, "uploaded")
+    assert (reply.status_code, reply.json()["state"]) == (201, "pending")
 
 
 async def test_wait_ends_when_the_version_is_deleted_meanwhile(

@@ -101,7 +101,7 @@ def test_an_upload_becomes_a_version_with_every_digest(repository: FolderReposit
     digest = hashlib.sha256(content).hexdigest()
     manifest = uploaded(repository, content, digest=digest.upper(), on_state=saw)
     assert manifest == repository.manifest("digits", 1)
-    assert states == [State.UPLOADED, State.CHECKING]
+    assert states == [State.PENDING, State.CHECKING]
     assert (manifest.digest, manifest.version, manifest.signature.batching) == (digest, 1, True)
     folder = repository.local_path("digits", 1)
     assert (folder / "source/model.onnx").read_bytes() == content

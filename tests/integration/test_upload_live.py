@@ -240,7 +240,7 @@ def test_an_upload_in_progress_is_visible_to_all_and_then_ready(stack: Stack, sc
         for number in range(2):
             with stack.gateway(number) as gateway:
                 document = wait_until(lambda: _document(gateway, "watched"))
-                assert [(one["version"], one["state"]) for one in document["versions"]] == [(1, "uploaded")]
+                assert [(one["version"], one["state"]) for one in document["versions"]] == [(1, "receiving")]
                 refused(gateway.get("/v2/models/watched"), 404, "'watched'")
         wire.sendall(content[20:])
         assert wire.recv(15).startswith(b"HTTP/1.1 201")

@@ -107,7 +107,7 @@ class RepositoryCatalog:
             return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
         return VersionView(
             manifest=manifest,
-            state=best.instance.state if best else State.UPLOADED,
+            state=best.instance.state if best else State.PENDING,
             reason=best.instance.reason if best else None,
             placed=placed,
             verdict=verdict,

@@ -17,7 +17,8 @@ from millstream.services.wire.records import State
 OWNER = "millstream"
 
 _STATE = {
-    State.UPLOADED: "START",
+    State.RECEIVING: "START",
+    State.PENDING: "START",
     State.CHECKING: "START",
     State.LOADING: "LOADING",
     State.WARMING: "LOADING",
