@@ -1,10 +1,11 @@
 """The Lua scripts that move batches, loaded from the files beside this one.
 
-`_prelude.lua` is put before each script that uses it: Redis scripts cannot call one another.
+Redis scripts cannot call one another: what they share, in `_prelude.lua`, is put before each script that uses it.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
@@ -25,16 +26,29 @@ class Script(NamedTuple):
 ATTEMPTS_MAX = 6
 #: Scripts that touch none of what the prelude names.
 _WITHOUT_PRELUDE = frozenset({"beat", "blame"})
+_FUNCTION = re.compile(r"^local function ", re.MULTILINE)
 
 
 @cache
 def script(name: str) -> Script:
     """Return the script `name`: put, next, add_lanes, remove_lane, recover, pass_on, beat, reclaim, give_back, …"""
     folder = files(__package__)
-    text = folder.joinpath(f"{name}.lua").read_bytes()
+    text = folder.joinpath(f"{name}.lua").read_text()
     if name not in _WITHOUT_PRELUDE:
-        text = folder.joinpath("_prelude.lua").read_bytes() + text
-    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode())
+        text = _prelude(folder.joinpath("_prelude.lua").read_text(), text) + text
+    data = text.encode()
+    return Script(name, data, sha1(data, usedforsecurity=False).hexdigest().encode())
+
+
+def _prelude(shared: str, text: str) -> str:
+    """Return the names of the prelude and those of its functions that a script calls, directly or indirectly."""
+    names, *functions = _FUNCTION.split(shared)
+    used: list[str] = []
+    for function in reversed(functions):  # a function calls only functions above it
+        name = function.partition("(")[0]
+        if re.search(rf"\b{name}\(", "".join((text, *used))):
+            used.insert(0, f"local function {function}")
+    return names + "".join(used)
 
 
 def script_call(

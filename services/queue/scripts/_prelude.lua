@@ -1,17 +1,12 @@
--- What the scripts of a pool share. It is put before each of them: a Redis script cannot call another.
+-- What the scripts of a pool share. A Redis script cannot call another, so the loader puts before each script these names
+-- and those of the functions below that it uses: each function that is defined costs time in every call.
 -- KEYS: ready, deadlines, vtimes, idle, workers; a script's own keys follow from KEYS[6]
 -- ARGV: prefix of the pool's keys; a script's own arguments follow from ARGV[2]
 -- Redis runs one script at a time, so that a script sees no change but its own.
--- Which streams and workers a script comes to touch is known only inside it. Their keys are made by the functions below
--- from the prefix, which carries the pool's hash tag: on a cluster all of them are in the slot of KEYS.
+-- Which streams and workers a script comes to touch is known only inside it. Their keys are made from the prefix, which
+-- carries the pool's hash tag: on a cluster all of them are in the slot of KEYS.
 local READY, DEADLINES, VTIMES, IDLE, WORKERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local PREFIX = ARGV[1]
-local function stream_key(lane) return PREFIX .. 'stream:' .. lane end
-local function lanes_key(worker) return PREFIX .. 'lanes:' .. worker end
-local function draining_key(worker) return PREFIX .. 'draining:' .. worker end
-local function inbox_key(worker) return PREFIX .. 'inbox:' .. worker end
-local function record_key(worker) return PREFIX .. 'record:' .. worker end
-local function running_key(worker) return PREFIX .. 'running:' .. worker end
 
 -- A stream entry is {id, {name, value, ...}}. Its fields have the same order everywhere: e (encoded batch), a (attempt),
 -- d (deadline, ms), g (the gateway's reply list), b (name of the batch), c (cost: ms that it runs), f (fill: its part of
@@ -49,12 +44,12 @@ end
 
 -- push_inbox(worker, lane, entry): put a leased entry into a worker's inbox.
 local function push_inbox(worker, lane, entry)
-  redis.call('RPUSH', inbox_key(worker), cmsgpack.pack(leased_item(lane, entry)))
+  redis.call('RPUSH', PREFIX .. 'inbox:' .. worker, cmsgpack.pack(leased_item(lane, entry)))
 end
 
 -- deliver(lane, worker) -> id of the entry that was put into the worker's inbox, or nil. The worker is no longer idle.
 local function deliver(lane, worker)
-  local entry = lease(stream_key(lane), worker, 1)[1]
+  local entry = lease(PREFIX .. 'stream:' .. lane, worker, 1)[1]
   if not entry then return nil end
   push_inbox(worker, lane, entry)
   redis.call('ZREM', IDLE, worker)
@@ -67,7 +62,7 @@ local function offer(lane)
   while true do
     local idle = redis.call('ZRANGE', IDLE, start, start + PAGE - 1)
     for _, worker in ipairs(idle) do
-      if redis.call('SISMEMBER', lanes_key(worker), lane) == 1 then
+      if redis.call('SISMEMBER', PREFIX .. 'lanes:' .. worker, lane) == 1 then
         return deliver(lane, worker)
       end
     end
@@ -79,7 +74,7 @@ end
 -- undelivered(lane) -> how many entries of a lane are leased by no worker; all of them when there is no group, because
 -- no worker ever served the lane.
 local function undelivered(lane)
-  local stream = stream_key(lane)
+  local stream = PREFIX .. 'stream:' .. lane
   local pending = redis.pcall('XPENDING', stream, GROUP)
   if pending.err then return redis.call('XLEN', stream) end
   return redis.call('XLEN', stream) - pending[1]
@@ -105,7 +100,7 @@ end
 -- append(lane, batch, attempt, deadline, replies, name, cost, fill) -> 1: an idle worker has the batch; 0: it waits in
 -- the stream.
 local function append(lane, batch, attempt, deadline, replies, name, cost, fill)
-  local stream = stream_key(lane)
+  local stream = PREFIX .. 'stream:' .. lane
   local fields = {'*', 'e', batch, 'a', attempt, 'd', deadline, 'g', replies, 'b', name, 'c', cost, 'f', fill}
   local id = redis.call('XADD', stream, 'NOMKSTREAM', unpack(fields))
   if not id then -- a worker creates the stream when it begins to serve a lane: no worker serves this lane now
@@ -132,7 +127,7 @@ end
 -- is_served(lane) -> whether any worker serves the lane
 local function is_served(lane)
   for _, worker in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
-    if redis.call('SISMEMBER', lanes_key(worker), lane) == 1 then return true end
+    if redis.call('SISMEMBER', PREFIX .. 'lanes:' .. worker, lane) == 1 then return true end
   end
   return false
 end
@@ -142,7 +137,7 @@ end
 -- each of them is over.
 local function drop_if_unused(lane)
   if is_served(lane) then return 0 end
-  local stream = stream_key(lane)
+  local stream = PREFIX .. 'stream:' .. lane
   if redis.call('XLEN', stream) > 0 then
     redis.call('EXPIRE', stream, UNSERVED_LIFE_S)
     return 0

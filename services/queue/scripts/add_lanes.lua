@@ -7,8 +7,8 @@ local worker = ARGV[2]
 redis.call('ZADD', WORKERS, 'NX', clock(), worker) -- so that its leases are reclaimed if it dies before its first beat
 for i = 3, #ARGV do
   local lane = ARGV[i]
-  redis.pcall('XGROUP', 'CREATE', stream_key(lane), GROUP, '0', 'MKSTREAM')
-  redis.call('PERSIST', stream_key(lane))
+  redis.pcall('XGROUP', 'CREATE', PREFIX .. 'stream:' .. lane, GROUP, '0', 'MKSTREAM')
+  redis.call('PERSIST', PREFIX .. 'stream:' .. lane)
   redis.call('SADD', LANES, lane)
   redis.call('SREM', DRAINING, lane)
   if undelivered(lane) > 0 then

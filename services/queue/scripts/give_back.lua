@@ -10,7 +10,7 @@ for i = 3, #ARGV do running[ARGV[i]] = true end
 redis.call('DEL', INBOX)
 redis.call('ZREM', IDLE, worker) -- else an idle worker would be offered what it gives back
 for _, lane in ipairs(redis.call('SUNION', LANES, DRAINING)) do
-  local stream, start = stream_key(lane), '-'
+  local stream, start = PREFIX .. 'stream:' .. lane, '-'
   while start do
     local leases = redis.pcall('XPENDING', stream, GROUP, start, '+', 100, worker)
     for _, leased in ipairs(leases) do

@@ -14,7 +14,7 @@ local FIRST_FINISHED, FINISHED_ARGS = 7, 6
 for i = 0, tonumber(finished) - 1 do
   local first = FIRST_FINISHED + i * FINISHED_ARGS
   local lane, id, replies, data, blob, reply_blob = unpack(ARGV, first, first + FINISHED_ARGS - 1)
-  local stream = stream_key(lane)
+  local stream = PREFIX .. 'stream:' .. lane
   if redis.call('XACK', stream, GROUP, id) == 1 then
     reply(replies, data)
     redis.call('XDEL', stream, id)
@@ -80,7 +80,7 @@ end
 -- take(lane) -> entries from the front of a lane, leased now: one entry and those that fit into one run with it; and
 -- how many entries waited.
 local function take(lane)
-  local stream = stream_key(lane)
+  local stream = PREFIX .. 'stream:' .. lane
   local left = undelivered(lane)
   local got = lease(stream, worker, 1)
   if left < 2 or #got == 0 then return got, left end

@@ -17,7 +17,7 @@ end
 
 local chosen
 for _, other in ipairs(redis.call('ZRANGE', WORKERS, 0, -1)) do
-  if not has_tried[other] and redis.call('SISMEMBER', lanes_key(other), lane) == 1 then
+  if not has_tried[other] and redis.call('SISMEMBER', PREFIX .. 'lanes:' .. other, lane) == 1 then
     chosen = other
     if redis.call('ZSCORE', IDLE, other) then break end
   end
@@ -26,7 +26,7 @@ if chosen then
   local item = leased_item(lane, entry)
   item[#item + 1] = tried
   redis.call('XCLAIM', STREAM, GROUP, chosen, 0, id, 'JUSTID')
-  redis.call('RPUSH', inbox_key(chosen), cmsgpack.pack(item))
+  redis.call('RPUSH', PREFIX .. 'inbox:' .. chosen, cmsgpack.pack(item))
   redis.call('ZREM', IDLE, chosen)
   return 1
 end

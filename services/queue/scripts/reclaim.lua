@@ -16,12 +16,13 @@ local removed = gone ~= '' and {gone}
 local lanes, alone = {}, {}
 -- All of them are removed before anything is put again: a batch must not be offered to another silent worker.
 for i, worker in ipairs(removed) do
-  local lanes_of, draining = lanes_key(worker), draining_key(worker)
+  local lanes_of, draining = PREFIX .. 'lanes:' .. worker, PREFIX .. 'draining:' .. worker
+  local running = PREFIX .. 'running:' .. worker
   lanes[i] = redis.call('SUNION', lanes_of, draining)
-  alone[i] = redis.call('GET', running_key(worker))
+  alone[i] = redis.call('GET', running)
   redis.call('ZREM', IDLE, worker)
   redis.call('ZREM', WORKERS, worker)
-  redis.call('DEL', lanes_of, draining, inbox_key(worker), record_key(worker), running_key(worker))
+  redis.call('DEL', lanes_of, draining, running, PREFIX .. 'inbox:' .. worker, PREFIX .. 'record:' .. worker)
 end
 
 local again, given_up = 0, 0
@@ -40,7 +41,7 @@ end
 
 for i, worker in ipairs(removed) do
   for _, lane in ipairs(lanes[i]) do
-    local stream = stream_key(lane)
+    local stream = PREFIX .. 'stream:' .. lane
     repeat
       local leases = redis.pcall('XPENDING', stream, GROUP, '-', '+', 100, worker)
       for _, leased in ipairs(leases) do
@@ -58,7 +59,7 @@ end
 
 -- Streams that no worker serves expire; their lanes are not ready then.
 for _, lane in ipairs(redis.call('ZRANGE', READY, 0, 63)) do
-  if redis.call('EXISTS', stream_key(lane)) == 0 then unmark_ready(lane) end
+  if redis.call('EXISTS', PREFIX .. 'stream:' .. lane) == 0 then unmark_ready(lane) end
 end
 if redis.call('EXISTS', WORKERS, READY) == 0 then redis.call('DEL', VTIMES) end
 return {#removed, again, given_up}

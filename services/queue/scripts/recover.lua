@@ -13,7 +13,7 @@ for i = 3, #ARGV, 2 do
   known[id .. ' ' .. lane] = true
 end
 for _, lane in ipairs(redis.call('SUNION', LANES, DRAINING)) do
-  local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'STREAMS', stream_key(lane), '0')
+  local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'STREAMS', PREFIX .. 'stream:' .. lane, '0')
   for _, entry in ipairs(got and not got.err and got[1][2] or {}) do
     if entry[FIELDS] and not known[entry[ID] .. ' ' .. lane] then
       missing[#missing + 1] = leased_item(lane, entry)
