@@ -69,7 +69,7 @@ class Consumer:
             self._link.call("CLIENT", "SETNAME", worker)
             asked = time.monotonic()
             redis_time = self._link.call("TIME")
-            clock.measured(asked, time.monotonic(), redis_time)
+            clock.record_measurement(asked, time.monotonic(), redis_time)
             self.client_id = int(self._link.call("CLIENT", "ID"))
         except Failure:
             self._link.close()
@@ -245,7 +245,7 @@ class Consumer:
         asked = time.monotonic()
         beat = ("EVALSHA", script("beat").sha, len(own), *own, self._worker, record, life_ms)
         known, *redis_time = self._link.call(*beat)
-        self._clock.measured(asked, time.monotonic(), redis_time)
+        self._clock.record_measurement(asked, time.monotonic(), redis_time)
         # Not in the script: these keys are the installation's, and may be on another shard than the pool's.
         pools = keys.of_installation.pools
         self._link.send_both(("SADD", pools, keys.pool), ("EXPIRE", pools, POOLS_LIFE_S))

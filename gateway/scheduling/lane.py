@@ -363,9 +363,7 @@ class Lane:
         if batch[0].counted:
             self._contention.put(self, now)
         cost_ms = max(run_s * 1000, COST_MS_MIN)
-        link.put(
-            self.content_id, name, packed.entry, packed.blob, deadline_ms, attempt, cost_ms, rows / self._batch_rows
-        )
+        link.put(self.content_id, name, packed, deadline_ms, attempt, cost_ms, rows / self._batch_rows)
         if packed.segment_bytes:
             self._tallies.segment_bytes.add(packed.segment_bytes)
         if len(self._pending) == 1 and self._spin.seconds:

@@ -191,7 +191,7 @@ class Producer:
             await asyncio.sleep(self._lease_s / 4)
             for pool, link in list(self._links.items()):
                 try:
-                    await link.look()
+                    await link.refresh()
                 except Failure:
                     continue  # away: the link itself sees to that
                 except Exception as error:

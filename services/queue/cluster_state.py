@@ -1,6 +1,7 @@
-"""The board: what processes tell each other beside the queue. Workers' records, uploads in progress, a channel of news.
+"""Cluster state: what processes share besides the queue: worker records, uploads, gateways, a channel of events.
 
-Through redis-py: none of this is on the hot path. Everything on it expires or is replaced; nothing on it is truth.
+It uses redis-py, since none of this is on the hot path. Everything here expires or is replaced; the source of truth is
+elsewhere.
 """
 
 from __future__ import annotations
@@ -21,28 +22,31 @@ from millstream.services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.cluster_state")
 
-#: how long an upload is shown without its gateway saying again that it goes on
+#: How long an upload is listed after its gateway last reported it.
 UPLOAD_LIFE_S = 5.0
-#: how long a gateway counts as one without saying again that it lives
+#: How long a gateway is listed after its last report.
 GATEWAY_LIFE_S = 3.0
 
 
 class ClusterState:
-    """Every method raises Failure(UNAVAILABLE) while Redis is away. Until when something counts is on Redis' clock.
+    """Reads and writes the cluster state in Redis. Expiry times are on the Redis clock.
 
-    `quiet_s`: without news for so long, Redis is asked whether it is still there, and has so long to say it.
+    Every method raises Failure(UNAVAILABLE) while Redis is not reachable.
+
+    Args:
+        quiet_s: after this time without an event, `messages` pings Redis, which then has this time to answer.
     """
 
     def __init__(self, address: RedisAddress, keys: InstallationKeys, quiet_s: float = 5) -> None:
         self._address = address
         self._keys = keys
         self._quiet_s = quiet_s
-        self.unreadable: frozenset[str] = frozenset()  # workers whose records could not be read when they were last
+        self.unreadable: frozenset[str] = frozenset()  # workers whose records `workers` could not parse last time
         self._records = RecordCache()
         self._redis: Any = async_client(address)
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """Records of all workers that live, ordered by pool and id; those that cannot be read are left out."""
+        """Return the records of all live workers, ordered by pool and id, without those that cannot be parsed."""
         records: list[WorkerRecord] = []
         unreadable: set[str] = set()
         try:
@@ -54,29 +58,29 @@ class ClusterState:
                 if not beats:
                     continue
                 ids = sorted(beats)
-                found = await self._redis.mget([keys.record(worker) for worker in ids])
+                stored = await self._redis.mget([keys.record(worker) for worker in ids])
                 behind_s = time.time() - await self._now()  # noqa: TID251
-                for worker, data in zip(ids, found, strict=True):
+                for worker, data in zip(ids, stored, strict=True):
                     if data is not None:
                         try:
                             record = self._records.record(worker, data)
                         except ValueError as error:
-                            self._warn(worker, error)
+                            self._warn_once(worker, error)
                             unreadable.add(worker)
                         else:
                             records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
         self.unreadable = frozenset(unreadable)
-        self._records.keep({record.id for record in records})
+        self._records.keep_only({record.id for record in records})
         return tuple(records)
 
-    def _warn(self, worker: str, error: ValueError) -> None:
-        if worker not in self.unreadable:  # once
+    def _warn_once(self, worker: str, error: ValueError) -> None:
+        if worker not in self.unreadable:
             log.warning("the record of worker %s cannot be read (another release?): %s", worker, error)
 
     async def stream_entries(self, pool: str, lanes: list[str]) -> list[int]:
-        """Entries in the stream of each lane: waiting and leased."""
+        """Return the number of entries in the stream of each lane, waiting and leased."""
         keys = self._keys.pool(pool)
         try:
             pipeline = self._redis.pipeline(transaction=False)
@@ -84,98 +88,99 @@ class ClusterState:
                 pipeline.xlen(keys.stream(lane))
             return [int(count) for count in await pipeline.execute()]
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
 
     async def uploads(self) -> dict[tuple[str, int | None], State]:
-        """Uploads in progress: (model, version) -> state; version None: its number is given when it is published."""
+        """Return the uploads in progress: (model, version) -> state; version None: numbered when it is published."""
         try:
             stored = await self._redis.hgetall(self._keys.uploads)
             now = await self._now()
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
         uploads: dict[tuple[str, int | None], State] = {}
         for field, value in stored.items():
             model, _, version = _text(field).partition("/")
             state, _, until = _text(value).partition(" ")
-            with suppress(ValueError):  # what another release wrote is its own to take back
+            with suppress(ValueError):  # written by another release, which removes it itself
                 if float(until) > now:
                     uploads[model, int(version) if version else None] = State(state)
                 else:
-                    await self._forget(_text(field))  # its gateway died: nobody else takes the line back
+                    await self._remove_upload(_text(field))  # its gateway died
         return uploads
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
-        """Show an upload's state for UPLOAD_LIFE_S; None: it has ended."""
+        """List an upload with this state for UPLOAD_LIFE_S; None: remove it, since it has ended."""
         field = f"{model}/{'' if version is None else version}"
         if state is None:
-            await self._forget(field)
+            await self._remove_upload(field)
             return
         try:
             await self._redis.hset(self._keys.uploads, field, f"{state.value} {await self._now() + UPLOAD_LIFE_S:.3f}")
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
 
-    async def _forget(self, field: str) -> None:
+    async def _remove_upload(self, field: str) -> None:
         try:
             await self._redis.hdel(self._keys.uploads, field)
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
 
     async def gateways(self) -> dict[str, str]:
-        """Live gateways and the token of the repository that each routes by."""
+        """Return the live gateways and, for each, the token of the repository state that it routes by."""
         try:
             stored = await self._redis.hgetall(self._keys.gateways)
             now = await self._now()
-            found: dict[str, str] = {}
+            live: dict[str, str] = {}
             for name, value in stored.items():
                 until, _, token = _text(value).partition(" ")
                 with suppress(ValueError):
                     if float(until) > now:
-                        found[_text(name)] = token
+                        live[_text(name)] = token
                     else:
                         await self._redis.hdel(self._keys.gateways, name)
         except (RedisError, OSError) as error:
-            raise _away(error) from error
-        return found
+            raise _unreachable(error) from error
+        return live
 
     async def set_gateway(self, name: str, token: str | None) -> None:
-        """Say for GATEWAY_LIFE_S that a gateway lives, and what it routes by; None: it leaves."""
+        """List a gateway for GATEWAY_LIFE_S with the state that it routes by; None: remove it, since it stops."""
         try:
             if token is None:
                 await self._redis.hdel(self._keys.gateways, name)
             else:
                 await self._redis.hset(self._keys.gateways, name, f"{await self._now() + GATEWAY_LIFE_S:.3f} {token}")
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
 
     async def _now(self) -> float:
-        """Seconds since the epoch on Redis' clock: those of machines differ."""
+        """Return seconds since the epoch on the Redis clock: the clocks of machines differ."""
         seconds, microseconds = await self._redis.time()
         return int(seconds) + int(microseconds) / 1e6
 
     async def publish(self, message: str) -> None:
+        """Send an event to all processes that read `messages` (millstream.services.queue.keys)."""
         try:
             await self._redis.publish(self._keys.changes, message)
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
 
     async def messages(self) -> AsyncIterator[str]:
-        """What is published, from now on."""
+        """Yield the events that are published from now on."""
         subscription = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
             await subscription.subscribe(self._keys.changes)
-            asked = False  # whether somebody is still there
+            pinged = False
             while True:
                 message = await subscription.get_message(timeout=self._quiet_s)
-                if message is None and asked:
+                if message is None and pinged:
                     raise Failure(Code.UNAVAILABLE, "Redis does not answer a subscriber", retry_after_s=1)
-                asked = message is None
+                pinged = message is None
                 if message is None:
                     await subscription.ping()
                 elif message["type"] == "message":
                     yield _text(message["data"])
         except (RedisError, OSError) as error:
-            raise _away(error) from error
+            raise _unreachable(error) from error
         finally:
             await subscription.aclose()
 
@@ -187,5 +192,5 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _away(error: Exception) -> Failure:
+def _unreachable(error: Exception) -> Failure:
     return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)

@@ -1,4 +1,4 @@
-"""One blocking connection to Redis for a worker's main loop: a command may be sent now and its reply read later."""
+"""A blocking connection to Redis for a worker's main loop: a command can be sent now and its reply read later."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, cast
 import hiredis
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.handshake import check_reply, greeting
+from millstream.services.queue.handshake import check_reply, handshake_commands
 from millstream.services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
-#: errors that tell of the server's state or role, not of the command: on another connection, or later, it is taken
-_STATE = (
+#: Errors caused by the server's state or role, not by the command: it will succeed on another connection, or later.
+_STATE_ERRORS = (
     "NOSCRIPT",
     "READONLY",
     "MASTERDOWN",
@@ -32,7 +32,7 @@ _STATE = (
 
 
 class CommandRefused(Failure):
-    """Redis answered that it does not take this command: it has no memory, a limit is exceeded, access is denied."""
+    """Redis refused this command: it has no memory, a limit is exceeded, or access is denied."""
 
     def __init__(self, answer: str) -> None:
         super().__init__(Code.UNAVAILABLE, f"Redis answered: {answer}")
@@ -40,20 +40,22 @@ class CommandRefused(Failure):
 
 
 class ConsumerLink:
-    """Commands and replies strictly alternate in order; not shared between threads.
+    """Replies come in the order of the commands. Not thread-safe.
 
-    Every method raises Failure(UNAVAILABLE) when the connection is gone: close and open another.
+    Every method raises Failure(UNAVAILABLE) when the connection is lost: close it and open another.
+
+    Args:
+        timeout_s: how long a reply may take; None: the address's `reply_s_max`.
     """
 
     def __init__(self, address: RedisAddress, timeout_s: float | None = None) -> None:
-        """`timeout_s`: how long a reply may take; None: what is right for the address."""
         self._reader = hiredis.Reader()
         try:
             self._socket = self._open(locate(address), timeout_s or address.reply_s_max)
         except OSError as error:
             raise Failure(Code.UNAVAILABLE, f"Redis at {address} is not reachable: {error}") from error
         try:
-            for words in greeting(address):
+            for words in handshake_commands(address):
                 check_reply(words, self.call(*words))
         except Failure:
             self.close()
@@ -96,10 +98,10 @@ class ConsumerLink:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
 
     def receive(self, spin_s: float = 0.0) -> Any:
-        """The reply to the earliest command without one. `spin_s`: so long it is looked for before this thread sleeps.
+        """Return the reply to the earliest unanswered command, after busy-polling for up to `spin_s` before blocking.
 
-        An error from Redis is a Failure too: `CommandRefused` if it is about this command; else (a script that is gone, a server
-        still loading) a new connection mends it.
+        Raises `CommandRefused` if Redis refuses this command. Any other error of Redis (a script is gone, the server
+        is still loading) is a Failure like a lost connection, and a new connection resolves it.
         """
         reader = self._reader
         try:
@@ -112,22 +114,23 @@ class ConsumerLink:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
         if isinstance(reply, hiredis.ReplyError):
             answer = str(reply)
-            if answer.startswith(_STATE):
+            if answer.startswith(_STATE_ERRORS):
                 raise Failure(Code.UNAVAILABLE, f"Redis answered: {answer}") from reply
             raise CommandRefused(answer) from reply
         return reply
 
     def _spin(self, seconds: float) -> bytes:
-        # TLS reads whole records and cannot just look.
+        # A TLS socket reads whole records: it cannot be polled with MSG_DONTWAIT.
         until = time.perf_counter() + (0 if isinstance(self._socket, ssl.SSLSocket) else seconds)
         while time.perf_counter() < until:
             try:
                 return self._socket.recv(_READ_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
-                os.sched_yield()  # whoever has something to do goes first
+                os.sched_yield()  # let runnable threads go first
         return self._socket.recv(_READ_BYTES)
 
     def call(self, *words: bytes | str | int) -> Any:
+        """Send a command and return its reply."""
         self.send(words)
         return self.receive()
 

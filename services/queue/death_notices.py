@@ -1,4 +1,4 @@
-"""A supervisor that saw a worker die says so at once, so that nobody waits for the lease to run out."""
+"""Death notices: a supervisor reports a dead worker at once, so that its batches need not wait for the lease."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from millstream.services.queue.url import RedisAddress, async_client
 
 
 class Death(NamedTuple):
-    """A worker (`millstream.services.wire.worker_id`) that is gone, and what it was running.
+    """A worker that died, and what it was running."""
 
-    `batches`: their names; None: nobody knows. `blamed`: the content id of the version that it died of, "" for none.
-    """
-
-    worker: str
-    batches: tuple[str, ...] | None = None
-    blamed: str = ""
+    worker: str  # as in millstream.services.wire.worker_id
+    batches: tuple[str, ...] | None = None  # names of the batches that it was running; None: unknown
+    blamed: str = ""  # content id of the version whose run or load ended the worker, or ""
 
     def message(self) -> str:
-        """As it is published."""
+        """Return the message that is published."""
         if self.batches is None:
             return f"died:{self.worker}"
         return f"died:{self.worker} " + json.dumps({"batches": self.batches, "blamed": self.blamed})
 
     @classmethod
     def read(cls, text: str) -> Death:
-        """From a message less its kind. Raises ValueError."""
+        """Parse a message without its leading "died:". Raises ValueError."""
         worker, _, rest = text.partition(" ")
         if not rest:
             return cls(worker)
@@ -37,13 +34,13 @@ class Death(NamedTuple):
         try:
             return cls(worker, tuple(map(str, document["batches"])), str(document["blamed"]))
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no death: {text[:200]}") from error
+            raise ValueError(f"not a death notice: {text[:200]}") from error
 
 
 async def publish_death(address: RedisAddress, keys: InstallationKeys, death: Death) -> bool:
-    """Tell every gateway of a death; False if Redis could not be told.
+    """Publish a death to every gateway; returns False if Redis could not be reached.
 
-    The lease time still covers a message that is lost.
+    If the message is lost, the worker's leases still expire.
     """
     try:
         async with async_client(address, retries=1) as redis:

@@ -1,18 +1,18 @@
-"""The first commands on a new Redis connection of our own: who we are, which database, whether it is a master. Pure."""
+"""The first commands on a new Redis connection: log in, select the database, check for a master. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.sentinel import is_master
+from millstream.services.queue.sentinel import NOT_A_MASTER, is_master
 from millstream.services.queue.url import RedisAddress
 
 _ROLE = ("ROLE",)
 
 
-def greeting(address: RedisAddress) -> list[tuple[str, ...]]:
-    """Commands to send, in order, before any other. RESP2 is the default of a fresh connection and stays."""
+def handshake_commands(address: RedisAddress) -> list[tuple[str, ...]]:
+    """Return the commands to send, in order, before any other. A new connection speaks RESP2 and keeps it."""
     commands: list[tuple[str, ...]] = []
     if address.password is not None:
         user = (address.username,) if address.username else ()
@@ -25,8 +25,9 @@ def greeting(address: RedisAddress) -> list[tuple[str, ...]]:
 
 
 def check_reply(words: tuple[str, ...], reply: Any) -> None:
-    """What came back for a command of `greeting`. Raises Failure(UNAVAILABLE) if it is not the master that it was named."""
+    """Check the reply to a command of `handshake_commands`.
+
+    Raises Failure(UNAVAILABLE) if the sentinels named this server as the master, but it is not one.
+    """
     if words == _ROLE and not is_master(reply):
-        raise Failure(
-            Code.UNAVAILABLE, "the server that the sentinels name is not a master (any more)", retry_after_s=1
-        )
+        raise Failure(Code.UNAVAILABLE, NOT_A_MASTER, retry_after_s=1)

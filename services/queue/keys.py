@@ -62,9 +62,18 @@ class PoolKeys:
     """The keys of one pool. A lane is named by the content id that it serves (`Manifest.content_id`)."""
 
     __slots__ = (
-        "blamed", "deadlines", "epoch", "idle", "of_installation", "pool", "prefix", "ready", "scheduling", "vtimes",
+        "blamed",
+        "deadlines",
+        "epoch",
+        "idle",
+        "of_installation",
+        "pool",
+        "prefix",
+        "ready",
+        "scheduling",
+        "vtimes",
         "workers",
-    )  # fmt: skip
+    )
 
     def __init__(self, of_installation: InstallationKeys, pool: str) -> None:
         self.of_installation = of_installation

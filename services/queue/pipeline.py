@@ -1,7 +1,7 @@
-"""One pipelined asyncio connection to Redis: commands go out at once, replies come back in order to callbacks.
+"""A pipelined asyncio connection to Redis: commands are sent at once, callbacks receive the replies in order.
 
-Why not redis-py here: parsing and packing in C, and no task, future or lock for a command, carry twice the batches
-for a CPU second. Everything that is not the hot path uses redis-py.
+It parses and packs in C and needs no task, future or lock per command: twice as many batches per CPU second as with
+redis-py. Everything outside the hot path uses redis-py.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, cast
 import hiredis
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.handshake import check_reply, greeting
+from millstream.services.queue.handshake import check_reply, handshake_commands
 from millstream.services.queue.url import RedisAddress, locate_async
 
 log = logging.getLogger("millstream.queue")
 
 OnReply = Callable[[Any], None]
-#: what Redis answers when it was a master and is a replica now
+#: What Redis answers after it was demoted from master to replica.
 _DEMOTED = ("READONLY", "MASTERDOWN")
 
 
 class Pipeline(asyncio.Protocol):
-    """Each command has a callback; it gets the reply, or an Exception (a Redis error, or the loss of the connection).
+    """Calls the callback of each command with its reply, or with an Exception: a Redis error or a lost connection.
 
-    A server that says that it became a replica is as good as lost: none of the commands after that one is done either.
-    What a callback raises is logged: the replies behind it are other people's.
+    When the server answers that it has become a replica, the connection is closed: the commands that follow would fail
+    too. An exception in a callback is logged, so that the replies after it still reach their callbacks.
     """
 
     def __init__(self, on_lost: Callable[[], None] | None = None) -> None:
@@ -44,7 +44,7 @@ class Pipeline(asyncio.Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that Redis has not taken yet."""
+        """Bytes that were sent here but not yet accepted by the socket."""
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,12 +56,12 @@ class Pipeline(asyncio.Protocol):
         callbacks, self._callbacks = self._callbacks, deque()
         for callback in callbacks:
             if callback is not None:
-                _tell(callback, lost)
+                _call(callback, lost)
         if self._on_lost is not None:
             self._on_lost()
 
     def send(self, words: tuple[bytes | str | int, ...], on_reply: OnReply | None = None) -> int:
-        """Send one command; returns its bytes on the wire. Raises Failure(UNAVAILABLE) without a connection."""
+        """Send a command; returns its size in bytes. Raises Failure(UNAVAILABLE) without a connection."""
         transport = self._transport
         if transport is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
@@ -71,14 +71,14 @@ class Pipeline(asyncio.Protocol):
         return len(packed)
 
     def send_packed(self, packed: bytes, on_replies: Sequence[OnReply]) -> None:
-        """Send commands that are packed already, in one go; each has its callback. Raises as `send` does."""
+        """Send several packed commands in one write, with a callback for each. Raises as `send` does."""
         if self._transport is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
         self._callbacks.extend(on_replies)
         self._transport.write(packed)
 
     async def call(self, *words: bytes | str | int) -> Any:
-        """Send one command and wait for its reply. Raises what Redis answered, or Failure(UNAVAILABLE)."""
+        """Send a command and wait for its reply. Raises the error that Redis answers, or Failure(UNAVAILABLE)."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def resolve(reply: Any) -> None:
@@ -96,36 +96,36 @@ class Pipeline(asyncio.Protocol):
         reader.feed(data)
         while (reply := reader.gets()) is not False:
             if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(_DEMOTED):
-                log.warning("Redis takes no writes any more: %s", reply)
+                log.warning("Redis no longer takes writes: %s", reply)
                 self.close()
                 return
             callback = callbacks.popleft()
             if callback is not None:
-                _tell(callback, reply)
+                _call(callback, reply)
 
     def close(self) -> None:
-        """What was not written yet is dropped: who is on the other side may never take it."""
+        """Close at once and drop what was not written: the server may never accept it."""
         if self._transport is not None:
             self._transport.abort()
 
 
-def _tell(callback: OnReply, reply: Any) -> None:
+def _call(callback: OnReply, reply: Any) -> None:
     try:
         callback(reply)
     except Exception:
-        log.exception("a reply of Redis could not be used")
+        log.exception("handling a reply of Redis failed")
 
 
 async def connect(address: RedisAddress, on_lost: Callable[[], None] | None = None) -> Pipeline:
-    """Open a connection, authenticate, choose the database.
+    """Open a connection, log in and select the database.
 
-    Raises OSError, also after the address's `reply_s_max` seconds, Failure or what Redis answered.
+    Raises OSError, also after the address's `reply_s_max` seconds; Failure; or the error that Redis answers.
     """
-    place = await locate_async(address)
+    located = await locate_async(address)
     async with asyncio.timeout(address.reply_s_max):
-        protocol = await _open(place, on_lost)
+        protocol = await _open(located, on_lost)
         try:
-            for words in greeting(address):
+            for words in handshake_commands(address):
                 check_reply(words, await protocol.call(*words))
         except BaseException:
             protocol.close()
@@ -133,14 +133,14 @@ async def connect(address: RedisAddress, on_lost: Callable[[], None] | None = No
         return protocol
 
 
-async def _open(place: RedisAddress, on_lost: Callable[[], None] | None) -> Pipeline:
+async def _open(address: RedisAddress, on_lost: Callable[[], None] | None) -> Pipeline:
     loop = asyncio.get_running_loop()
 
     def factory() -> Pipeline:
         return Pipeline(on_lost)
 
-    if place.path is not None:
-        _, protocol = await loop.create_unix_connection(factory, place.path)
+    if address.path is not None:
+        _, protocol = await loop.create_unix_connection(factory, address.path)
     else:
-        _, protocol = await loop.create_connection(factory, place.host, place.port, ssl=place.ssl_context())
+        _, protocol = await loop.create_connection(factory, address.host, address.port, ssl=address.ssl_context())
     return protocol

@@ -1,6 +1,6 @@
-"""The gateway's connections to the Redis of one pool: one for batches out, one that blocks for replies.
+"""A gateway's connections to the Redis of one pool: one that sends batches, one that blocks for replies.
 
-It reconnects with bounded back-off for as long as it lives, and says when Redis is back and whether its data is.
+It reconnects with bounded back-off until it is stopped, and reports when Redis is back and whether its data was lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import hiredis
 
@@ -28,22 +28,37 @@ from millstream.services.queue.url import RedisAddress
 
 log = logging.getLogger("millstream.queue")
 
-REPLIES_AT_ONCE = 16
-REQUESTS_AHEAD = 16  # for replies; Redis blocks on one, and takes the next by itself when that is served
-OLD_S = 60.0
-OLD_MAX = 100
+REPLIES_AT_ONCE = 16  # replies that one BLMPOP returns at most
+REQUESTS_AHEAD = 16  # BLMPOPs that are sent ahead: Redis blocks on the first, and takes the next when that is answered
+OLD_LISTS_S = 60.0  # how long reply lists of earlier connections are deleted again and again
+OLD_LISTS_MAX = 100
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 BLOB_LIFE_MS = 60_000
 EPOCH_LIFE_S = 86_400
-BUFFERED_BYTES_MAX = 64 << 20
+BUFFERED_BYTES_MAX = 64 << 20  # unsent bytes at which no further batch is put
+
+
+class EncodedBatch(Protocol):
+    """What `put` sends of a batch."""
+
+    @property
+    def entry(self) -> bytes:
+        """The encoded batch."""
+
+    @property
+    def blob(self) -> bytes:
+        """Tensors that go to a blob key of their own, or b""."""
 
 
 class ProducerLink:
-    """Batches of one gateway to one pool.
+    """Sends the batches of one gateway to one pool and receives their replies.
 
-    `on_reply(data)`: a reply. `on_restored(lost)`: connected; `lost` when Redis has none of what was put before.
-    `on_put(name, reply)`: Redis took a batch, or an Exception says why not.
+    Args:
+        gateway: unique name of the gateway.
+        on_reply: called with each reply.
+        on_restored: called after each connect, with True if Redis has lost everything that was put before.
+        on_put: called with a batch's name and Redis' reply, or with an Exception if Redis refused the batch.
     """
 
     def __init__(
@@ -67,11 +82,12 @@ class ProducerLink:
         self._on_reply = on_reply
         self._on_restored = on_restored
         self._on_put = on_put
-        self._connected = 0
-        self._old: deque[tuple[bytes, float]] = deque(maxlen=OLD_MAX)  # lists of replies of earlier connections, until
+        self._connections = 0  # so far
+        #: reply lists of earlier connections, and when to stop deleting them (monotonic)
+        self._old_lists: deque[tuple[bytes, float]] = deque(maxlen=OLD_LISTS_MAX)
         self._put_head = (b"EVALSHA", script("put").sha, len(keys.scheduling) + 1, *keys.scheduling)
-        self._asking = b""
-        self._asked = 0  # requests for replies that Redis has not answered
+        self._pop_replies = b""  # the packed BLMPOP
+        self._pops_unanswered = 0
         self._out: Pipeline | None = None
         self._replies: Pipeline | None = None
         self._epoch: bytes | None = None
@@ -84,18 +100,18 @@ class ProducerLink:
 
     @property
     def writable(self) -> bool:
-        """Whether a batch may be put now: connected, and Redis keeps up with what was sent."""
+        """Whether a batch may be put now: connected, and less than BUFFERED_BYTES_MAX is unsent."""
         out = self._out
         return out is not None and out.connected and out.buffered_bytes < BUFFERED_BYTES_MAX
 
     def new_name(self) -> str:
-        """A name for a batch that no other gateway uses."""
+        """Return a name for a batch that is unique among all gateways."""
         return f"{self._gateway}-{next(self._numbers):x}"
 
     async def start(self) -> None:
-        """Connect. Raises what the first attempt raises; later losses are repaired in the background."""
+        """Connect. Raises what the first attempt raises; lost connections are restored in the background."""
         await self._connect()
-        self._task = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._reconnect())
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -108,61 +124,62 @@ class ProducerLink:
         self,
         lane: str,
         name: str,
-        entry: bytes,
-        blob: bytes,
+        batch: EncodedBatch,
         deadline_ms: float,
         attempt: int,
         cost_ms: float,
         fill: float,
     ) -> None:
-        """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) while there is no connection.
+        """Append a batch to its lane's stream. Raises Failure(UNAVAILABLE) without a connection.
 
-        `cost_ms`: how long it runs. `fill`: its rows as a part of those that run together.
+        `deadline_ms` is on the Redis clock, `cost_ms` how long the batch is expected to run, and `fill` its rows
+        divided by the rows of a full run.
         """
         out, keys = self._out, self.keys
         if out is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
         on_put = partial(self._on_put, name)
-        if blob:
-            # A part that Redis refuses is the end of this batch, whatever it says to the others.
-            for command in write_commands(keys.blob(name), blob, BLOB_LIFE_MS):
+        if batch.blob:
+            # One refused part ends this batch, whatever Redis answers to the other commands.
+            for command in write_commands(keys.blob(name), batch.blob, BLOB_LIFE_MS):
                 self.sent_bytes += out.send(command, on_put)
         self.sent_bytes += out.send(
             (
                 *self._put_head, keys.stream(lane), keys.prefix, lane,
-                entry, attempt, b"%d" % deadline_ms, self.replies_key, name, b"%.3f" % cost_ms, b"%.3f" % fill,
+                batch.entry, attempt, b"%d" % deadline_ms, self.replies_key, name, b"%.3f" % cost_ms, b"%.3f" % fill,
             ),
             on_put,
         )  # fmt: skip
 
     def drop_blob(self, name: str) -> None:
-        """Remove the tensors of a batch that Redis refused; nobody waits for it, and a lost connection lets them expire."""
+        """Delete the tensors of a batch that Redis refused, without waiting; after a lost connection they expire."""
         if self._out is not None and self._out.connected:
             self._out.send((b"DEL", self.keys.blob(name)))
 
     def withdraw(self, lane: str, name: str) -> None:
-        """Take a batch that nobody waits for out of a lane that no worker holds; else it would stay for an hour."""
+        """Remove a batch whose requests are gone if no worker serves its lane; else it would stay there for an hour."""
         if self._out is not None and self._out.connected:
             keys = self.keys
             self._out.send(script_call("withdraw", keys, (keys.stream(lane),), lane, name))
 
     async def take_blob(self, name: str) -> bytes:
-        """Read a blob, part by part, and remove it; b"" if it is not there. Raises as `call` does."""
+        """Read a blob, part by part, and delete it; returns b"" if it is not there. Raises as `call` does."""
         key = self.keys.blob(name)
         parts: list[bytes] = []
         last = False
         while not last:
-            got: list[bytes] = await self.call(*read_command(key, len(parts)))
-            parts += got
-            last = not got or is_last(got)
+            more: list[bytes] = await self.call(*read_command(key, len(parts)))
+            parts += more
+            last = not more or is_last(more)
         if self._out is not None and self._out.connected:
-            self._out.send((b"DEL", key))  # nobody waits for it; what a lost connection leaves expires
+            self._out.send((b"DEL", key))  # without waiting; if the connection is lost, the key expires
         return b"".join(parts)
 
     async def call(self, *words: bytes | str | int) -> Any:
-        """A command on the way of batches. Raises Failure(UNAVAILABLE) or what Redis answers.
+        """Send a command on the connection of batches and return its reply.
 
-        Without an answer in time the connection counts as lost: a server that vanished does not end its connections.
+        Raises Failure(UNAVAILABLE) or the error that Redis answers. Without a reply in time the connection counts as
+        lost: a server that vanished does not close its connections.
         """
         if self._out is None:
             raise Failure(Code.UNAVAILABLE, "Redis is not reachable", retry_after_s=1)
@@ -174,7 +191,7 @@ class ProducerLink:
             raise Failure(Code.UNAVAILABLE, "Redis does not answer", retry_after_s=1) from error
 
     async def load_scripts(self) -> None:
-        """Make the scripts known to Redis (again)."""
+        """Load the scripts into Redis."""
         for name in ("put", "reclaim", "blame", "withdraw"):
             await self.call("SCRIPT", "LOAD", script(name).text)
 
@@ -189,32 +206,33 @@ class ProducerLink:
         self._out, self._replies = out, replies
         await self.load_scripts()
         await self._measure_clock()
-        lost = await self._forgotten()
-        self._ask_anew()
-        self._listen()
+        lost = await self._check_epoch()
+        self._start_reply_list()
+        self._request_replies()
         self._on_restored(lost)
 
-    async def look(self) -> None:
-        """Notice a Redis that lost its data while the connection held: it was flushed. Raises as `call` does.
+    async def refresh(self) -> None:
+        """Measure the clock, and detect a Redis that lost its data without losing the connection (FLUSHALL).
 
-        And forget replies to batches that were put again: workers may have been at them.
+        Also deletes reply lists of earlier connections: their batches were put again, but workers may still answer
+        them. To be called regularly. Raises as `call` does.
         """
-        if self._old:
-            await self.call("DEL", *(key for key, _ in self._old))
-            while self._old and self._old[0][1] <= time.monotonic():
-                self._old.popleft()
+        if self._old_lists:
+            await self.call("DEL", *(key for key, _ in self._old_lists))
+            while self._old_lists and self._old_lists[0][1] <= time.monotonic():
+                self._old_lists.popleft()
         await self._measure_clock()
-        if await self._forgotten():
+        if await self._check_epoch():
             log.warning("Redis at %s lost its data", self._address)
             self._on_restored(True)
 
     async def _measure_clock(self) -> None:
-        asked = time.monotonic()
+        sent = time.monotonic()
         redis_time = await self.call("TIME")
-        self.clock.measured(asked, time.monotonic(), redis_time)
+        self.clock.record_measurement(sent, time.monotonic(), redis_time)
 
-    async def _forgotten(self) -> bool:
-        """Whether Redis has nothing of what was put before."""
+    async def _check_epoch(self) -> bool:
+        """Return whether Redis lost everything that was put before."""
         fresh = os.urandom(8).hex().encode()
         key = self.keys.epoch
         epoch: bytes | None = await self.call("GETEX", key, "EX", EPOCH_LIFE_S)
@@ -229,7 +247,7 @@ class ProducerLink:
                 pipeline.close()
         self._out = self._replies = None
 
-    async def _keep(self) -> None:
+    async def _reconnect(self) -> None:
         backoff_s = BACKOFF_S_MIN
         while True:
             await self._lost.wait()
@@ -247,34 +265,34 @@ class ProducerLink:
                 backoff_s = BACKOFF_S_MIN
                 log.warning("Redis at %s is back", self._address)
 
-    def _ask_anew(self) -> None:
-        """Begin a list of replies of its own: Redis may not know yet that the last connection is gone, and serve it."""
-        if self._connected:
-            self._old.append((self.replies_key, time.monotonic() + OLD_S))
-        self._connected += 1
-        self.replies_key = self.keys.replies(f"{self._gateway}-{self._connected}")
-        ask = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
-        self._asking = hiredis.pack_command(cast("Any", ask))
-        self._asked = 0
+    def _start_reply_list(self) -> None:
+        """Use a new reply list: Redis may still serve the last connection, if it does not know yet that it is gone."""
+        if self._connections:
+            self._old_lists.append((self.replies_key, time.monotonic() + OLD_LISTS_S))
+        self._connections += 1
+        self.replies_key = self.keys.replies(f"{self._gateway}-{self._connections}")
+        pop = (b"BLMPOP", 0, 1, self.replies_key, b"LEFT", b"COUNT", REPLIES_AT_ONCE)
+        self._pop_replies = hiredis.pack_command(cast("Any", pop))
+        self._pops_unanswered = 0
 
-    def _listen(self) -> None:
-        """Ask for replies, many times in one go: a request for each reply would be a write for each."""
+    def _request_replies(self) -> None:
+        """Send BLMPOPs until REQUESTS_AHEAD are unanswered, in one write instead of one write for each reply."""
         assert self._replies is not None
-        more = REQUESTS_AHEAD - self._asked
-        self._replies.send_packed(self._asking * more, [self._received] * more)
-        self._asked = REQUESTS_AHEAD
+        more = REQUESTS_AHEAD - self._pops_unanswered
+        self._replies.send_packed(self._pop_replies * more, [self._received] * more)
+        self._pops_unanswered = REQUESTS_AHEAD
 
     def _received(self, reply: Any) -> None:
         if isinstance(reply, Exception):
             self._lost.set()
             return
-        self._asked -= 1
+        self._pops_unanswered -= 1
         for data in reply[1]:
             self.received_bytes += len(data)
             try:
                 self._on_reply(data)
             except Exception:
-                log.exception("a reply could not be used")
-        # Only now: this write shall not stand between a reply and its caller.
-        if self._asked <= REQUESTS_AHEAD // 2 and self._replies is not None and self._replies.connected:
-            self._listen()
+                log.exception("handling a reply failed")
+        # After the callbacks, so that this write does not delay a reply.
+        if self._pops_unanswered <= REQUESTS_AHEAD // 2 and self._replies is not None and self._replies.connected:
+            self._request_replies()

@@ -1,6 +1,6 @@
-"""Records of workers, parsed where they changed. Pure.
+"""A cache of parsed worker records: only what changed in a record is parsed again. Pure.
 
-A record of thousands of instances comes with every refresh of every gateway, and hardly anything in it is new.
+A record can list thousands of instances. Every gateway reads it at every refresh, and little of it has changed.
 """
 
 from __future__ import annotations
@@ -14,47 +14,46 @@ from millstream.services.wire.records import InstanceRecord, WorkerRecord, reada
 
 
 class _Known(NamedTuple):
-    """What was read last of one worker: the bytes, the record, and each instance with the JSON object it was made of."""
+    """The record of a worker that was parsed last."""
 
     data: bytes
     record: WorkerRecord
-    instances: dict[str, tuple[dict[str, Any], InstanceRecord]]
+    instances: dict[
+        str, tuple[dict[str, Any], InstanceRecord]
+    ]  # by content id: the JSON object and what it was parsed to
 
 
 class RecordCache:
-    """Parses records; what did not change is the same object as before."""
+    """Parses records; unchanged records and instances are the same objects as before."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
 
     def record(self, worker: str, data: bytes) -> WorkerRecord:
-        """The record of `worker`. Raises ValueError (pydantic's, or the JSON parser's) when it is none."""
+        """Parse the record of `worker`. Raises ValueError (pydantic's or the JSON parser's) if it is not valid."""
         known = self._known.get(worker)
         if known is not None and known.data == data:
             return known.record
         document = orjson.loads(data)
-        given = document.pop("instances", []) if isinstance(document, dict) else []
+        raw = document.pop("instances", []) if isinstance(document, dict) else []
         before = known.instances if known is not None else {}
         head = WorkerRecord.model_validate(document)
-        instances: dict[str, tuple[dict[str, Any], InstanceRecord]] = {}
-        for one in readable_instances(given) if isinstance(given, list) else [given]:
-            made = (
-                before.get(one["content_id"])
-                if isinstance(one, dict) and isinstance(one.get("content_id"), str)
-                else None
-            )
-            if made is None or made[0] != one:
-                made = (one, InstanceRecord.model_validate(one))
-            instances[made[1].content_id] = made
-        held = tuple(instance for _, instance in instances.values())
-        if known is not None and _same(held, known.record.instances):
-            held = known.record.instances
-        record = head.model_copy(update={"instances": held})
-        self._known[worker] = _Known(data, record, instances)
+        parsed: dict[str, tuple[dict[str, Any], InstanceRecord]] = {}
+        for item in readable_instances(raw) if isinstance(raw, list) else [raw]:
+            has_name = isinstance(item, dict) and isinstance(item.get("content_id"), str)
+            pair = before.get(item["content_id"]) if has_name else None
+            if pair is None or pair[0] != item:
+                pair = (item, InstanceRecord.model_validate(item))
+            parsed[pair[1].content_id] = pair
+        instances = tuple(instance for _, instance in parsed.values())
+        if known is not None and _same(instances, known.record.instances):
+            instances = known.record.instances
+        record = head.model_copy(update={"instances": instances})
+        self._known[worker] = _Known(data, record, parsed)
         return record
 
-    def keep(self, workers: Collection[str]) -> None:
-        """Forget all other workers: they are gone."""
+    def keep_only(self, workers: Collection[str]) -> None:
+        """Forget all other workers: they no longer exist."""
         for worker in self._known.keys() - set(workers):
             del self._known[worker]
 

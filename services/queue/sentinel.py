@@ -1,6 +1,6 @@
-"""Which server is the master now: sentinels are asked, one after the other, until one says it.
+"""Finds the current master by asking the sentinels one after the other until one answers.
 
-SENTINEL GET-MASTER-ADDR-BY-NAME -> connect there -> ROLE must say master; again at each new connection
+SENTINEL GET-MASTER-ADDR-BY-NAME -> connect there -> ROLE must say master; again for each new connection
 (Redis documentation, "Guidelines for Redis clients with support for Redis Sentinel").
 """
 
@@ -25,32 +25,31 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 PORT_DEFAULT = 26379
-ASK_S_MAX = 1.0  # for connecting, and for the answer: then the next sentinel is asked
+ASK_S_MAX = 1.0  # for connecting, and for the answer; after it the next sentinel is asked
+NOT_A_MASTER = "the server that the sentinels name is not a master, or no longer"
 _ASK = "SENTINEL GET-MASTER-ADDR-BY-NAME"
-_NAME = re.compile(r"[A-Za-z0-9._-]+")  # what Sentinel takes as a master's name
+_NAME = re.compile(r"[A-Za-z0-9._-]+")  # names that Sentinel accepts for a master
 
 
 @dataclass(frozen=True, slots=True)
 class Sentinels:
-    """`hosts`: host and port of each. `master`: what they call it. User and password: of the sentinels themselves."""
+    """The sentinels that watch a master."""
 
-    hosts: tuple[tuple[str, int], ...]
-    master: str
-    username: str | None = None
+    hosts: tuple[tuple[str, int], ...]  # host and port of each
+    master: str  # the name by which they know it
+    username: str | None = None  # for logging in to the sentinels, not to the master
     password: str | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, hosts: str, master: str, username: str | None, password: str | None) -> Sentinels:
-        """`hosts`: host[:port],… as in the URL. Raises ValueError; its message may hold parts of `hosts`."""
-        found = [urlsplit(f"//{host}") for host in hosts.split(",")]
-        if not all(one.hostname and not one.path and one.username is None for one in found):
+        """Parse host[:port],… as it is in a URL. Raises ValueError, whose message may contain parts of `hosts`."""
+        parts = [urlsplit(f"//{host}") for host in hosts.split(",")]
+        if not all(part.hostname and not part.path and part.username is None for part in parts):
             raise ValueError("a sentinel without a host")
         if not _NAME.fullmatch(master):
-            raise ValueError("not a name of a master")
-        ports = [PORT_DEFAULT if one.port is None else one.port for one in found]
-        return cls(
-            tuple((str(one.hostname), port) for one, port in zip(found, ports, strict=True)), master, username, password
-        )
+            raise ValueError("not a valid name of a master")
+        pairs = tuple((str(part.hostname), PORT_DEFAULT if part.port is None else part.port) for part in parts)
+        return cls(pairs, master, username, password)
 
     def __str__(self) -> str:
         hosts = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
@@ -58,7 +57,11 @@ class Sentinels:
 
 
 class _Finder:
-    """`discover_master` of its heirs is what redis-py's connection pools call. `tls`: options of its clients."""
+    """Base of the two finders, whose `discover_master` is called by redis-py's connection pools.
+
+    Args:
+        tls: redis-py's TLS options for connections to the sentinels.
+    """
 
     def __init__(self, sentinels: Sentinels, tls: Mapping[str, Any]) -> None:
         self._sentinels = sentinels
@@ -72,75 +75,75 @@ class _Finder:
             "socket_timeout": ASK_S_MAX,
         }
 
-    def _nobody(self, said: list[str]) -> MasterNotFoundError:
-        return MasterNotFoundError(f"no sentinel names a master {self._sentinels.master!r}: {'; '.join(said)}")
+    def _not_found(self, answers: list[str]) -> MasterNotFoundError:
+        return MasterNotFoundError(f"no sentinel names a master {self._sentinels.master!r}: {'; '.join(answers)}")
 
 
 class Finder(_Finder):
-    """Asks from a thread that may block."""
+    """Asks the sentinels from a thread that may block."""
 
     def pool(self, options: Mapping[str, Any]) -> ConnectionPool:
-        """Connections, with these options, to who is the master when each is made."""
+        """Return a pool whose every new connection goes to the current master, with these options."""
         pool: Callable[..., ConnectionPool] = SentinelConnectionPool
-        return pool(self._sentinels.master, self, redis_connect_func=_greet, **options)
+        return pool(self._sentinels.master, self, redis_connect_func=_log_in, **options)
 
     def discover_master(self, name: str) -> tuple[str, int]:
-        """Host and port of the master. Raises redis.exceptions.ConnectionError when no sentinel says it."""
-        said: list[str] = []
+        """Return host and port of the master. Raises redis.exceptions.ConnectionError if no sentinel names it."""
+        answers: list[str] = []
         for host, port in self._sentinels.hosts:
             try:
                 sentinel: Any = redis.Redis(host, port, retry=Retry(NoBackoff(), 0), **self._options)
                 with sentinel:
-                    found: tuple[str, int] | None = sentinel.execute_command(_ASK, name)
+                    master: tuple[str, int] | None = sentinel.execute_command(_ASK, name)
             except (RedisError, OSError) as error:
-                said.append(f"{host}:{port}: {error}")
+                answers.append(f"{host}:{port}: {error}")
                 continue
-            if found:
-                return found
-            said.append(f"{host}:{port}: it is unknown there")
-        raise self._nobody(said)
+            if master:
+                return master
+            answers.append(f"{host}:{port}: it does not know this name")
+        raise self._not_found(answers)
 
 
 class AsyncFinder(_Finder):
-    """Asks from an event loop."""
+    """Asks the sentinels from an event loop."""
 
     def pool(self, options: Mapping[str, Any]) -> AsyncConnectionPool:
-        """As `Finder.pool`."""
+        """Return a pool as `Finder.pool` does."""
         pool: Callable[..., AsyncConnectionPool] = AsyncSentinelConnectionPool
-        return pool(self._sentinels.master, self, redis_connect_func=_greet_async, **options)
+        return pool(self._sentinels.master, self, redis_connect_func=_log_in_async, **options)
 
     async def discover_master(self, name: str) -> tuple[str, int]:
-        """As `Finder.discover_master`."""
-        said: list[str] = []
+        """Find the master as `Finder.discover_master` does."""
+        answers: list[str] = []
         for host, port in self._sentinels.hosts:
             try:
                 retry = AsyncRetry(NoBackoff(), 0)
                 sentinel: Any = redis.asyncio.Redis(host=host, port=port, retry=retry, **self._options)
                 async with sentinel:
-                    found: tuple[str, int] | None = await sentinel.execute_command(_ASK, name)
+                    master: tuple[str, int] | None = await sentinel.execute_command(_ASK, name)
             except (RedisError, OSError) as error:
-                said.append(f"{host}:{port}: {error}")
+                answers.append(f"{host}:{port}: {error}")
                 continue
-            if found:
-                return found
-            said.append(f"{host}:{port}: it is unknown there")
-        raise self._nobody(said)
+            if master:
+                return master
+            answers.append(f"{host}:{port}: it does not know this name")
+        raise self._not_found(answers)
 
 
 def is_master(role: Any) -> bool:
-    """Whether this reply to ROLE is a master's. One that was demoted is still there; sentinels may learn it late."""
+    """Return whether this reply to ROLE is a master's. A demoted master still answers, and sentinels may name it."""
     return role[0] in (b"master", "master")
 
 
-def _greet(connection: Any) -> None:
-    """A redis-py connection is open: log in, and make sure that it leads to a master. Raises RedisError."""
+def _log_in(connection: Any) -> None:
+    """Log in on a new redis-py connection and check that its server is a master. Raises RedisError."""
     connection.on_connect()
     connection.send_command("ROLE")
     _check(connection.read_response())
 
 
-async def _greet_async(connection: Any) -> None:
-    """The asyncio form of `_greet`."""
+async def _log_in_async(connection: Any) -> None:
+    """Asyncio form of `_log_in`."""
     await connection.on_connect()
     await connection.send_command("ROLE")
     _check(await connection.read_response())
@@ -148,4 +151,4 @@ async def _greet_async(connection: Any) -> None:
 
 def _check(role: Any) -> None:
     if not is_master(role):
-        raise RedisConnectionError("the server that the sentinels name is not a master (any more)")
+        raise RedisConnectionError(NOT_A_MASTER)

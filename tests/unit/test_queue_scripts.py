@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from typing import Any, cast
 
 import pytest
 
 from millstream.services.queue import scripts
-from millstream.services.queue.keys import InstanceKeys
+from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
 
-FILES = sorted(entry for entry in files(scripts).iterdir() if entry.name.endswith(".lua"))
-SCRIPTS = [file for file in FILES if file.name != "_prelude.lua"]
+SCRIPTS = [file for file in files(scripts).iterdir() if file.name.endswith(".lua") and file.name != "_prelude.lua"]
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
@@ -26,7 +26,8 @@ def test_a_script_has_a_header(file):
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
 def test_a_script_names_each_of_its_keys_once(file):
     text = file.read_text()
-    keys = re.search(r"^-- KEYS: (.*)$", text, re.MULTILINE)[1].split(", ")
+    [names] = re.findall(r"^-- KEYS: (.*)$", text, re.MULTILINE)
+    keys = names.split(", ")
     shared = keys[:5] == ["ready", "deadlines", "vtimes", "idle", "workers"]
     own = sorted(map(int, re.findall(r"KEYS\[(\d+)\]", text)))
     assert own in ([*range(6 if shared else 1, len(keys) + 1)], [])
@@ -38,12 +39,12 @@ def test_a_script_has_the_shared_functions_that_it_calls(name):
     shared = re.findall(r"^local function (\w+)", files(scripts).joinpath("_prelude.lua").read_text(), re.MULTILINE)
     code = re.sub(r"--.*", "", text)
     for function in shared:
-        if f"{function}(" in re.sub(rf"local function {function}\(|\w+_{function}\(", "", code):
+        if re.search(rf"\b(?<!function ){function}\(", code):
             assert f"local function {function}(" in code
 
 
 def test_all_keys_of_a_call_have_the_hash_tag_of_the_pool():
-    keys = InstanceKeys("test").pool("cpu")
-    _, _, count, *rest = script_call("next", keys, (keys.inbox("w"), keys.lanes("w")), "w")
+    keys = InstallationKeys("test").pool("cpu")
+    _, _, count, *rest = cast("Any", script_call("next", keys, (keys.inbox("w"), keys.lanes("w")), "w"))
     assert all(b"{test:cpu}" in key for key in rest[: count + 1])
     assert rest[count + 1 :] == ["w"]

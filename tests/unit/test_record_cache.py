@@ -57,7 +57,7 @@ def test_workers_that_are_gone_are_forgotten() -> None:
     cache = RecordCache()
     data = _record(_instance("a")).model_dump_json().encode()
     first = cache.record("w", data)
-    cache.keep(["w"])
+    cache.keep_only(["w"])
     assert cache.record("w", data) is first
-    cache.keep([])
+    cache.keep_only([])
     assert cache.record("w", data) is not first

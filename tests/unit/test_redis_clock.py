@@ -22,7 +22,9 @@ class Machine:
         asked = self.monotonic
         redis_us = round((asked + there_s + self.offset_s) * 1e6)
         self.monotonic += there_s + back_s
-        clock.measured(asked, self.monotonic, [b"%d" % (redis_us // 1_000_000), b"%d" % (redis_us % 1_000_000)])
+        clock.record_measurement(
+            asked, self.monotonic, [b"%d" % (redis_us // 1_000_000), b"%d" % (redis_us % 1_000_000)]
+        )
 
     def error_s(self, clock: RedisClock) -> float:
         return abs(clock.offset_ms / 1000 - self.offset_s)

@@ -3,7 +3,7 @@
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.handshake import check_reply, greeting
+from millstream.services.queue.handshake import check_reply, handshake_commands
 from millstream.services.queue.sentinel import Sentinels
 from millstream.services.queue.url import REPLY_S_MAX, WATCHED_REPLY_S_MAX, RedisAddress, Tls, async_client, client
 
@@ -112,7 +112,7 @@ def test_who_may_be_another_by_now_is_not_waited_for_so_long():
 
 
 def test_a_server_that_sentinels_name_is_asked_for_its_role():
-    words = greeting(RedisAddress.parse("redis+sentinel://:p@one/steady/2"))
+    words = handshake_commands(RedisAddress.parse("redis+sentinel://:p@one/steady/2"))
     assert words == [("AUTH", "p"), ("SELECT", "2"), ("ROLE",)]
     check_reply(("ROLE",), [b"master", 0, []])
     check_reply(("SELECT", "2"), b"OK")

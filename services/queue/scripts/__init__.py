@@ -22,7 +22,7 @@ class Script(NamedTuple):
     sha: bytes
 
 
-#: How often a batch may be leased by workers that fell silent. A worker's death does not count: its supervisor reports it.
+#: How often a batch may be leased by workers that fall silent. Deaths do not count: supervisors report them at once.
 ATTEMPTS_MAX = 6
 #: Scripts that touch none of what the prelude names.
 _WITHOUT_PRELUDE = frozenset({"beat", "blame"})
