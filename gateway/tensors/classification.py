@@ -1,6 +1,6 @@
 """classification: scores -> the best classes as text, `"<value>:<index>[:<label>]"`, highest first. Pure.
 
-Source: Triton's classification extension; floating-point values with six decimals, as its server prints them.
+Source: Triton's classification extension. Floating-point values have six decimals, as its server prints them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,22 @@ from millstream.services.model.signature import TensorSpec
 
 
 def check_classifiable(spec: TensorSpec) -> None:
-    """Raises Failure(INVALID) for an output whose values have no order to rank them by."""
+    """Raise Failure(INVALID) for an output of a datatype whose values cannot be ranked."""
     if spec.datatype in {"BOOL", BYTES}:
         raise invalid(f"class result not available for output '{spec.name}' due to its datatype {spec.datatype}")
 
 
 def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batching: bool) -> OutputTensor:
-    """The `count` best classes of each row of `output`, or of all of it when the version does not batch.
+    """Return the best classes of each row of `output`, or of the whole output when the version does not batch.
 
-    Gives BYTES of shape (rows, min(count, classes)), without rows when it does not batch. `labels`: by class.
+    Args:
+        output: Scores.
+        count: Classes of each row.
+        labels: Name of each class, by its index; may be shorter than the row.
+        batching: Dimension 0 is rows.
+
+    Returns:
+        BYTES of shape (rows, min(count, classes)); without rows when the version does not batch.
     """
     assert isinstance(output.array, np.ndarray)
     scores = _comparable(output)
@@ -40,13 +47,13 @@ def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batchin
 
 def _comparable(output: OutputTensor) -> np.ndarray[Any, Any]:
     array = np.asarray(output.array)
-    if output.datatype == "BF16":  # its 16 bits are the upper half of a float32
+    if output.datatype == "BF16":  # 16 bits that are the upper half of an FP32
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array
 
 
 def _ranking(row: np.ndarray[Any, Any]) -> list[int]:
-    """Indices from the highest value down; of equal ones the first comes first, and what is no number last."""
+    """Return the indices of `row` by descending value. Equal values keep their order, NaN comes last."""
     if row.dtype.kind == "f":
         row = np.where(np.isnan(row), -np.inf, row)
     ascending = np.argsort(row[::-1], kind="stable")

@@ -1,7 +1,7 @@
-"""The elements of one tensor: JSON `data` -> raw form, and checks of raw forms that not every byte string is.
+"""elements: the elements of one tensor: JSON `data` -> raw form, and checks of raw BOOL and BYTES tensors.
 
-`struct` rather than numpy: it is several times faster on the short lists that requests carry, takes no strings or
-nulls for numbers, and checks the range of integers. What it does not see is a boolean among numbers.
+`struct` rather than numpy: on the short lists of requests it is several times faster, takes no strings or nulls for
+numbers, and checks the range of integers. It does not notice a boolean among numbers; that check is here.
 """
 
 from __future__ import annotations
@@ -17,19 +17,26 @@ from millstream.gateway.tensors.number_list import NumberList
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES
 
-#: lists within lists in `data`, at most: what newer reference servers allow
+#: nesting of lists in `data`: the limit of newer reference servers
 DEPTH_MAX = 100
 
-_BACKSLASH = ord("\\")  # an int is searched for faster than a bytes of one
+_BACKSLASH = ord("\\")  # searching for an int is faster than for a bytes object of length 1
 _LENGTH = struct.Struct("<I")
 _TRUTH = b"\x00" + b"\x01" * 255
 _PACK_ERRORS = (struct.error, OverflowError, TypeError, ValueError)
 
 
 def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) -> bytes:
-    """Return `data`, flat or nested, in raw form. `text`: the JSON it came from.
+    """Return `data` in raw form.
 
-    Raises Failure(INVALID) on elements that are not of the datatype, and on a number of them that is not `extent`'s.
+    Args:
+        plan: The input.
+        extent: Its shape in this request.
+        data: Its elements as parsed, flat or nested.
+        text: The JSON that `data` was parsed from.
+
+    Raises:
+        Failure: INVALID: elements of another datatype, or not as many as `extent` has.
     """
     if type(data) is not list:
         if type(data) is NumberList:
@@ -44,42 +51,42 @@ def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) ->
         try:
             raw = extent.packer(plan.code)(*flat)
         except _PACK_ERRORS:
-            return _raw_with_care(plan, extent, data)
+            return _raw_checked(plan, extent, data)
         if _no_booleans(text) or bool not in set(map(type, flat)):
             return raw
-    return _raw_with_care(plan, extent, data)
+    return _raw_checked(plan, extent, data)
 
 
 def _raw_in_pieces(plan: InputPlan, extent: Extent, data: NumberList) -> bytes:
-    """The same of a list that is too long to be held as Python's objects, or to be parsed at once."""
+    """Do as `raw_from_json` with a list that is too long to be parsed at once or kept as Python objects."""
     if plan.code is None:
-        return _raw_special(plan, extent, next(data.pieces()))  # which refuses: these are numbers
+        return _raw_special(plan, extent, next(data.pieces()))  # refuses it: no datatype without a code takes numbers
     raw: list[bytes] = []
     count = 0
     for piece in data.pieces():
         flat = _flatten(plan, piece)
-        try:  # there is nothing but numbers and lists in it
+        try:  # the piece has only numbers and lists, no booleans
             raw.append(struct.pack(f"{len(flat)}{plan.code}", *flat))
         except _PACK_ERRORS:
             flat = _strict(plan, piece, _number_types(plan.code))
             raw.append(_packed(plan, struct.Struct(f"{len(flat)}{plan.code}").pack, flat))
         count += len(flat)
         if count > extent.elements:
-            break  # enough is known
+            break  # the count is wrong already
     _check_count(plan, extent, count)
     return b"".join(raw)
 
 
 def _no_booleans(text: bytes) -> bool:
-    """Whether no `data` in `text` can hold true or false. Exact when True, three searches for a byte long.
+    """Whether `data` in `text` certainly holds neither true nor false. Takes three searches of the text.
 
-    Both words hold an e, and stand after the first `"data"`, unless that key is spelt with escapes.
+    Both words contain an "e" and come after the first `"data"`, unless that key is written with escapes.
     """
     return _BACKSLASH not in text and text.rfind(b"e") < text.find(b'"data"')
 
 
-def _raw_with_care(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
-    """The numbers that `struct` did not take as they are: find what is wrong, or that they overflow to infinity."""
+def _raw_checked(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
+    """Pack numbers that `struct` refused at first: raise what is wrong with them, or let them overflow to infinity."""
     assert plan.code is not None
     flat = _strict(plan, data, _number_types(plan.code))
     _check_count(plan, extent, len(flat))
@@ -94,7 +101,7 @@ def _packed(plan: InputPlan, pack: Callable[..., bytes], flat: list[Any]) -> byt
     try:
         return pack(*flat)
     except _PACK_ERRORS:
-        if plan.code is not None and plan.code in "fd":  # an integer beyond a double
+        if plan.code is not None and plan.code in "fd":  # an integer outside the range of a double
             return pack(*map(_double, flat))
         raise invalid(
             f"Unable to parse 'data': an element is out of the range of {plan.datatype}{plan.where}"
@@ -125,19 +132,19 @@ def _raw_special(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
 
 
 def raw_from_strings(elements: list[bytes]) -> bytes:
-    """Return BYTES elements in raw form: each after its length as 4 bytes, little-endian."""
+    """Return BYTES elements in raw form: each is preceded by its length as 4 bytes, little-endian."""
     lengths = map(_LENGTH.pack, map(len, elements))
     return b"".join(chain.from_iterable(zip(lengths, elements, strict=True)))
 
 
 def _strict(plan: InputPlan, data: list[Any], types: set[type]) -> list[Any]:
-    """Return the elements of `data` in order, all of `types`."""
+    """Return the elements of `data` in order. Raises Failure(INVALID) unless all are of `types`."""
     flat = _flatten(plan, data)
-    found = set(map(type, flat))
-    if list in found:
-        flat = _walk(plan, data)
-        found = set(map(type, flat))
-    if not found <= types:
+    given = set(map(type, flat))
+    if list in given:
+        flat = _flatten_uneven(plan, data)
+        given = set(map(type, flat))
+    if not given <= types:
         mistyped("data", plan.json_type, plan.where)
     return flat
 
@@ -151,7 +158,7 @@ def _check_count(plan: InputPlan, extent: Extent, count: int) -> None:
 
 
 def _flatten(plan: InputPlan, data: list[Any]) -> list[Any]:
-    """Flatten lists that are nested evenly. Where they are not, what is returned still holds lists."""
+    """Flatten lists that are nested evenly. Of lists that are not, the result still holds lists."""
     for _ in range(DEPTH_MAX):
         if not data or type(data[0]) is not list:
             return data
@@ -164,8 +171,8 @@ def _flatten(plan: InputPlan, data: list[Any]) -> list[Any]:
     raise _too_deep(plan)
 
 
-def _walk(plan: InputPlan, data: list[Any]) -> list[Any]:
-    """Flatten lists that are nested anyhow, with no recursion."""
+def _flatten_uneven(plan: InputPlan, data: list[Any]) -> list[Any]:
+    """Flatten lists of any nesting, without recursion."""
     flat: list[Any] = []
     stack = [iter(data)]
     while stack:
@@ -186,19 +193,20 @@ def _too_deep(plan: InputPlan) -> Exception:
 
 
 def normal_booleans(data: memoryview) -> memoryview | bytes:
-    """A raw BOOL tensor with 1 in place of every byte but 0: as the reference server takes them, and its perf_analyzer sends.
+    """Return a raw BOOL tensor with 1 in place of every byte but 0.
 
-    A model must not see them: two bytes that are both true would not be equal.
+    The reference server takes any byte, and its perf_analyzer sends them. A model must not see them: two bytes that are
+    both true would not be equal.
     """
     given = bytes(data)
     return given.translate(_TRUTH) if given.translate(None, b"\x00\x01") else data
 
 
 def check_strings(plan: InputPlan, extent: Extent, data: memoryview) -> None:
-    """Refuse a raw BYTES tensor whose lengths do not lead exactly to its end in as many elements as its shape has."""
+    """Raise Failure(INVALID) unless the lengths in a raw BYTES tensor lead to its end in `extent.elements` steps."""
     end = len(data)
     at = 0
-    if extent.elements * _LENGTH.size <= end:  # or else the loop could be very long for very few bytes
+    if extent.elements * _LENGTH.size <= end:  # else the loop could be long for few bytes
         try:
             for _ in range(extent.elements):
                 at += _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
@@ -207,5 +215,6 @@ def check_strings(plan: InputPlan, extent: Extent, data: memoryview) -> None:
         if at == end:
             return
     raise invalid(
-        f"the {end} bytes of BYTES data are not {extent.elements} elements, each after its length as 4 bytes{plan.where}"
+        f"the {end} bytes of BYTES data are not {extent.elements} elements, each after its length as 4 bytes"
+        f"{plan.where}"
     )

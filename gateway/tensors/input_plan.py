@@ -1,4 +1,4 @@
-"""What is known of an input before any request comes, and of a shape once a request has brought it."""
+"""input_plan: an input of a version as decoding needs it: its spec, and what follows from the shapes in requests."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
 from millstream.services.model.signature import TensorSpec
 
-#: datatype -> struct code, in the machine's own order (little-endian wherever ONNX Runtime runs): the "@" forms are
-#: the fast ones, and its float turns what is out of range into infinity, as numpy's cast does
+#: datatype -> struct code in native byte order (little-endian wherever ONNX Runtime runs). The native codes are the
+#: fast ones, and the native "f" turns a number out of range into infinity, as numpy's cast does
 _CODES = {
     "UINT8": "B",
     "UINT16": "H",
@@ -27,12 +27,11 @@ _CODES = {
 }
 _JSON_TYPES = {"BOOL": "boolean", "BYTES": "string", "FP32": "number", "FP64": "number"}
 
-#: shapes remembered for each input
-_EXTENTS_MAX = 256
+_EXTENTS_MAX = 256  # shapes cached for each input; then the cache is emptied
 
 
 class Extent:
-    """A shape that fits the signature, and what follows from it. `size_bytes` is -1 for BYTES."""
+    """A shape that fits the signature, with its rows, elements and bytes in raw form (-1 for BYTES)."""
 
     __slots__ = ("_pack", "elements", "rows", "shape", "size_bytes")
 
@@ -44,14 +43,14 @@ class Extent:
         self._pack: Callable[..., bytes] | None = None
 
     def packer(self, code: str) -> Callable[..., bytes]:
-        """The function that packs `elements` numbers. Made when as many are there: a shape alone may claim any."""
+        """Return the function that packs `elements` numbers. Call it when that many exist: a shape may claim any."""
         if self._pack is None:
             self._pack = struct.Struct(f"{self.elements}{code}").pack
         return self._pack
 
 
 class InputPlan:
-    """One input of a version: its spec in the forms that decoding asks for."""
+    """One input of a version: its spec in the forms that decoding needs."""
 
     def __init__(self, model: str, index: int, spec: TensorSpec, batching: bool, rows_max: int) -> None:
         self.model = model
@@ -63,7 +62,7 @@ class InputPlan:
         self.where = f" for input '{shown(spec.name)}'"
         self.code = _CODES.get(spec.datatype)
         self.item_bytes = ITEM_BYTES.get(spec.datatype, 0)
-        #: any bytes of the right number are a valid tensor
+        #: any byte string of the right length is a valid tensor
         self.opaque = spec.datatype not in {"BOOL", BYTES}
         unsigned = "unsigned-integer" if spec.datatype.startswith("U") else "signed-integer"
         self.json_type = _JSON_TYPES.get(spec.datatype, unsigned)
@@ -72,7 +71,7 @@ class InputPlan:
         self._extents: dict[tuple[int, ...], Extent] = {}
 
     def extent(self, item: dict[str, Any]) -> Extent:
-        """Check the datatype and shape of `item`, an element of `inputs`. Raises Failure(INVALID)."""
+        """Check datatype and shape of `item`, an element of `inputs` in JSON. Raises Failure(INVALID)."""
         datatype = item.get("datatype")
         if datatype != self.datatype:
             self._refuse_datatype(datatype)
@@ -88,7 +87,7 @@ class InputPlan:
         return self._extents.get(key) or self._extent_of(key)
 
     def fit(self, datatype: str, shape: tuple[int, ...]) -> Extent:
-        """The same of a request that is no JSON. Raises Failure(INVALID)."""
+        """Check datatype and shape of an input that is not JSON. Raises Failure(INVALID)."""
         if datatype != self.datatype:
             self._refuse_datatype(datatype)
         extent = self._extents.get(shape)
@@ -102,7 +101,7 @@ class InputPlan:
         elements = bounded = 1
         for dim in shape:
             elements *= dim
-            bounded *= dim or 1  # a dimension of 0 must not hide the others: numpy refuses their product as well
+            bounded *= dim or 1  # a dimension of 0 must not hide the others: numpy limits their product, too
             if bounded > ELEMENTS_MAX:
                 raise invalid(
                     f"the shape{self.where} causes total element count to exceed maximum size of {ELEMENTS_MAX}"
@@ -123,7 +122,7 @@ class InputPlan:
         return extent
 
     def deduce(self, body_bytes: int) -> Extent:
-        """The extent of a raw request's one tensor: one row, and the one variable dimension from the body's size."""
+        """Return the extent of a raw request's tensor: one row; a variable dimension follows from the body's size."""
         dims = self.shape[1:] if self._batching else self.shape
         if self.datatype == BYTES:
             if dims != (1,):

@@ -1,4 +1,4 @@
-"""The inputs of a version as a request must bring them, whatever protocol it comes by."""
+"""input_plans: all inputs of a version, and the checks that a request has them, for every protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from millstream.services.model.signature import Signature
 
 
 class InputPlans:
-    """`rows_max`: rows of one request at most. `json_limits`: of the JSON documents that bring the inputs."""
+    """The inputs of one version, by name, in the signature's order.
+
+    Args:
+        model: Its name, for messages.
+        signature: Of the version.
+        rows_max: Rows of one request.
+        json_limits: Of one JSON document with inputs.
+    """
 
     def __init__(
         self, model: str, signature: Signature, rows_max: int, json_limits: JsonLimits = DEFAULT_LIMITS
@@ -36,16 +43,19 @@ class InputPlans:
         return iter(self.by_name.values())
 
     def named(self, name: str) -> InputPlan:
-        """The input of this name. Raises Failure(INVALID)."""
+        """Return the input of this name. Raises Failure(INVALID) where there is none."""
         plan = self.by_name.get(name)
         if plan is None:
             raise invalid(f"unexpected inference input '{shown(name)}' for model '{self.model}'")
         return plan
 
     def complete(self, found: Sequence[InputTensor | None]) -> list[InputTensor]:
-        """`found`, in the signature's order, ABSENT in place of optional inputs. Raises Failure(INVALID): one is missing.
+        """Return `found` with ABSENT in place of None, which stands for an input that the request lacks.
 
-        A version that batches learns from its inputs how many rows it is asked for: at least one has to be there.
+        A version that batches learns the number of rows from its inputs, so at least one has to be given.
+
+        Raises:
+            Failure: INVALID: a required input is missing.
         """
         inputs = [tensor for tensor in found if tensor is not None]
         if len(inputs) == len(found):
@@ -68,13 +78,13 @@ class InputPlans:
         lacking = [name for name in required if name not in got]
         least = f"between {len(required)} and " if self._optional else ""
         return invalid(
-            f"expected {least}{len(found)} inputs but got {len(got)} inputs for model '{self.model}'. Got input(s) {got}, "
-            f"but missing required input(s) {lacking}. Please provide all required input(s)."
+            f"expected {least}{len(found)} inputs but got {len(got)} inputs for model '{self.model}'. "
+            f"Got input(s) {got}, but missing required input(s) {lacking}. Please provide all required input(s)."
         )
 
 
 def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor:
-    """A tensor in raw form (millstream.services.model.datatypes), checked. Raises Failure(INVALID)."""
+    """Check a tensor in raw form (millstream.services.model.datatypes) and return it. Raises Failure(INVALID)."""
     if plan.datatype == BYTES:
         check_strings(plan, extent, data)
     elif len(data) != extent.size_bytes:

@@ -1,4 +1,4 @@
-"""One input of a request in raw form. Pure data."""
+"""inputs: one input of a request in raw form. Pure data."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ Buffer = bytes | bytearray | memoryview | np.ndarray[Any, Any]
 
 
 class InputTensor(NamedTuple):
-    """One input of a request in raw form (millstream.services.model.datatypes); its datatype is that of the signature.
-
-    `data`: C-contiguous; an ndarray or any bytes-like object. `size_bytes` is its length in raw form.
-    """
+    """One input of a request in raw form (millstream.services.model.datatypes). The signature has its datatype."""
 
     shape: tuple[int, ...]
-    data: Buffer
-    size_bytes: int
+    data: Buffer  # C-contiguous
+    size_bytes: int  # of `data` in raw form
 
 
-#: no tensor has this shape: an optional input that a request did not bring
+#: an optional input that a request lacks; no tensor has this shape
 ABSENT = InputTensor((-1, -1), b"", 0)

@@ -1,4 +1,4 @@
-"""The checks that the members of a request's document are what they should be."""
+"""json_document: a request's JSON object, checks of its members, and their refusals in the reference server's words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS_MAX = 200
 
 
 def shown(name: object) -> str:
-    """`name` as it may stand in a message: a caller's text is never repeated at length."""
+    """Return a caller's text for use in a message: cut to 200 characters."""
     text = name if isinstance(name, str) else repr(name)
     return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "..."
 
@@ -20,7 +20,11 @@ def shown(name: object) -> str:
 def parse_json(
     text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, in_lists: bool = False
 ) -> dict[str, Any]:
-    """Return the JSON object in `text`, as millstream.gateway.tensors.json_text.parse does. Raises Failure(INVALID, TOO_LARGE)."""
+    """Return the JSON object in `text`. The arguments are those of json_text.parse.
+
+    Raises:
+        Failure: INVALID (not JSON, or no object), TOO_LARGE.
+    """
     document = parse(text, limits, depth=depth, in_lists=in_lists)
     if type(document) is not dict:
         raise unparsable("the body is not a JSON object")
@@ -28,12 +32,12 @@ def parse_json(
 
 
 def missing(key: str, where: str = "") -> NoReturn:
-    """Refuse: the member `key` is not there. `where`: which input or output, if any."""
+    """Raise Failure(INVALID): the member `key` is missing. `where`: names the input or output, as " for input 'x'"."""
     raise invalid(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'{where}")
 
 
 def mistyped(key: str, wanted: str, where: str = "") -> NoReturn:
-    """Refuse: the member `key` has another JSON type than `wanted`, in the reference's words."""
+    """Raise Failure(INVALID): the member `key` has another JSON type than `wanted`."""
     raise invalid(f"Unable to parse '{key}': attempt to access JSON non-{wanted} as {wanted}{where}")
 
 
@@ -52,7 +56,7 @@ def flag(value: object, key: str, where: str = "") -> bool:
 
 
 def members(value: object, where: str = "") -> dict[str, Any]:
-    """Return a `parameters` member: {} if it is null. Raises Failure(INVALID) if it is not an object."""
+    """Return a `parameters` member, {} for null. Raises Failure(INVALID) if it is not an object."""
     if value is None:
         return {}
     if type(value) is not dict:

@@ -1,4 +1,4 @@
-"""Numbers of arrays as JSON text. Pure."""
+"""json_numbers: arrays of numbers -> JSON text. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import Any
 import numpy as np
 import orjson
 
-# numbers that take a millisecond or two to write
-PIECE_ELEMENTS = 1 << 15
-
+PIECE_ELEMENTS = 1 << 15  # numbers written at once: 1 to 2 ms
 
 _dumps = orjson.dumps
-
-
 _NUMPY = orjson.OPT_SERIALIZE_NUMPY
 
 
 def numbers(array: np.ndarray[Any, Any]) -> bytes:
-    """A C-contiguous array as JSON, nested as it is, with NaN, Infinity and -Infinity where orjson writes null.
+    """Return a C-contiguous array as JSON, nested as it is, with NaN, Infinity and -Infinity where orjson writes null.
 
-    Piece by piece: orjson lets no other thread run while it writes one.
+    Large arrays are written in pieces, because orjson lets no other thread run while it writes.
     """
     if array.size <= PIECE_ELEMENTS:
         return _piece(array)

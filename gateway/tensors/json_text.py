@@ -1,10 +1,10 @@
-"""A JSON text -> its value, with bounds on what one parse may cost. Pure.
+"""json_text: a JSON text -> its value, with bounds on the cost of one parse. Pure.
 
 short text ─────────────────────────────────> parsed at once
-long text ─> long lists of numbers set aside ─> the rest counted ─> parsed ─> NumberLists in their places
+long text ─> long lists of numbers cut out ─> the rest counted ─> parsed ─> NumberLists put in place of the lists
 
-orjson holds the interpreter's lock while it parses, so a thread is no help to the event loop: whatever is parsed at once
-has to be bounded. What costs is values (0.03 us each), containers and the keys of members (0.15 us), hardly bytes.
+orjson holds the interpreter's lock while it parses, so a thread would not keep the event loop free: each parse has to
+be bounded. Values (0.03 us each), containers and keys of members (0.15 us each) make its cost; bytes hardly count.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from millstream.gateway.tensors.strict_json import loads, unparsable
 from millstream.services.errors import Code, Failure
 
 MIB = 1 << 20
-#: texts up to this size are parsed whatever is in them: at worst, nested empty lists, that takes 20 ms
+#: texts up to this size are parsed without counting: at worst (nested empty lists) this takes 20 ms
 UNCOUNTED_BYTES_MAX = 256 * 1024
-#: texts up to this size are parsed at once if they are within the limits, long lists and all
+#: texts up to this size that are within the limits are parsed at once, their long lists included
 WHOLE_BYTES_MAX = MIB
-#: so many plain values cost as much as a list or an object, and as a member of an object beside its value
+#: the cost of a list or object, and of the key of a member, in plain values
 CONTAINER_VALUES = 8
 MEMBER_VALUES = 3
 _WINDOW_BYTES = MIB
 _MARK_BYTES = 8
-#: what is not part of numbers (NaN and Infinity are), nor between them
+#: characters that are neither in numbers (NaN and Infinity included) nor between them
 _OTHER = re.compile(rb"[^][0-9+\-.eE, \t\r\nNaInfity]+")
 _BACKSLASH = b"\\"
 
 
 class JsonLimits(NamedTuple):
-    """Of one document. Long lists of numbers are read in pieces and not counted where they may come as NumberLists.
-
-    `values_max`: elements of lists and objects, a key counted as MEMBER_VALUES more, a container as CONTAINER_VALUES.
-    """
+    """Limits of one document. Long lists that become NumberLists are not counted: they are read in pieces."""
 
     bytes_max: int = 16 * MIB
+    #: elements of lists and objects; a key counts as MEMBER_VALUES more, a container as CONTAINER_VALUES
     values_max: int = 1_000_000
 
 
@@ -52,8 +50,8 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, 
     Args:
         text: UTF-8.
         limits: Of this document.
-        depth: Long lists of numbers may come as NumberLists down to this depth, 0 being the value itself, -1: nowhere.
-        in_lists: Also below an object that is an element of a list.
+        depth: Down to this depth, long lists of numbers become NumberLists. 0: the value itself; -1: nowhere.
+        in_lists: Also within objects that are elements of a list.
 
     Raises:
         Failure: INVALID, or TOO_LARGE for what is over `limits`.
@@ -64,22 +62,22 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, 
         return loads(text)
     count = _Count(limits)
     found: list[NumberList] = []
-    mark = secrets.token_hex(_MARK_BYTES)  # no client can guess it
-    document = loads(_set_aside(text, count, found, mark.encode()))
+    mark = secrets.token_hex(_MARK_BYTES)  # random, so that no client can send it
+    document = loads(_cut_out(text, count, found, mark.encode()))
     if found:
         document = _PutBack(mark, text, found, count, in_lists=in_lists).value(document, depth)
     return document
 
 
 class _Count:
-    """What was seen of a document so far. Its methods raise Failure(TOO_LARGE) beyond the limits."""
+    """Counts the parts of a document. Its methods raise Failure(TOO_LARGE) beyond the limits."""
 
     def __init__(self, limits: JsonLimits) -> None:
         self._limits = limits
         self.size_bytes = self.values = self.strings = self.words = 0
 
     def fits(self, text: bytes) -> bool:
-        """Whether `text` is within the limits even if all that looks like structure is: strings may hold such, too."""
+        """Whether `text` is within the limits even if brackets, colons and commas within strings are counted."""
         try:
             self.structure(text, 0, len(text))
         except Failure:
@@ -87,7 +85,7 @@ class _Count:
         return True
 
     def structure(self, text: bytes, start: int, end: int) -> None:
-        """Count a part of `text` without strings."""
+        """Count a part of `text` that has no strings."""
         for at in range(start, end, _WINDOW_BYTES):
             stop = min(end, at + _WINDOW_BYTES)
             containers = text.count(b"[", at, stop) + text.count(b"{", at, stop)
@@ -102,7 +100,7 @@ class _Count:
         self._check()
 
     def word(self) -> None:
-        """Something in the structure that is neither a number nor between numbers."""
+        """Count one stretch that is neither a number nor between numbers."""
         self.words += 1
         self._check()
 
@@ -123,8 +121,8 @@ def _too_large(what: str, setting: str) -> Failure:
     )
 
 
-def _set_aside(text: bytes, count: _Count, found: list[NumberList], mark: bytes) -> bytes:
-    """`text` with `["mark", index]` for each long list of numbers; what is left has been counted."""
+def _cut_out(text: bytes, count: _Count, found: list[NumberList], mark: bytes) -> bytes:
+    """Return `text` with `["mark", index]` in place of each long list of numbers, and count the rest."""
     parts: list[bytes] = []
     at = copied = 0
     while at < len(text):
@@ -149,7 +147,7 @@ def _set_aside(text: bytes, count: _Count, found: list[NumberList], mark: bytes)
 
 
 def _runs(text: bytes, start: int, end: int, count: _Count) -> Iterator[tuple[int, int]]:
-    """Long stretches of numbers, commas and brackets, in a part of `text` without strings."""
+    """Yield long stretches of numbers, commas and brackets in a part of `text` that has no strings."""
     began = at = start
     while end - began >= LIST_BYTES_MIN:
         other = _OTHER.search(text, at, min(end, at + _WINDOW_BYTES))
@@ -166,7 +164,7 @@ def _runs(text: bytes, start: int, end: int, count: _Count) -> Iterator[tuple[in
 
 
 def _string_end(text: bytes, quote: int) -> int:
-    """Where the string that begins at `quote` is over."""
+    """Return the end of the string that begins at `quote`."""
     at = quote + 1
     while True:
         end = text.find(b'"', at)
@@ -179,7 +177,7 @@ def _string_end(text: bytes, quote: int) -> int:
 
 
 class _PutBack:
-    """NumberLists in place of their marks where they may be, plain lists elsewhere."""
+    """Replaces marks: by NumberLists where these are allowed, else by plain lists."""
 
     def __init__(self, mark: str, text: bytes, found: list[NumberList], count: _Count, *, in_lists: bool) -> None:
         self._mark = mark
@@ -189,7 +187,7 @@ class _PutBack:
         self._in_lists = in_lists
 
     def value(self, value: Any, depth: int) -> Any:
-        """`value`, changed in place or replaced. `depth`: as far below it NumberLists may be."""
+        """Return `value` with its marks replaced, in place where possible. `depth`: as in `parse`, from `value`."""
         if self._is_mark(value):
             numbers = self._found[value[1]]
             return numbers if depth >= 0 else self._plain(numbers)
@@ -209,7 +207,7 @@ class _PutBack:
         return loads(self._text[numbers.start : numbers.end])
 
     def _plain_below(self, value: Any) -> None:
-        """No recursion: nesting may be as deep as the parser takes."""
+        """Replace all marks below `value` by plain lists. No recursion: nesting may be as deep as orjson allows."""
         stack: list[Any] = [value]
         while stack:
             holder = stack.pop()

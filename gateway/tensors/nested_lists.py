@@ -1,4 +1,4 @@
-"""nested_lists: JSON values, nested as the tensor is -> inputs of a signature. For protocols whose requests name no shapes.
+"""nested_lists: JSON values, nested as the tensor is -> inputs of a signature. For protocols that name no shapes.
 
 value ─> shape ─> InputPlan.fit ─> raw form
 Lists are taken as they are nested: none of the functions but `row_of_lists` adds a dimension. FP16 and BF16 are numbers
@@ -143,7 +143,8 @@ def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ..
         if len(set(map(len, level))) != 1:
             at = next(index for index, one in enumerate(level) if len(one) != size)
             raise invalid(
-                f"input '{plan.name}'{_position(at, shape, first)}: a list of {len(level[at])} where its neighbours have {size}"
+                f"input '{plan.name}'{_position(at, shape, first)}: a list of {len(level[at])} where its neighbours "
+                f"have {size}"
             )
         shape.append(size)
         level = list(chain.from_iterable(level))

@@ -1,9 +1,9 @@
-"""A long list of numbers in a JSON text, nested or flat, that is read in pieces. Pure.
+"""number_list: a long list of numbers in a JSON text, nested or flat, that is parsed in pieces. Pure.
 
-[[1,2,3],[4,5,6], … ]  ─ pieces ─> [[1,2,3],[4,5]]  [[6], … ]    cut at any comma: for those who need the numbers in order
-                       ─ rows ───> [[1,2,3],[4,5,6]]  [ … ]      cut between elements: for those who need the shape
+[[1,2,3],[4,5,6], … ]  ─ pieces ─> [[1,2,3],[4,5]]  [[6], … ]    cut at any comma: gives the numbers in order
+                       ─ rows ───> [[1,2,3],[4,5,6]]  [ … ]      cut between elements: gives the shape, too
 
-A parse of one piece holds the interpreter's lock for a few milliseconds; one of the whole list would hold it for a second.
+A parse of one piece holds the interpreter's lock for a few milliseconds; one of the whole list would for a second.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ import numpy as np
 from millstream.gateway.tensors.strict_json import loads, unparsable
 from millstream.services.errors import Code, Failure
 
-#: shorter lists are not worth the trouble
-LIST_BYTES_MIN = 64 * 1024
-DEPTH_MAX = 100  # lists within lists, as elsewhere
-PIECE_BYTES = 128 * 1024
-#: one element of the outermost list, at most, where the shape is wanted: it is parsed at once
+LIST_BYTES_MIN = 64 * 1024  # shorter lists are parsed at once
+DEPTH_MAX = 100  # nesting of lists, as in elements.py
+PIECE_BYTES = 128 * 1024  # text that is parsed at once
+#: limits of one element of the outermost list for `rows`, which parses an element at once
 ELEMENT_BYTES_MAX = 16 << 20
 ELEMENT_VALUES_MAX = 1_000_000
 ELEMENT_LISTS_MAX = 125_000
-#: in all of it: a list costs as much as twenty numbers, and empty ones bring none
+#: lists within the whole list: one costs as much as twenty numbers, and an empty one brings none
 LISTS_MAX = 2_000_000
 
 _OPEN, _CLOSE, _COMMA = b"[],"
 _SPACE = b" \t\r\n"
-_EDGE_BYTES_MAX = 4096  # of brackets and white space before the first number, or after the last
+_EDGE_BYTES_MAX = 4096  # brackets and white space before the first number, and after the last one
 _LEAD = re.compile(rb"[\[ \t\r\n]*")
 
 
 class _Outline(NamedTuple):
-    """`leading`: brackets before the first number. `level`: depth at which the outermost list with several elements is."""
+    """How the brackets of a list are nested."""
 
-    leading: int
-    level: int
+    leading: int  # brackets before the first number
+    level: int  # depth of the outermost list that has several elements
 
 
 class NumberList:
-    """The text from `start` (its "[") to `end` (after its "]"), which holds brackets and numbers alone, balanced."""
+    """A part of a JSON text, from `start` (its "[") to `end` (after its "]"): balanced brackets and numbers alone."""
 
     __slots__ = ("_outline", "_text", "end", "start")
 
@@ -54,7 +53,7 @@ class NumberList:
 
     @classmethod
     def of(cls, text: bytes, start: int, end: int) -> NumberList | None:
-        """The list between `start` and `end`, from the first bracket there to the last one; None: it is not one list."""
+        """Return the list from the first bracket to the last one between `start` and `end`; None unless it is one."""
         first = text.find(b"[", start, end)
         last = text.rfind(b"]", start, end) + 1
         if first < 0 or last - first < LIST_BYTES_MIN:
@@ -64,16 +63,16 @@ class NumberList:
 
     @property
     def rank(self) -> int:
-        """Lists within lists on the way to the first number."""
+        """Nesting of lists at the first number."""
         return self._outline.leading
 
     @property
     def leading_ones(self) -> int:
-        """How many of the outermost lists have one element alone."""
+        """How many of the outermost lists have only one element."""
         return self._outline.level - 1
 
     def pieces(self) -> Iterator[list[Any]]:
-        """All of it as lists, nested as the text is; their numbers follow each other. Raises Failure(INVALID)."""
+        """Yield the numbers in order, as lists nested as the text is. Raises Failure(INVALID) where it is not JSON."""
         text, at, end, depth = self._text, self.start, self.end, 0
         while at < end:
             cut = end if end - at <= PIECE_BYTES else text.rfind(b",", at, at + PIECE_BYTES)
@@ -89,7 +88,7 @@ class NumberList:
             at, depth = cut + 1, after
 
     def rows(self) -> Iterator[list[Any]]:
-        """Some elements at a time of the outermost list that has several. Raises Failure: INVALID, TOO_LARGE."""
+        """Yield elements of the outermost list that has several, some at a time. Raises Failure: INVALID, TOO_LARGE."""
         text, level = self._text, self._outline.level
         at, end = self.start, self.end
         for _ in range(level):
@@ -105,7 +104,7 @@ class NumberList:
             at = cut + 1
 
     def _cut(self, at: int, end: int) -> int:
-        """The last comma between elements that makes a piece, or `end`."""
+        """Return the position of the last comma between elements within the size of a piece, or `end`."""
         text, level = self._text, self._outline.level
         size = PIECE_BYTES
         while end - at > size:
@@ -152,13 +151,13 @@ def _outline(text: bytes, start: int, end: int) -> _Outline | None:
 
 
 def _depths(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How many brackets are open after each character, but for those that were before the first."""
+    """Return how many brackets are open after each character, counted from the first one."""
     steps = (codes == _OPEN).view(np.int8) - (codes == _CLOSE).view(np.int8)
     return np.cumsum(steps, dtype=np.int32)
 
 
 def _check_edge(character: bytes, forbidden: bytes) -> None:
-    """Between two commas there is something, and a comma has something on either side."""
+    """Raise Failure(INVALID) for a comma that has no element on one of its sides."""
     if character in {b"", forbidden}:
         raise unparsable("a list has a comma too many")
 

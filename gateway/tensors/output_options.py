@@ -1,6 +1,6 @@
-"""What a request of v2 may ask of single tensors beside their data: shared memory of the client, classification.
+"""output_options: Triton's extensions for single tensors of a request: clients' shared memory, classification.
 
-input  in shared memory ─> its bytes                     output ─> Ask ─> classes as text, or written to shared memory
+input in shared memory ─> its bytes          output ─> OutputOption ─> classes as text, or written to shared memory
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from millstream.services.model.signature import Signature
 
 
 class OutputTarget(Protocol):
-    """A part of a client's memory that a result is written to."""
+    """A part of a client's memory that an output is written to."""
 
     def write(self, data: bytes | memoryview, output: str) -> None:
-        """Raises Failure(INVALID) when it is too small for the result."""
+        """Write the output's bytes. Raises Failure(INVALID) when the part is too small for them."""
 
 
 class ClientRegions(Protocol):
-    """The registered memory of clients (millstream.gateway.triton.shared_memory)."""
+    """The shared memory that clients registered (millstream.gateway.triton.shared_memory)."""
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """Bytes of a region, copied. Raises Failure."""
+        """Return a copy of these bytes of a region. Raises Failure."""
 
-    def place(self, name: str, offset: int, size_bytes: int) -> OutputTarget:
-        """Where a result may go. Raises Failure."""
+    def target(self, name: str, offset: int, size_bytes: int) -> OutputTarget:
+        """Return a part of a region for an output. Raises Failure."""
 
 
 class Span(NamedTuple):
@@ -44,26 +44,42 @@ class Span(NamedTuple):
 
 
 class OutputOption(NamedTuple):
-    """`classes`: so many of the best ones in place of the tensor; 0: the tensor. `target`: where it goes; None: the reply."""
+    """What a request wants of one output instead of its tensor in the reply."""
 
-    classes: int = 0
-    target: OutputTarget | None = None
+    classes: int = 0  # how many of the best classes to send instead of the tensor; 0: the tensor
+    target: OutputTarget | None = None  # where the tensor goes; None: into the reply
 
 
 class Extensions:
-    """Of one version. `labels`: class names by output. `memory` None: not to be had here."""
+    """The extensions for the tensors of one version.
+
+    Args:
+        signature: Of the version.
+        labels: Class names, by output.
+        memory: Shared memory of clients; None: not available.
+        bytes_max: Of one input in shared memory.
+    """
 
     def __init__(
         self, signature: Signature, labels: Mapping[str, Sequence[str]], memory: ClientRegions | None, bytes_max: int
     ) -> None:
         self._signature = signature
-        #: class names of each output; () where there are none
+        #: class names of each output, in the signature's order; () where there are none
         self.labels = [labels.get(spec.name, ()) for spec in signature.outputs]
         self._memory = memory
         self._bytes_max = bytes_max
 
-    def ask(self, index: int, classes: int, span: Span | None) -> OutputOption | None:
-        """Check what is asked of output `index` (in the signature's order). None: nothing. Raises Failure(INVALID)."""
+    def option(self, index: int, classes: int, span: Span | None) -> OutputOption | None:
+        """Return the option of an output, checked; None: its tensor goes into the reply.
+
+        Args:
+            index: Of the output, in the signature's order.
+            classes: How many classes the request wants instead of the tensor; 0: the tensor.
+            span: Where the request wants the tensor; None: in the reply.
+
+        Raises:
+            Failure: INVALID, UNSUPPORTED.
+        """
         spec = self._signature.outputs[index]
         if classes and span is not None:
             raise invalid(f"shared memory can't be used with classification for output '{spec.name}'")
@@ -72,10 +88,10 @@ class Extensions:
             return OutputOption(classes=classes)
         if span is None:
             return None
-        return OutputOption(target=self._registered().place(*span))
+        return OutputOption(target=self._registered().target(*span))
 
     def read(self, plan: InputPlan, extent: Extent, span: Span) -> InputTensor:
-        """The input that lies in `span`, copied and checked. Raises Failure."""
+        """Return a copy of the input in `span`, checked. Raises Failure."""
         if plan.datatype != BYTES and span.size_bytes != extent.size_bytes:
             raise plan.size_mismatch(extent, span.size_bytes)
         if span.size_bytes > self._bytes_max:
@@ -85,7 +101,7 @@ class Extensions:
         return raw_tensor(plan, extent, memoryview(self._registered().read(*span)))
 
     def classified(self, index: int, output: OutputTensor, classes: int) -> OutputTensor:
-        """The best classes of output `index` as BYTES."""
+        """Return the best classes of output `index` as BYTES."""
         return classify(output, classes, self.labels[index], batching=self._signature.batching)
 
     def _registered(self) -> ClientRegions:

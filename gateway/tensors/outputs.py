@@ -1,4 +1,6 @@
-"""The outputs of a batch, and how they are shared out among its requests. Views: valid only while they are handed on."""
+"""outputs: the outputs of a batch, split into one reply for each request. Their arrays are views of the batch's memory,
+valid only while the replies are handed on.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +13,16 @@ from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.services.model.datatypes import BYTES, NUMPY
 from millstream.services.model.signature import Signature
 
-#: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
+#: makes a NamedTuple in a third of the time that its own constructor takes
 _new = tuple.__new__
 
 
 class OutputTensor(NamedTuple):
-    """One output of one request.
-
-    `array`: numpy array of `shape` for fixed-size datatypes (BF16 as uint16); for BYTES a flat list of `bytes`.
-    """
+    """One output of one request."""
 
     datatype: str
     shape: tuple[int, ...]
-    array: np.ndarray[Any, Any] | list[bytes]
+    array: np.ndarray[Any, Any] | list[bytes]  # in `shape`, BF16 as uint16; for BYTES a flat list
 
 
 Reply = Sequence[OutputTensor]
@@ -31,7 +30,7 @@ Reply = Sequence[OutputTensor]
 
 
 def no_rows(signature: Signature) -> list[OutputTensor]:
-    """The outputs of a request for no rows, in the signature's order: variable dimensions are 0, too."""
+    """Return the outputs of a request for 0 rows, in the signature's order. Variable dimensions are 0, too."""
     return [
         OutputTensor(spec.datatype, shape, [] if spec.datatype == BYTES else np.empty(shape, NUMPY[spec.datatype]))
         for spec in signature.outputs
@@ -47,7 +46,7 @@ def own_copies(reply: Reply) -> list[OutputTensor]:
 
 
 def size_of(outputs: Reply) -> int:
-    """Bytes of outputs, about."""
+    """Return the approximate size of `outputs` in bytes."""
     return sum([_elements_bytes(array) if isinstance(array, list) else array.nbytes for _, _, array in outputs])
 
 
@@ -56,25 +55,23 @@ def _elements_bytes(elements: list[bytes]) -> int:
 
 
 class Column(NamedTuple):
-    """One output of all requests of a batch. `inner`: its shape without the rows (whole when the version does not batch).
-
-    `array`: (rows of all requests, *inner), C-contiguous; for BYTES the elements of each request.
-    """
+    """One output of all requests of a batch."""
 
     datatype: str
-    inner: tuple[int, ...]
+    inner: tuple[int, ...]  # the shape without the rows; the whole shape when the version does not batch
+    #: (rows of all requests, *inner), C-contiguous; for BYTES the elements of each request
     array: np.ndarray[Any, Any] | list[list[bytes]]
 
 
 class Outputs(NamedTuple):
-    """`columns`: in the signature's order. `batching`: whether dimension 0 is rows; if not there is one request."""
+    """All outputs of a batch."""
 
-    columns: Sequence[Column]
-    batching: bool
+    columns: Sequence[Column]  # in the signature's order
+    batching: bool  # dimension 0 is rows; otherwise the batch is one request
 
     @property
     def size_bytes(self) -> int:
-        """Of all requests, about."""
+        """The approximate size of the outputs of all requests."""
         return sum(
             [
                 sum(map(_elements_bytes, column.array)) if isinstance(column.array, list) else column.array.nbytes
@@ -83,7 +80,7 @@ class Outputs(NamedTuple):
         )
 
     def replies(self, rows: Sequence[int]) -> list[list[OutputTensor]]:
-        """Each request's own. `rows`: of each of them."""
+        """Split the outputs into one reply for each request. `rows`: how many each request has."""
         shares = [self._shares(column, rows) for column in self.columns]
         return [list(reply) for reply in zip(*shares, strict=True)]
 
@@ -103,12 +100,11 @@ class Outputs(NamedTuple):
         return shares
 
 
-# from here on, joining a view is faster than copying it first
-VIEW_BYTES_MIN = 16384
+VIEW_BYTES_MIN = 16384  # from this size on, joining a view is faster than copying it first
 
 
 def raw_bytes(output: OutputTensor) -> bytes | memoryview:
-    """The output in raw form (millstream.services.model.datatypes); a large one is a view."""
+    """Return the output in raw form (millstream.services.model.datatypes); of a large one, a view."""
     array = output.array
     if isinstance(array, list):
         return raw_from_strings(array)

@@ -1,7 +1,7 @@
-"""A short JSON text -> its value: strict JSON first, then with the tokens that Python and TensorFlow write.
+"""strict_json: a short JSON text -> its value: as strict JSON first, then with the tokens of Python and TensorFlow.
 
-orjson reads what is strict JSON. Texts that it refuses for `NaN`, `Infinity` or numbers beyond a double are read again
-with the standard library, which knows these (so do the reference server and Python clients). Pure.
+orjson parses strict JSON. A text that it refuses for `NaN`, `Infinity` or a number outside the range of a double is
+parsed again with the standard library, which accepts these, as the reference server and Python clients do. Pure.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import orjson
 
 from millstream.services.errors import Code, Failure, invalid
 
-#: the standard library takes three times as long: longer texts are strict JSON, or refused
+#: the standard library takes three times as long: a longer text that is not strict JSON is refused
 _LENIENT_BYTES_MAX = 4 << 20
 _SHOWN_CHARACTERS_MAX = 200
 
 
 def loads(text: bytes) -> Any:
-    """Return the JSON value in `text`. Of a repeated key the last one counts. Raises Failure: INVALID, TOO_LARGE."""
+    """Return the JSON value in `text`. The last value of a repeated key counts. Raises Failure: INVALID, TOO_LARGE."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -32,14 +32,14 @@ def _loads_leniently(text: bytes) -> Any:
     if len(text) > _LENIENT_BYTES_MAX:
         raise Failure(
             Code.TOO_LARGE,
-            f"a JSON document of more than {_LENIENT_BYTES_MAX} bytes may hold NaN, Infinity and numbers beyond a double "
-            "in long lists alone: send such tensors in binary form",
+            f"a JSON document of more than {_LENIENT_BYTES_MAX} bytes may hold NaN, Infinity and numbers beyond a "
+            "double in long lists alone: send such tensors in binary form",
         )
     try:
-        # decoded here: json.loads would guess UTF-16 and UTF-32 from the bytes
+        # decoded here, because json.loads would also take UTF-16 and UTF-32
         return json.loads(text.decode())
     except RecursionError:
-        # the interpreter's own limit is the depth guard: nesting far below it is refused later, where it stands
+        # The interpreter's recursion limit bounds the depth. Decoders refuse less deep nesting, with its position.
         raise unparsable("nested too deeply") from None
     except ValueError as error:  # not JSON, not UTF-8, an integer of thousands of digits
         raise unparsable(str(error)) from None

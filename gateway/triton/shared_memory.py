@@ -160,7 +160,7 @@ class ClientMemory:
             raise _outside(opened.region)
         return data
 
-    def place(self, name: str, offset: int, size_bytes: int) -> RegionTarget:
+    def target(self, name: str, offset: int, size_bytes: int) -> RegionTarget:
         """Where a result may go. Raises Failure(INVALID): no such region, or outside of its bounds."""
         return RegionTarget(self._find(name, offset, size_bytes), offset, size_bytes)
 

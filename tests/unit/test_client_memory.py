@@ -44,7 +44,7 @@ def test_read_and_write_within_a_region(memory: ClientMemory, folder: Path) -> N
     assert memory.regions("r") == [Region("r", "/mine", 10, 50)]
     assert memory.read("r", 0, 50) == bytes(range(10, 60))
     assert memory.read("r", 49, 1) == bytes([59])
-    memory.place("r", 4, 8).write(memoryview(b"abcd"), "y")
+    memory.target("r", 4, 8).write(memoryview(b"abcd"), "y")
     assert (folder / "mine").read_bytes()[14:19] == b"abcd" + bytes([18])
 
 
@@ -112,21 +112,21 @@ def test_a_region_lies_within_its_memory(memory: ClientMemory, offset: int, size
 @pytest.mark.parametrize(("offset", "size"), [(0, 51), (50, 1), (51, 0), (2**62, 1)])
 def test_a_tensor_lies_within_its_region(memory: ClientMemory, offset: int, size: int) -> None:
     memory.register("r", "mine", 10, 50)
-    for use in (memory.read, memory.place):
+    for use in (memory.read, memory.target):
         message = refused(use, "r", offset, size).message
         assert message == "Invalid offset + byte size for shared memory region: 'r'"
 
 
 def test_a_result_that_is_too_large_is_not_written(memory: ClientMemory, folder: Path) -> None:
     memory.register("r", "mine", 0, 100)
-    failure = refused(memory.place("r", 0, 3).write, b"four", "y")
+    failure = refused(memory.target("r", 0, 3).write, b"four", "y")
     assert failure.message.endswith("output 'y' (3 bytes) should be at least 4 bytes to hold the results")
     assert (folder / "mine").read_bytes() == bytes(range(100))
 
 
 def test_a_client_that_shortens_its_memory_harms_nobody(memory: ClientMemory, folder: Path) -> None:
     memory.register("r", "mine", 0, 100)
-    target = memory.place("r", 0, 100)
+    target = memory.target("r", 0, 100)
     os.truncate(folder / "mine", 10)
     assert "Invalid offset" in refused(memory.read, "r", 0, 100).message
     assert "Invalid offset" in refused(target.write, bytes(100), "y").message
@@ -137,7 +137,7 @@ def test_a_region_that_is_forgotten_while_a_request_is_on_its_way_is_closed_afte
     memory: ClientMemory, folder: Path
 ) -> None:
     memory.register("r", "mine", 0, 100)
-    target = memory.place("r", 0, 4)
+    target = memory.target("r", 0, 4)
     memory.unregister("r")
     assert memory.regions(None) == []
     target.write(b"late", "y")
@@ -154,7 +154,7 @@ def test_nothing_is_served_unless_it_is_allowed(folder: Path) -> None:
         lambda: memory.register("r", "mine", 0, 1),
         lambda: memory.unregister(None),
         lambda: memory.read("r", 0, 1),
-        lambda: memory.place("r", 0, 1),
+        lambda: memory.target("r", 0, 1),
     ):
         failure = refused(call)
         assert failure.code is Code.UNSUPPORTED
@@ -189,7 +189,7 @@ def test_a_region_that_is_registered_again_is_opened_again(memory: ClientMemory,
         changing.register("r", "mine", 0, 100)
     for gateway in (memory, other):
         assert gateway.read("r", 0, 2) == b"cc"
-        gateway.place("r", 0, 2).write(b"yz", "y")
+        gateway.target("r", 0, 2).write(b"yz", "y")
         assert (folder / "mine").read_bytes()[:2] == b"yz"
         (folder / "mine").write_bytes(b"c" * 100)
     gc.collect()
@@ -205,7 +205,7 @@ def test_memory_that_was_replaced_while_it_is_registered_is_refused_everywhere(
     assert memory.read("r", 0, 1) == other.read("r", 0, 1) == b"\x00"
     replace(folder, b"new" * 40)
     for gateway in (memory, other, late):
-        for use in (gateway.read, gateway.place):
+        for use in (gateway.read, gateway.target):
             failure = refused(use, "r", 0, 1)
             assert failure.code is Code.INVALID
             assert "'/mine' of shared memory region 'r' was replaced" in failure.message

@@ -34,7 +34,7 @@ class Memory:
         assert name == "r"
         return bytes(range(20))[offset : offset + size_bytes]
 
-    def place(self, name: str, offset: int, size_bytes: int) -> Any:
+    def target(self, name: str, offset: int, size_bytes: int) -> Any:
         return name, offset, size_bytes
 
 

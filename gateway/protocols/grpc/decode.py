@@ -106,7 +106,7 @@ class GrpcDecoder:
             if item.parameters:
                 where = f" for output '{item.name}'"
                 parameters = read_tensor(item.parameters, where)
-                ask = self._extensions.ask(index, parameters.get("classification", 0), read_span(parameters, where))
+                ask = self._extensions.option(index, parameters.get("classification", 0), read_span(parameters, where))
                 if ask is not None:
                     asks[index] = ask
             asked[index] = None

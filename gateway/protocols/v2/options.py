@@ -95,7 +95,7 @@ def _read_outputs(
         chosen[index] = flag(parameters.get("binary_data") or False, "binary_data", where)
         if "classification" in parameters or "shared_memory_region" in parameters:
             classes = whole(parameters.get("classification") or 0, "classification", where)
-            ask = extensions.ask(index, classes, read_span(parameters, where))
+            ask = extensions.option(index, classes, read_span(parameters, where))
             if ask is not None:
                 asks[index] = ask
     return list(chosen.items()) or None  # an empty list asks for all of them
