@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from millstream.services.crashes import run_marks
 from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK
-from millstream.services.crashes.load_marks import PROBE, LoadMarks, blame, left_behind
+from millstream.services.crashes.load_marks import PROBE, LoadMarks, record_death, take_stale_marks
 from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name
@@ -213,9 +213,9 @@ def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_n
 def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
     """What a worker of this name, or a probe, was loading when it died, and no supervisor saw it."""
     for worker in (name, f"{PROBE}-"):
-        marks = left_behind(run_dir, worker)
+        marks = take_stale_marks(run_dir, worker)
         with contextlib.suppress(Failure):
-            blame(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
+            record_death(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
 
 
 def _run_rows(seconds_max: float, holding: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
@@ -248,8 +248,8 @@ def _run_mark(folder: Path, worker: str) -> RunMark | None:
 
 def _tell_of_dead(connect: Callable[[], Consumer], runs: Path, name: str) -> None:
     """Workers of this name that no supervisor saw die: what they were running is not run again beside other work."""
-    for worker in run_marks.left_behind(runs, name):
-        run = run_marks.take(runs, worker)
+    for worker in run_marks.marked_workers(runs, name):
+        run = run_marks.take_fatal_run(runs, worker)
         if run is None:
             continue
         with contextlib.suppress(Failure):

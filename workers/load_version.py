@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.crashes.exit_status import cause
-from millstream.services.crashes.load_marks import PROBE, left_behind
+from millstream.services.crashes.exit_status import describe_exit
+from millstream.services.crashes.load_marks import PROBE, take_stale_marks
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
@@ -102,10 +102,10 @@ def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, 
     finally:
         process.kill()
         process.wait()
-        left_behind(run_dir, worker_id(PROBE, start))
+        take_stale_marks(run_dir, worker_id(PROBE, start))
     if stop.reason:
         raise Failure(Code.MODEL, stop.reason)
-    return "" if process.returncode in {0, REFUSED} else cause(process.returncode)
+    return "" if process.returncode in {0, REFUSED} else describe_exit(process.returncode)
 
 
 def took_too_long(what: str, seconds: float) -> str:

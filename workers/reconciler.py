@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 
-from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, judged
+from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, with_death
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.repository.base import Repository
@@ -212,7 +212,7 @@ class Reconciler:
         seconds_max = PROBE_START_S + sum(self._limits)
         died = probe(manifest, self._at, self._marks.run_dir, seconds_max, stop)
         if died:
-            verdict = self._judge(manifest, lambda one: judged(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
+            verdict = self._judge(manifest, lambda one: with_death(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
             code = Code.MODEL if verdict.failed else Code.UNAVAILABLE  # cleared in between: tried again
             raise Failure(code, verdict.failed or f"the process that loaded it {died}")
 

@@ -19,10 +19,10 @@ from millstream.services.ingest.report import CheckedModel
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
 from millstream.services.model.version_files import check_labels
 from millstream.services.settings import Settings
-from millstream.services.triton_config.config import Given
-from millstream.services.triton_config.model_folder import files_named
-from millstream.services.triton_config.to_model_config import Serving, serving
-from millstream.services.triton_config.to_signature import fitted, wanted_batching
+from millstream.services.triton_config.config import ParsedConfig
+from millstream.services.triton_config.model_folder import referenced_files
+from millstream.services.triton_config.to_model_config import TranslatedConfig, to_model_config
+from millstream.services.triton_config.to_signature import client_signature, requested_batching
 
 
 class Candidate(NamedTuple):
@@ -40,7 +40,7 @@ class Candidate(NamedTuple):
     digest: str | None = None
 
 
-async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: Settings) -> Manifest:
+async def manifest_of(candidate: Candidate, given: ParsedConfig, pool: str, settings: Settings) -> Manifest:
     """The manifest for a version: the one that serves now if nothing has changed. Raises Failure.
 
     `pool`: which one serves it if the configuration names no kind of device.
@@ -49,9 +49,9 @@ async def manifest_of(candidate: Candidate, given: Given, pool: str, settings: S
     if now is not None and await asyncio.to_thread(_unchanged, candidate, now, given, pool):
         return now
     rows_max = given.message.max_batch_size or ROWS_MAX_DEFAULT
-    checked = await check_in_place(candidate.folder, candidate.served, wanted_batching(given), settings, rows_max)
-    signature = fitted(given, checked.signature, checked.notes)
-    how = serving(given, signature, pool)
+    checked = await check_in_place(candidate.folder, candidate.served, requested_batching(given), settings, rows_max)
+    signature = client_signature(given, checked.signature, checked.notes)
+    how = to_model_config(given, signature, pool)
     batching = checked.batching if signature.batching else _off(checked)
     checked = checked.model_copy(update={"signature": signature, "batching": batching})
     return await asyncio.to_thread(_manifest, candidate, given, checked, how)
@@ -64,18 +64,18 @@ def _off(checked: CheckedModel) -> Batching:
     return Batching(decided="off", reason="the configuration says so")
 
 
-def _unchanged(candidate: Candidate, now: Manifest, given: Given, pool: str) -> bool:
+def _unchanged(candidate: Candidate, now: Manifest, given: ParsedConfig, pool: str) -> bool:
     if (now.origin, now.served, now.triton) != (candidate.origin, candidate.served, given.document()):
         return False
     try:
-        if serving(given, now.signature, pool).config != now.config:
+        if to_model_config(given, now.signature, pool).config != now.config:
             return False
         return all(describe_file(candidate.folder, file.path) == file for file in now.files)
     except (Failure, OSError):  # the check says what is wrong
         return False
 
 
-def _manifest(candidate: Candidate, given: Given, checked: CheckedModel, how: Serving) -> Manifest:
+def _manifest(candidate: Candidate, given: ParsedConfig, checked: CheckedModel, how: TranslatedConfig) -> Manifest:
     files = _files(candidate, checked, how.config)
     check_labels(how.config, checked.signature, candidate.folder)
     return Manifest(
@@ -98,7 +98,7 @@ def _manifest(candidate: Candidate, given: Given, checked: CheckedModel, how: Se
 
 
 def _files(candidate: Candidate, checked: CheckedModel, config: ModelConfig) -> tuple[SourceFile, ...]:
-    paths = [*checked.files, *(path for path in files_named(config) if path not in checked.files)]
+    paths = [*checked.files, *(path for path in referenced_files(config) if path not in checked.files)]
     found = []
     for path in paths:
         if not (candidate.folder / path).is_file():

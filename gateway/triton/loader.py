@@ -29,10 +29,10 @@ from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import Claim, Repository
 from millstream.services.repository.disk import storage_errors
 from millstream.services.settings import Settings
-from millstream.services.triton_config.config import Given, from_json
-from millstream.services.triton_config.model_folder import check_given, read_model_folder
-from millstream.services.triton_config.repositories import Folders
-from millstream.services.triton_config.version_policy import chosen
+from millstream.services.triton_config.config import ParsedConfig, from_json
+from millstream.services.triton_config.model_folder import check_config, read_model_folder
+from millstream.services.triton_config.repositories import ModelRepositories
+from millstream.services.triton_config.version_policy import served_versions
 
 log = logging.getLogger("millstream.repository")
 
@@ -52,7 +52,7 @@ class _Source(NamedTuple):
     """Where a model's versions come from. `folder`: of models, None for uploaded and given ones."""
 
     folder: Path | None
-    given: Given | None
+    given: ParsedConfig | None
     candidates: Sequence[Candidate]
     kept: Sequence[Manifest] = ()  # versions that need no check: they serve as they were uploaded
 
@@ -73,7 +73,7 @@ class RepositoryLoader:
         self._repository = repository
         self._catalog = catalog
         self._settings = settings
-        self._folders = Folders(settings.triton_repository_dirs)
+        self._folders = ModelRepositories(settings.triton_repository_dirs)
         self._trial = trial or Trial(catalog)
         self._loading: Counter[str] = Counter()
 
@@ -180,7 +180,7 @@ class RepositoryLoader:
         while not all(self._answering(one.content_id) for one in manifests) and time.monotonic() < until:
             await asyncio.sleep(ANSWERS_PAUSE_S)
 
-    async def _manifest(self, candidate: Candidate, given: Given | None) -> Manifest:
+    async def _manifest(self, candidate: Candidate, given: ParsedConfig | None) -> Manifest:
         assert given is not None
         try:
             return await manifest_of(candidate, given, self._pool(), self._settings)
@@ -192,21 +192,21 @@ class RepositoryLoader:
         pools = {worker.pool for worker in self._catalog.snapshot.workers}
         return "cpu" if "cpu" in pools or not pools else min(pools)
 
-    async def _from_folder(self, model: str, folder: Path, given: Given | None) -> _Source:
+    async def _from_folder(self, model: str, folder: Path, given: ParsedConfig | None) -> _Source:
         await asyncio.to_thread(self._refuse_uploaded, model)
         return await asyncio.to_thread(self._in_place, model, folder / model, given, folder)
 
-    def _in_place(self, model: str, path: Path, given: Given | None, folder: Path | None) -> _Source:
+    def _in_place(self, model: str, path: Path, given: ParsedConfig | None, folder: Path | None) -> _Source:
         found = read_model_folder(path, model, given)
         now = self._manifests(model)
         candidates = [
             Candidate(model, version, path, served, str(path), now.get(version))
             for version, served in found.served.items()
         ]
-        return _Source(folder, found.given, candidates)
+        return _Source(folder, found.parsed, candidates)
 
     async def _from_files(
-        self, model: str, given: Given | None, files: Mapping[str, bytes], folder: Path | None
+        self, model: str, given: ParsedConfig | None, files: Mapping[str, bytes], folder: Path | None
     ) -> _Source:
         if given is None:
             raise invalid("files are given without a config, which must come with them")
@@ -235,7 +235,7 @@ class RepositoryLoader:
                     raise invalid(f"file {path[:80]!a} is both a file and a folder") from None
             return self._repository.proposals.give(model, staging)
 
-    def _from_uploads(self, model: str, given: Given | None) -> _Source:
+    def _from_uploads(self, model: str, given: ParsedConfig | None) -> _Source:
         """Versions as they were uploaded; with a configuration, those that it chooses, served as it says."""
         proposals = self._repository.proposals
         known = {version: proposals.uploaded(model, version) for version in self._repository.versions(model)}
@@ -244,10 +244,10 @@ class RepositoryLoader:
             raise Failure(Code.NOT_FOUND, "")
         if given is None:
             return _Source(None, None, (), tuple(uploaded.values()))
-        check_given(given, model)
+        check_config(given, model)
         versions = tuple(uploaded)
         if given.message.HasField("version_policy"):
-            versions = chosen(given.message, versions)
+            versions = served_versions(given.message, versions)
         now = self._manifests(model)
         return _Source(None, given, [self._uploaded(uploaded[version], now[version]) for version in versions])
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.gateway.catalog.snapshot import Snapshot, version_number
-from millstream.services.triton_config.effective_config import described
+from millstream.services.triton_config.effective_config import effective_config
 
 
 class VersionConfigurations:
@@ -18,4 +18,4 @@ class VersionConfigurations:
     def of(self, model: str, version: str | None) -> dict[str, Any]:
         """A version's ModelConfig in JSON form. Raises Failure(NOT_FOUND)."""
         view = self._snapshot().model(model)
-        return described(view.version(None if version is None else version_number(model, version)).manifest)
+        return effective_config(view.version(None if version is None else version_number(model, version)).manifest)

@@ -1,1 +1,1 @@
-"""What is known of a process after it died, and which version is held to account."""
+"""Finds out why a worker died, and which model version is at fault."""

@@ -1,16 +1,16 @@
-"""How processes end: what a worker's exit code says, and the words for it."""
+"""Exit codes of workers, and exit statuses in words."""
 
 from __future__ import annotations
 
 import signal
 
-#: a worker that gave its work back since a run, or a load, of one version could not be ended
+#: exit codes of a worker that gave its work back because a run (or a load) could not be stopped
 RUN_STUCK = 4
 LOAD_STUCK = 5
 
 
-def cause(code: int) -> str:
-    """How a process ended, for people: an exit code, or the signal that ended it."""
+def describe_exit(code: int) -> str:
+    """Describe how a process ended, for messages: "ended with exit code 3", "was ended by SIGKILL"."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,9 +1,9 @@
-"""Load marks: which versions a process was loading when it died, and what follows for them.
+"""Load marks: record which versions a process is loading, so that its death counts against them.
 
-a worker: mark ─> load, warm up ─> unmark
-after its death (its supervisor, or the next worker of its name): marks left behind ─> judged ─> verdicts
+worker: write a mark ─> load, warm up ─> remove the mark
+after its death (the supervisor, or the next worker of that name): take the stale marks ─> count the death in verdicts
 
-<run>/loads/<worker>.<n>   a Mark; locked by its process for as long as that lives
+<run>/loads/<worker>.<n>   a Mark; locked by its process until that ends
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from millstream.services.repository.verdicts import Verdict
 
 log = logging.getLogger("millstream.loads")
 
-#: deaths after which a version is loaded no more: when it is certain that loading it was the cause; when the process tried
-#: it alone but nobody saw how it ended; whatever the circumstances
+#: Deaths after which a version is no longer loaded: if the load was certainly the cause; if the process loaded nothing
+#: else but how it ended is unknown; in all other cases.
 DEATHS_CERTAIN = 2
 DEATHS_ALONE = 3
 DEATHS_MAX = 5
 DOCUMENT_BYTES_MAX = 4 << 20
-PROBE = "probe"  # stands for pool and index in the id of a process that tries a version alone
+PROBE = "probe"  # replaces pool and index in the id of a process that loads one version in isolation
 
 
 class Mark(BaseModel):
-    """A load under way. `alone`: the process does nothing else."""
+    """A load in progress. `alone`: the process does nothing else."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ class Mark(BaseModel):
 
 
 class LoadMarks:
-    """The marks of one process. `worker`: its id."""
+    """The marks of one process; `worker` is its id."""
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         self.run_dir = run_dir
@@ -52,12 +52,12 @@ class LoadMarks:
         self._numbers = itertools.count()
 
     def close(self) -> None:
-        """The process ends as it was told to: what it is still loading is not the cause."""
-        left_behind(self.run_dir, f"{self._worker}.", own=True)
+        """Remove all marks: the process ends as planned, so loads in progress are not at fault."""
+        take_stale_marks(self.run_dir, f"{self._worker}.", own=True)
 
     @contextmanager
     def loading(self, manifest: Manifest, *, alone: bool = False) -> Iterator[None]:
-        """Leave a mark for as long as the block runs. Without room for one the load goes on unmarked."""
+        """Keep a mark while the block runs. If it cannot be written, the load continues unmarked."""
         path = self._folder / f"{self._worker}.{next(self._numbers)}"
         descriptor = -1
         try:
@@ -77,13 +77,16 @@ class LoadMarks:
 
 
 def marks_dir(run_dir: Path) -> Path:
-    """The folder of all marks of an installation."""
+    """Return the folder of all load marks of an installation."""
     return run_dir / "loads"
 
 
-def left_behind(run_dir: Path, worker: str, *, own: bool = False) -> list[Mark]:
-    """Take the marks of dead processes whose id begins with `worker`. Each is given out once. `own`: also locked ones."""
-    found: list[Mark] = []
+def take_stale_marks(run_dir: Path, worker: str, *, own: bool = False) -> list[Mark]:
+    """Remove the marks of dead processes whose id begins with `worker`, and return them; each is returned only once.
+
+    `own` also removes marks of this process, which are locked, and returns none.
+    """
+    marks: list[Mark] = []
     with suppress(OSError):
         for path in sorted(marks_dir(run_dir).iterdir()):
             if path.name.startswith(worker):
@@ -91,53 +94,56 @@ def left_behind(run_dir: Path, worker: str, *, own: bool = False) -> list[Mark]:
                     if own:
                         path.unlink()
                     else:
-                        found += _take(path)
-    return found
+                        marks += _take(path)
+    return marks
 
 
 def _take(path: Path) -> list[Mark]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while its process lives
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the process is alive
         if not os.fstat(descriptor).st_nlink:
-            return []  # somebody else took it
+            return []  # another process took it first
         content = os.read(descriptor, DOCUMENT_BYTES_MAX)
         path.unlink()
         return [Mark.model_validate_json(content)]
     except ValidationError:
-        return []  # it died before the mark was whole, so before the load
+        return []  # the process died while it wrote the mark, before the load
     finally:
         os.close(descriptor)
 
 
-def judged(verdict: Verdict, deaths_wanted: int, how: str, now: float) -> Verdict:
-    """`verdict` after one more death. `deaths_wanted`: how many make the version failed. Pure."""
+def with_death(verdict: Verdict, deaths_max: int, how: str, now: float) -> Verdict:
+    """Return `verdict` after one more death; the version is failed from `deaths_max` deaths on. Pure.
+
+    `how` says how the process ended, as `describe_exit` does; `now` is the time in seconds since the epoch.
+    """
     deaths = verdict.load_deaths + 1
     after = verdict.model_copy(update={"load_deaths": deaths})
-    if deaths < deaths_wanted or after.failed:
+    if deaths < deaths_max or after.failed:
         return after
     reason = (
-        f"{deaths} processes died while they loaded it, the last {how}: it is not loaded any more; "
-        "upload another version, or activate or load this one to have it tried again"
+        f"{deaths} processes died while they loaded it, the last {how}: it is no longer loaded; "
+        "upload another version, or activate or load this one to try it again"
     )
     return after.with_failure(reason, now)
 
 
-def blame(
+def record_death(
     repository: Repository, marks: Sequence[Mark], how: str, now: float, *, certain: bool, busy: bool = False
 ) -> list[str]:
-    """Count the death of one process against what it was loading; returns the content ids.
+    """Count the death of one process in the verdict of each version it was loading; returns their content ids.
 
-    `certain`: it ended by itself. `busy`: a run was under way, which may have been the cause. Raises Failure when the
-    verdicts cannot be written.
+    `certain` says that the process ended by itself; `busy`, that a run was in progress, which may have been the cause.
+    `how` and `now` are as for `with_death`. Raises Failure if a verdict cannot be written.
     """
     for mark in marks:
-        wanted = DEATHS_MAX
+        deaths_max = DEATHS_MAX
         if len(marks) == 1 and not busy:
-            wanted = DEATHS_CERTAIN if certain else DEATHS_ALONE if mark.alone else DEATHS_MAX
+            deaths_max = DEATHS_CERTAIN if certain else DEATHS_ALONE if mark.alone else DEATHS_MAX
 
-        def change(verdict: Verdict, wanted: int = wanted) -> Verdict:
-            return judged(verdict, wanted, how, now)
+        def change(verdict: Verdict, deaths_max: int = deaths_max) -> Verdict:
+            return with_death(verdict, deaths_max, how, now)
 
         verdict = repository.verdicts.change(mark.manifest, change)
         name = f"version {mark.manifest.version} of {mark.manifest.model}"

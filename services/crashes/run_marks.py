@@ -1,10 +1,10 @@
-"""Run marks: which batches a worker is running, in a page of shared memory that outlives the process.
+"""Run marks: record which batches a worker is running, in a page of shared memory that outlives the process.
 
 main loop: begin ─> run ─> end          two stores into a mapped page; no system call
-after its death (its supervisor, or the next worker of its name): take ─> Run: these batches, and no others, were running
+after its death (the supervisor, or the next worker of that name): take_fatal_run ─> exactly these batches were running
 
-<segments>/<prefix>.runs/<worker>   u8: 1 while a run is under way, then lines: lane, names of its batches; locked by
-                                    its process for as long as that lives
+<segments>/<prefix>.runs/<worker>   u8: 1 during a run, then lines: lane, names of its batches; locked by its process
+                                    until that ends
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ PAGE_BYTES = 8192
 
 
 class FatalRun(NamedTuple):
-    """A run that its worker did not survive. `lane`: its content id; "": none. `batches`: empty if there were too
-    many to note.
+    """The run during which a worker died.
+
+    Args:
+        lane: the content id; "" if the worker was not running anything.
+        batches: the names of its batches; empty if they did not fit into the page.
     """
 
     lane: str
@@ -33,7 +36,7 @@ class FatalRun(NamedTuple):
 
 
 class RunMark:
-    """The mark of one worker. Not shared between threads. Raises OSError where there is no room for the page."""
+    """The mark of one worker, for use by one thread. Raises OSError if there is no space for the page."""
 
     def __init__(self, folder: Path, worker: str) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -41,7 +44,7 @@ class RunMark:
         self._descriptor = descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Reserved now: on a memory file system that is full, a sparse file would kill its writer with SIGBUS.
+            # Reserve the space now: writing to a sparse file on a full tmpfs would kill this process with SIGBUS.
             os.posix_fallocate(descriptor, 0, PAGE_BYTES)
             self._page = mmap.mmap(descriptor, PAGE_BYTES)
         except OSError:
@@ -50,7 +53,7 @@ class RunMark:
             raise
 
     def begin(self, lane: str, batches: Sequence[str]) -> None:
-        """A run of these batches of `lane` begins."""
+        """Record the start of a run of these batches of `lane`."""
         text = "\n".join((lane, *batches, "")).encode()
         if len(text) >= PAGE_BYTES:
             text = f"{lane}\n".encode()
@@ -59,11 +62,11 @@ class RunMark:
         page[0] = 1
 
     def end(self) -> None:
-        """It is over."""
+        """Record the end of the run."""
         self._page[0] = 0
 
     def close(self) -> None:
-        """The worker leaves by itself."""
+        """Remove the mark: the worker ends as planned."""
         with suppress(OSError):
             self._path.unlink()
             self._path.parent.rmdir()
@@ -71,17 +74,17 @@ class RunMark:
 
 
 def runs_dir(settings: Settings) -> Path:
-    """The folder of all marks of an installation: in memory, since a store to a page of a disk may wait for it."""
+    """Return the folder of an installation's run marks: in memory, since a store to a disk's page may block."""
     memory = settings.shm_dir if settings.shm_dir.is_dir() else settings.home / "run"
     return memory / f"{shm_prefix(settings)}.runs"
 
 
-def take(folder: Path, worker: str) -> FatalRun | None:
-    """The run that a dead worker did not survive; None if that is not known. Its mark is removed."""
+def take_fatal_run(folder: Path, worker: str) -> FatalRun | None:
+    """Remove a dead worker's mark and return its last run; None if there is no mark or the worker is alive."""
     path = folder / worker
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while it lives
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the worker is alive
             page = file.read(PAGE_BYTES)
             path.unlink()
     except OSError:
@@ -92,8 +95,8 @@ def take(folder: Path, worker: str) -> FatalRun | None:
     return FatalRun(lane, tuple(filter(None, batches)))
 
 
-def left_behind(folder: Path, name: str) -> list[str]:
-    """Ids of workers that begin with `name` and have a mark, dead or alive."""
+def marked_workers(folder: Path, name: str) -> list[str]:
+    """Return the ids of all workers, dead or alive, that have a mark and whose id begins with `name`."""
     with suppress(OSError):
         return sorted(path.name for path in folder.iterdir() if path.name.startswith(name))
     return []

@@ -1,7 +1,7 @@
-"""The sandbox of a process that reads what strangers sent: files by Landlock, calls by seccomp, no privileges of root.
+"""The sandbox of a process that reads untrusted files: Landlock for files, seccomp for calls, no root privileges.
 
-confine(reads, writes) ─> capabilities dropped ─> Landlock ─> seccomp ─> Layers that are in force
-Each layer is used where the kernel has it; `millstream doctor` says what is missing.
+confine(reads, writes) ─> drop capabilities ─> Landlock ─> seccomp ─> the active Layers
+A layer that the kernel lacks is skipped; `millstream doctor` reports it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from millstream.services.sandbox import landlock, seccomp
 _PR_SET_NO_NEW_PRIVS = 38
 _CAPSET: dict[str, int] = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
-#: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root in a container may own none of the files; Landlock bounds them
+#: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root in a container may not own the files; Landlock limits access to them
 _KEPT_CAPABILITIES = 0b110
-_PACKAGE = Path(__file__).parents[2]  # in a checkout it holds links to the folders: a rule follows none
+_PACKAGE = Path(__file__).parents[2]  # in a checkout it contains links to the folders; Landlock rules follow no links
 _SERVICES = Path(__file__).resolve().parents[1]
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/etc/ld.so.cache",
@@ -33,16 +33,26 @@ _SYSTEM = (
 
 
 class Layers(NamedTuple):
-    """What is in force. `landlock`: the ABI of the kernel; 0: none."""
+    """The active layers. `landlock` is the kernel's ABI version; 0 if it has none."""
 
     landlock: int
     seccomp: bool
 
 
 def confine(reads: Iterable[Path], writes: Iterable[Path]) -> Layers:
-    """Leave this process the libraries and `reads` to read and `writes` to change; no network, program or process.
+    """Restrict this process for good: no network, no new programs or processes, only the given files.
 
-    For the main thread of a process that has no other. Raises OSError.
+    Call it from the main thread before other threads start.
+
+    Args:
+        reads: files and folders to allow reading, besides the libraries.
+        writes: files and folders to allow reading and writing.
+
+    Returns:
+        The layers that are active now.
+
+    Raises:
+        OSError: a layer that the kernel has cannot be applied.
     """
     if not sys.platform.startswith("linux"):
         return Layers(0, False)
@@ -56,18 +66,19 @@ def confine(reads: Iterable[Path], writes: Iterable[Path]) -> Layers:
 
 
 def _library_paths(granted: Sequence[Path]) -> list[Path]:
-    """What Python, its packages and the native libraries are read from. `granted`: what the process is to work on."""
+    """Return the folders of Python, its packages and native libraries; `granted` are the paths the caller allows."""
     paths = sysconfig.get_paths()
-    places = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    places += [Path(prefix) / "lib" for prefix in (sys.base_prefix, sys.base_exec_prefix)]
-    # A folder with the models in it is no library.
+    folders = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [Path(prefix) / "lib" for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    # An entry of sys.path that contains a granted path is a folder of models, not a library.
     imported = [Path(entry) for entry in sys.path if entry]
-    places += [place for place in imported if not any(path.is_relative_to(place) for path in granted)]
-    return [*dict.fromkeys(place for place in places if place.is_absolute()), _PACKAGE, _SERVICES, *map(Path, _SYSTEM)]
+    folders += [folder for folder in imported if not any(path.is_relative_to(folder) for path in granted)]
+    absolute = dict.fromkeys(folder for folder in folders if folder.is_absolute())
+    return [*absolute, _PACKAGE, _SERVICES, *map(Path, _SYSTEM)]
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Keep those of the files alone. Without privileges, or on machines not known here, nothing changes."""
+    """Drop all capabilities except those for files. Does nothing on an architecture without a known call number."""
     number = _CAPSET.get(platform.machine())
     if number is None:
         return
@@ -86,8 +97,8 @@ def _permitted() -> int:
 
 
 def probe() -> Layers:
-    """The layers that a new process of this installation gets, found out in one. Raises OSError."""
-    done = subprocess.run(
+    """Return the layers that a new process gets, by starting one. Raises OSError if it cannot be confined."""
+    result = subprocess.run(
         [sys.executable, "-m", "millstream.services.sandbox.confine"],
         cwd=_PACKAGE.parent,
         stdin=subprocess.DEVNULL,
@@ -95,9 +106,9 @@ def probe() -> Layers:
         check=False,
         timeout=30,
     )
-    if done.returncode:
-        raise OSError(done.returncode, done.stderr.decode(errors="replace").strip()[-300:])
-    return Layers(*json.loads(done.stdout))
+    if result.returncode:
+        raise OSError(result.returncode, result.stderr.decode(errors="replace").strip()[-300:])
+    return Layers(*json.loads(result.stdout))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up its access to files, TCP and other processes, except for what it lists. Linux 5.13 on.
+"""Landlock: a process gives up access to files, TCP and other processes, except for the paths it lists. Linux >= 5.13.
 
 Source: Documentation/userspace-api/landlock.rst and include/uapi/linux/landlock.h of the Linux kernel.
 """
@@ -20,14 +20,14 @@ _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _REMOVE_DIR, _REMOVE_FILE = (1 << bit for bit in range(6))
 _MAKE_DIR, _MAKE_REG = 1 << 7, 1 << 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
-#: file rights by the first ABI that knows them: what is handled is denied unless a rule allows it
+#: file rights by the first ABI that supports them: a handled right is denied unless a rule allows it
 _HANDLED_FILES = {1: (1 << 13) - 1, 2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
 _HANDLED_TCP = 0b11  # bind, connect
 _HANDLED_SCOPES = 0b11  # abstract unix sockets, signals
 _TCP_ABI, _SCOPES_ABI = 4, 6
 
 _READ = _READ_FILE | _READ_DIR
-# No execution, and no links, devices, sockets or FIFOs.
+# Excludes execution and the creation of links, devices, sockets and FIFOs.
 _WRITE = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _REFER | _TRUNCATE
 _OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
@@ -42,7 +42,7 @@ class _PathBeneath(ctypes.Structure):
 
 
 def abi() -> int:
-    """The version of Landlock that this kernel has; 0: none, or this process may not use it."""
+    """Return the kernel's Landlock ABI version; 0 if it has none or this process may not use it."""
     if not sys.platform.startswith("linux"):
         return 0
     version: int = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, _GET_VERSION)
@@ -50,10 +50,10 @@ def abi() -> int:
 
 
 def restrict(reads: Iterable[Path], writes: Iterable[Path]) -> int:
-    """Leave this thread, and all that it starts, the files below `reads` to read and below `writes` to change.
+    """Restrict this thread, and the threads and processes it starts, to reading `reads` and changing `writes`.
 
-    Paths that do not exist are left out. The process must have set no_new_privs. Returns the ABI that is in force; 0: the
-    kernel has no Landlock and nothing changed. Raises OSError.
+    Paths that do not exist are skipped. The process must have set no_new_privs. Returns the active ABI version; 0 if
+    the kernel has no Landlock and nothing changed. Raises OSError.
     """
     version = abi()
     if not version:

@@ -1,6 +1,6 @@
-"""seccomp: a process gives up system calls: all of the network, other processes and programs, and the machine's settings.
+"""seccomp: a process gives up system calls for the network, other processes and programs, and the machine's settings.
 
-A filter in classic BPF: list of denied calls ─> EPERM ─> the rest goes on. Linux on x86-64 and 64-bit ARM.
+A filter in classic BPF: denied calls ─> EPERM; all others are allowed. Linux on x86-64 and 64-bit ARM.
 Source: Documentation/userspace-api/seccomp_filter.rst, include/uapi/linux/{seccomp,filter,audit}.h; call numbers:
 arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
@@ -18,21 +18,21 @@ from typing import NamedTuple
 _PR_GET_SECCOMP, _PR_SET_SECCOMP, _MODE_FILTER = 21, 22, 2
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-#: offsets in struct seccomp_data; of an argument its lower half on little-endian machines
+#: offsets in struct seccomp_data; that of the argument is its lower half on little-endian machines
 _NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, 16
 _CLONE_THREAD = 0x00010000
-#: x86-64 has a second table of the same calls from this number on (x32)
+#: from this number on x86-64 has a second table of the same calls (x32)
 _X32 = 0x40000000
 
 
 class _Machine(NamedTuple):
-    """`audit`: AUDIT_ARCH_… of the kernel. `calls`: numbers by name."""
+    """An architecture: the kernel's AUDIT_ARCH_… constant, and its denied calls' numbers by name."""
 
     audit: int
     calls: dict[str, int]
 
 
-#: calls that have the same number everywhere
+#: denied calls that have the same number on all architectures
 _COMMON = {
     "pidfd_send_signal": 424, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "clone3": 435,
@@ -76,7 +76,7 @@ _MACHINES = {
     "x86_64": _Machine(0xC000003E, {**_COMMON, **_X86_64}),
     "aarch64": _Machine(0xC00000B7, {**_COMMON, **_AARCH64}),
 }
-#: allowed towards this process itself, which is their first argument
+#: allowed if their first argument is this process
 _OWN_PROCESS = ("kill", "tgkill", "prlimit64")
 
 
@@ -85,14 +85,14 @@ class _Program(ctypes.Structure):
 
 
 def is_supported() -> bool:
-    """Whether this kernel takes filters, on a machine whose calls are known here."""
+    """Return whether this kernel supports filters and this module knows the machine's call numbers."""
     return _machine() is not None and ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0
 
 
 def install() -> bool:
-    """Deny the calls to this thread and all that it starts, for good. The process must have set no_new_privs.
+    """Deny the calls to this thread, and to the threads it starts, for good. The process must have set no_new_privs.
 
-    Returns whether the filter is in force; False: nothing changed.
+    Returns True if the filter is active, False if nothing changed.
     """
     machine = _machine()
     if machine is None:
@@ -119,10 +119,12 @@ def _filter(machine: _Machine, pid: int) -> bytes:
         _instruction(_RETURN, _KILL_PROCESS),
     ]
     for name, number in machine.calls.items():
-        if name == "clone":  # threads, no processes
+        if name == "clone":  # allowed for threads, denied for processes
             verdict = [_instruction(_LOAD, _ARGUMENT), _instruction(_ANY_BIT, _CLONE_THREAD, 0, 1)]
             verdict += [_instruction(_RETURN, _ALLOW), _instruction(_RETURN, denied)]
-        elif name == "clone3":  # its flags are in memory, out of sight: libc goes on with clone
+        elif (
+            name == "clone3"
+        ):  # its flags are in memory, which a filter cannot read; on ENOSYS libc falls back to clone
             verdict = [_instruction(_RETURN, _ERRNO | errno.ENOSYS)]
         elif name in _OWN_PROCESS:
             verdict = [_instruction(_LOAD, _ARGUMENT), _instruction(_EQUAL, pid, 1, 0)]

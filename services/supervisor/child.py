@@ -13,7 +13,7 @@ from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from millstream.services.crashes.exit_status import cause
+from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.process.backoff import Backoff
 from millstream.services.settings import child_environment
 from millstream.services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
@@ -141,7 +141,7 @@ class Child:
         # What it started and left behind would hold its pipe, its sockets and its memory.
         _kill_group(process.pid)
         await self._hear_out()
-        return process.pid, cause(code)
+        return process.pid, describe_exit(code)
 
     async def _mourn(self, delay_s: float) -> None:
         when = f"in {delay_s:g} s" if delay_s else "at once"

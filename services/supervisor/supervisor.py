@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from millstream.services.crashes.culprits import Culprits
+from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
@@ -77,7 +77,7 @@ class Supervisor:
         self._entry = entry or Entry()
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
-        self._culprits: Culprits | None = None
+        self._crashes: CrashAnalyzer | None = None
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
         self._reserved: socket.socket | None = None  # the port for gRPC
@@ -107,7 +107,7 @@ class Supervisor:
         self._lock.take()
         try:
             self._settings = self._settings.model_copy(update={"installation_name": installation_name(self._settings)})
-            self._culprits = Culprits(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
+            self._crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
             self._handle_signals()
             await self._serve()
         finally:
@@ -254,11 +254,11 @@ class Supervisor:
         if child.program.worker and pid and self._address is not None:
             worker = worker_id(child.program.name, child.start_id)
             # Before it is started again: the next one is to know what not to load.
-            assert self._culprits is not None
-            found = await asyncio.to_thread(self._culprits.found, worker, child.code, planned=child.stopped)
-            blamed = found.blamed
+            assert self._crashes is not None
+            report = await asyncio.to_thread(self._crashes.analyze, worker, child.code, planned=child.stopped)
+            blamed = report.model_at_fault
             # Its leases are taken over now, not when they run out.
-            task = asyncio.create_task(publish_death(self._address, self._keys(), found.death))
+            task = asyncio.create_task(publish_death(self._address, self._keys(), report.death))
             self._told.add(task)
             task.add_done_callback(self._told.discard)
         give_up = not blamed and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START

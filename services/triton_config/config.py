@@ -1,7 +1,7 @@
-"""A model configuration as it is given: config.pbtxt, or its JSON form, into the message that both are forms of.
+"""Parses a Triton model configuration: config.pbtxt or its JSON form.
 
-text or JSON ─> Given (ModelConfig message, and what the message cannot say) ─> millstream.services.triton_config.to_model_config, .tensors
-Source: Triton's model_config.proto. Imported by gateways only: the message comes with a gRPC client.
+text or JSON ─> ParsedConfig (ModelConfig message; whether max_batch_size is set) ─> to_model_config, to_signature
+Source: Triton's model_config.proto. Imported by gateways only: the message class belongs to the package tritonclient.
 """
 
 from __future__ import annotations
@@ -18,43 +18,51 @@ from millstream.services.errors import invalid
 CONFIG_BYTES_MAX = 1 << 20
 NESTING_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 300
-#: comments and texts of the text form, in which a field's name means nothing
+#: comments and string literals of the text form, in which a field's name is not a field
 _IGNORED = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
 _BATCH_FIELD = re.compile(r"\bmax_batch_size\s*:")
 
 
-class Given(NamedTuple):
-    """`message`: a ModelConfig. `says_batch`: max_batch_size stands there, and be it 0, which the message cannot tell."""
+class ParsedConfig(NamedTuple):
+    """A parsed configuration.
+
+    Args:
+        message: a ModelConfig.
+        has_max_batch_size: whether the field is present; the message does not distinguish 0 from absent.
+    """
 
     message: Any
-    says_batch: bool
+    has_max_batch_size: bool
 
     def document(self) -> dict[str, Any]:
-        """The JSON form, for keeping; `from_document` reads it again."""
+        """Return the JSON form, to store; `from_document` parses it again."""
         document: dict[str, Any] = json_format.MessageToDict(self.message, preserving_proto_field_name=True)
-        if self.says_batch:
+        if self.has_max_batch_size:
             document.setdefault("max_batch_size", 0)
         return document
 
 
-def nothing() -> Given:
-    """The configuration of a model that has none."""
-    return Given(Message(), says_batch=False)
+def empty_config() -> ParsedConfig:
+    """Return the configuration of a model without a configuration file."""
+    return ParsedConfig(Message(), has_max_batch_size=False)
 
 
-def from_text(text: str) -> Given:
-    """config.pbtxt. Raises Failure(INVALID) with line and column."""
+def from_text(text: str) -> ParsedConfig:
+    """Parse the content of config.pbtxt. Raises Failure(INVALID) with line and column."""
     _check_size(text)
     message = Message()
     try:
         text_format.Parse(text, message)
     except (text_format.ParseError, ValueError, RecursionError) as error:
         raise invalid(f"config.pbtxt: {_short(error)}") from None
-    return Given(message, says_batch=_BATCH_FIELD.search(_IGNORED.sub("", text)) is not None)
+    return ParsedConfig(message, has_max_batch_size=_BATCH_FIELD.search(_IGNORED.sub("", text)) is not None)
 
 
-def from_json(text: str) -> Given:
-    """The JSON form, as a load may bring it: numbers or strings, snake or camel case. Raises Failure(INVALID)."""
+def from_json(text: str) -> ParsedConfig:
+    """Parse the JSON form, as sent with a load request: numbers or strings, snake or camel case.
+
+    Raises Failure(INVALID).
+    """
     _check_size(text)
     try:
         document = json.loads(text)
@@ -65,14 +73,14 @@ def from_json(text: str) -> Given:
     return from_document(document)
 
 
-def from_document(document: dict[str, Any]) -> Given:
-    """The JSON form, parsed. Raises Failure(INVALID)."""
+def from_document(document: dict[str, Any]) -> ParsedConfig:
+    """Convert the JSON form after json.loads. Raises Failure(INVALID)."""
     message = Message()
     try:
         json_format.ParseDict(document, message, max_recursion_depth=NESTING_MAX)
     except (json_format.ParseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise invalid(f"config: {_short(error)}") from None
-    return Given(message, says_batch=bool({"max_batch_size", "maxBatchSize"} & document.keys()))
+    return ParsedConfig(message, has_max_batch_size=bool({"max_batch_size", "maxBatchSize"} & document.keys()))
 
 
 def _check_size(text: str) -> None:
@@ -81,5 +89,5 @@ def _check_size(text: str) -> None:
 
 
 def _short(error: Exception) -> str:
-    shown = " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX]
-    return shown or type(error).__name__
+    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX]
+    return message or type(error).__name__

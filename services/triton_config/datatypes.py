@@ -1,4 +1,4 @@
-"""TYPE_FP32 and FP32: datatypes as Triton's model configuration names them, and as v2 does. Pure.
+"""Converts between the datatype names of Triton's model configuration (TYPE_FP32) and of v2 (FP32). Pure.
 
 Source: model_config.proto, enum DataType.
 """
@@ -20,13 +20,13 @@ assert set(NUMBERS) == set(DATATYPES)
 
 
 def type_name(datatype: str) -> str:
-    """TYPE_STRING of BYTES, TYPE_FP32 of FP32."""
+    """Return the configuration's name of a v2 datatype: TYPE_STRING for BYTES, TYPE_FP32 for FP32."""
     return "TYPE_STRING" if datatype == BYTES else f"TYPE_{datatype}"
 
 
 def datatype_of(number: int, what: str) -> str:
-    """The v2 datatype of an enum's number. Raises Failure(INVALID) where there is none."""
+    """Return the v2 datatype of an enum number. Raises Failure(INVALID), naming `what`, if there is none."""
     datatype = BY_NUMBER.get(number)
     if datatype is None:
-        raise invalid(f"{what} has no data_type: name one, like TYPE_FP32")
+        raise invalid(f"{what} has no data_type: set one, like TYPE_FP32")
     return datatype

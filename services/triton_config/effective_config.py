@@ -1,6 +1,6 @@
-"""A version's whole ModelConfig in JSON form, for whoever asks: what was given, and what is in force where nothing was.
+"""Builds the complete ModelConfig of a version in JSON form: its own configuration plus the values in effect.
 
-Manifest (signature, config, configuration as given) ─> {"name": …, "max_batch_size": …, "input": […], …}
+Manifest (signature, config, configuration as uploaded) ─> {"name": …, "max_batch_size": …, "input": […], …}
 Proto field names, numbers as numbers, defaults written out, as in the v2 reference's extension "model_configuration".
 """
 
@@ -19,8 +19,8 @@ from millstream.services.triton_config.unsupported_fields import BACKEND, PLATFO
 _GPU, _CPU = 1, 2
 
 
-def described(manifest: Manifest) -> dict[str, Any]:
-    """The configuration of a version, with or without one of its own."""
+def effective_config(manifest: Manifest) -> dict[str, Any]:
+    """Return the complete configuration of a version, whether or not it came with one."""
     message = from_document(manifest.triton).message
     message.name = manifest.model
     message.platform = PLATFORM
@@ -36,20 +36,20 @@ def described(manifest: Manifest) -> dict[str, Any]:
 
 
 def _complete_tensors(tensors: Any, specs: Sequence[TensorSpec], batching: bool) -> None:
-    """What a configuration says of tensors was held against the model's; what it does not list is the model's."""
-    listed = {one.name for one in tensors}
+    """Add the tensors of the signature that the configuration does not list."""
+    listed = {tensor.name for tensor in tensors}
     for spec in specs:
         if spec.name not in listed:
             dims = spec.shape[1:] if batching else spec.shape
-            one = tensors.add(name=spec.name, data_type=NUMBERS[spec.datatype], dims=dims or (1,))
-            if not dims:  # a configuration has no tensors without dimensions
-                one.reshape.SetInParent()
+            tensor = tensors.add(name=spec.name, data_type=NUMBERS[spec.datatype], dims=dims or (1,))
+            if not dims:  # a scalar: a configuration must write dims [1] with an empty reshape
+                tensor.reshape.SetInParent()
 
 
 def _complete_policies(message: Any, manifest: Manifest) -> None:
     policy = message.version_policy
     if policy.WhichOneof("policy_choice") is None:
-        if manifest.origin is None:  # of what is uploaded every version is served
+        if manifest.origin is None:  # every uploaded version is served
             policy.all.SetInParent()
         else:
             policy.latest.num_versions = 1
@@ -74,7 +74,7 @@ def _complete_instances(message: Any, manifest: Manifest) -> None:
 
 
 def _document(message: Any) -> dict[str, Any]:
-    """A message with its defaults. Messages that are not set, and choices that were not made, are left out."""
+    """Return a message as JSON with default values written out; unset messages and oneofs are omitted."""
     document: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)

@@ -1,4 +1,4 @@
-"""What a configuration says that changes nothing here, one sentence each: kept, served back, and told."""
+"""Writes a note for each field of a configuration that this server ignores. Such fields are stored and returned."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from millstream.services.model.manifest import ModelConfig
 
-#: `parameters` that ONNX Runtime's backend of Triton knows, and what is done here instead
-_THREADS = "each worker has the threads that `millstream up --worker-threads` gives it"
+#: `parameters` of Triton's ONNX Runtime backend, and what this server does instead
+_THREADS = "`millstream up --worker-threads` sets the threads of each worker"
 _PARAMETERS = {
     "intra_op_thread_count": _THREADS,
     "inter_op_thread_count": _THREADS,
@@ -19,8 +19,8 @@ _PARAMETERS = {
 }
 
 
-def notes_of(message: Any, config: ModelConfig) -> tuple[str, ...]:
-    """Notes for the version's document."""
+def ignored_field_notes(message: Any, config: ModelConfig) -> tuple[str, ...]:
+    """Return the notes, one sentence each, for the version's document."""
     return (*_scheduling(message, config), *_instances(message, config), *_others(message))
 
 
@@ -28,11 +28,11 @@ def _scheduling(message: Any, config: ModelConfig) -> Iterator[str]:
     if not message.HasField("dynamic_batching"):
         return
     if not config.batching:
-        yield "dynamic_batching changes nothing: requests of a version that does not batch run alone."
+        yield "dynamic_batching has no effect: this version does not batch, so each request runs alone."
     elif message.dynamic_batching.preserve_ordering:
         yield (
-            "preserve_ordering: batches start in order, and replies on one connection come in the order of its "
-            "requests; between connections there is no order."
+            "preserve_ordering: batches start in order, and replies on one connection arrive in the order of its "
+            "requests; between connections no order is guaranteed."
         )
 
 
@@ -40,11 +40,11 @@ def _instances(message: Any, config: ModelConfig) -> Iterator[str]:
     groups = message.instance_group
     if config.instances_max:
         yield (
-            f"instance_group: a worker holds one instance, so at most {config.instances_max} workers of pool "
-            f"{config.pool!r} hold this version."
+            f"instance_group: a worker loads one instance, so at most {config.instances_max} workers of pool "
+            f"{config.pool!r} load this version."
         )
     if any(group.gpus for group in groups):
-        yield "instance_group: gpus is not used; MILLSTREAM_WORKER_DEVICE of a pool's workers names their device."
+        yield "instance_group: gpus is not used; MILLSTREAM_WORKER_DEVICE sets the device of a pool's workers."
     if any(group.kind == 3 for group in groups):
         yield f"instance_group: KIND_MODEL is served by pool {config.pool!r}."
     for field in ("rate_limiter", "profile", "host_policy", "secondary_devices"):
@@ -57,7 +57,7 @@ def _others(message: Any) -> Iterator[str]:
         if name in _PARAMETERS:
             yield f"parameter {name} is not used: {_PARAMETERS[name]}."
         elif name.startswith("session."):
-            yield f"parameter {name[:80]} is not used: sessions are set up by the server."
+            yield f"parameter {name[:80]} is not used: the server sets the session options."
     if message.response_cache.enable:
         yield "response_cache is not used: every request runs."
     accelerators = message.optimization.execution_accelerators
@@ -65,7 +65,7 @@ def _others(message: Any) -> Iterator[str]:
         yield "execution_accelerators are not used: a pool called tensorrt runs on TensorRT."
     for field in ("graph", "cuda"):
         if message.optimization.HasField(field):
-            yield f"optimization.{field} is not used: ONNX Runtime optimises all it can."
+            yield f"optimization.{field} is not used: ONNX Runtime always applies all optimizations."
     for field in ("cc_model_filenames", "model_metrics", "runtime"):
         if _is_set(message, field):
             yield f"{field} is not used."

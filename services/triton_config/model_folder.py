@@ -1,8 +1,8 @@
-"""A model's folder as Triton lays it out, read in place.
+"""Reads a model's folder in Triton's layout, in place.
 
-<folder>/config.pbtxt      optional: millstream.services.triton_config.config
-<folder>/<n>/model.onnx    a version, with its external data beside it; or a folder of that name with both in it
-<folder>/labels.txt, <folder>/warmup/…    what the configuration names
+<folder>/config.pbtxt      optional, see triton_config.config
+<folder>/<n>/model.onnx    version n, with its external data in the same folder; or a folder of that name with both
+<folder>/labels.txt, <folder>/warmup/…    files that the configuration names
 """
 
 from __future__ import annotations
@@ -16,58 +16,68 @@ from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.names import VERSION_MAX
 from millstream.services.model.paths import FILE, is_version, plain_path
 from millstream.services.model.version_files import open_regular
-from millstream.services.triton_config.config import CONFIG_BYTES_MAX, Given, from_text, nothing
+from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_text
 from millstream.services.triton_config.unsupported_fields import check_supported
-from millstream.services.triton_config.version_policy import chosen
+from millstream.services.triton_config.version_policy import served_versions
 
 CONFIG = "config.pbtxt"
 
 
 class ModelFolder(NamedTuple):
-    """`served`: versions that are to be served, each with the path of its model file below the folder."""
+    """A model's folder.
+
+    Args:
+        served: the versions to serve, each with the path of its model file relative to the folder.
+    """
 
     path: Path
-    given: Given
+    parsed: ParsedConfig
     served: Mapping[int, str]
 
 
-def read_model_folder(path: Path, model: str, given: Given | None) -> ModelFolder:
-    """What is to be served of the folder. `given`: in place of its own configuration. Blocking.
+def read_model_folder(path: Path, model: str, parsed: ParsedConfig | None) -> ModelFolder:
+    """Return the folder's configuration and versions to serve. Blocking.
 
-    Raises Failure(INVALID): the configuration, or a version that is not there.
+    Args:
+        path: the model's folder.
+        model: the model's name.
+        parsed: replaces the folder's own configuration; None reads that.
+
+    Raises:
+        Failure: INVALID, for a configuration that is invalid or a version without a model file.
     """
     try:
-        if given is None:
-            given = _own(path)
-        check_given(given, model)
+        if parsed is None:
+            parsed = _read_config(path)
+        check_config(parsed, model)
         versions = [int(entry.name) for entry in path.iterdir() if is_version(entry.name) and entry.is_dir()]
-        wanted = chosen(given.message, [version for version in versions if version <= VERSION_MAX])
-        name = plain_path(given.message.default_model_filename or FILE, "default_model_filename")
-        return ModelFolder(path, given, {version: _file(path, version, name) for version in wanted})
+        served = served_versions(parsed.message, [version for version in versions if version <= VERSION_MAX])
+        name = plain_path(parsed.message.default_model_filename or FILE, "default_model_filename")
+        return ModelFolder(path, parsed, {version: _file(path, version, name) for version in served})
     except OSError as error:
         raise Failure(
             Code.INVALID, f"the model's folder cannot be read: {error.strerror or type(error).__name__}"
         ) from error
 
 
-def check_given(given: Given, model: str) -> None:
-    """Raises Failure(INVALID) for a configuration of another model, or that asks for what is not done here."""
-    name = given.message.name
+def check_config(parsed: ParsedConfig, model: str) -> None:
+    """Raise Failure(INVALID) for a configuration of another model, or with features that are not supported."""
+    name = parsed.message.name
     if name not in {"", model}:
-        raise invalid(f"the configuration is that of {name[:80]!r}: name must be {model!r} or absent")
-    check_supported(given.message)
+        raise invalid(f"the configuration is for model {name[:80]!r}: name must be {model!r} or absent")
+    check_supported(parsed.message)
 
 
-def files_named(config: ModelConfig) -> list[str]:
-    """Files that a configuration names, below the model's folder."""
-    inputs = [one for warmup in config.warmup for one in warmup.inputs.values()]
-    return sorted({*config.labels.values(), *(one.file for one in inputs if one.file is not None)})
+def referenced_files(config: ModelConfig) -> list[str]:
+    """Return the files that a configuration refers to, relative to the model's folder."""
+    files = [entry.file for warmup in config.warmup for entry in warmup.inputs.values()]
+    return sorted({*config.labels.values(), *(file for file in files if file is not None)})
 
 
-def _own(path: Path) -> Given:
+def _read_config(path: Path) -> ParsedConfig:
     file = path / CONFIG
     if not file.exists():
-        return nothing()
+        return empty_config()
     try:
         with open_regular(file) as content:
             text = content.read(CONFIG_BYTES_MAX + 1)
@@ -85,4 +95,4 @@ def _file(path: Path, version: int, name: str) -> str:
     for served in (f"{version}/{name}", f"{version}/{name}/{name}"):
         if (path / served).is_file():
             return served
-    raise invalid(f"version {version}: there is no file {version}/{name}")
+    raise invalid(f"version {version}: the file {version}/{name} does not exist")

@@ -1,4 +1,4 @@
-"""The model repositories that are served in place: which models there are in them. Read when asked, never watched."""
+"""Lists the models of Triton model repositories that are served in place. Read on request, never watched."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ MODELS_MAX = 10_000
 
 
 def model_names(folder: Path) -> list[str]:
-    """Names of the models in a repository, sorted. Raises Failure(INVALID) when it cannot be read."""
+    """Return the sorted names of the models in a repository. Raises Failure(INVALID) if it cannot be read."""
     try:
-        found = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
+        names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".") and entry.is_dir())
     except OSError as error:
         raise invalid(f"the model repository {folder} cannot be read: {error.strerror or error}") from error
-    if len(found) > MODELS_MAX:
+    if len(names) > MODELS_MAX:
         raise invalid(f"the model repository {folder} has more than {MODELS_MAX} models")
-    return found
+    return names
 
 
-class Folders:
-    """Several repositories as one."""
+class ModelRepositories:
+    """Several model repositories as one."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
     def names(self) -> list[str]:
-        """Names of all models. A repository that cannot be read has none."""
+        """Return the sorted names of all models. A repository that cannot be read counts as empty."""
         names: set[str] = set()
         for folder in self._folders:
             try:
@@ -39,9 +39,9 @@ class Folders:
         return sorted(names)
 
     def find(self, model: str) -> Path | None:
-        """The repository that has the model. Raises Failure(INVALID) when two have it."""
+        """Return the repository that contains the model, or None. Raises Failure(INVALID) if two contain it."""
         check_name(model)
-        found = [folder for folder in self._folders if (folder / model).is_dir()]
-        if len(found) > 1:
+        matches = [folder for folder in self._folders if (folder / model).is_dir()]
+        if len(matches) > 1:
             raise invalid("the model is in two repositories: rename one of its folders")
-        return found[0] if found else None
+        return matches[0] if matches else None

@@ -1,6 +1,6 @@
-"""How a version is to be served: scheduling, instances, warm-up and labels of a configuration -> our ModelConfig.
+"""Translates scheduling, instances, warm-up and labels of a Triton configuration to our ModelConfig.
 
-Given + Signature (fitted) ─> Serving (ModelConfig, notes on what changes nothing here)
+ParsedConfig + Signature (for clients) ─> TranslatedConfig (ModelConfig, notes on ignored fields)
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from millstream.services.errors import invalid
 from millstream.services.model.manifest import LEVELS_MAX, ROWS_MAX_DEFAULT, SIZES_MAX, ModelConfig, QueuePolicy
 from millstream.services.model.paths import plain_path
 from millstream.services.model.signature import Signature
-from millstream.services.triton_config.config import Given
-from millstream.services.triton_config.ignored_fields import notes_of
-from millstream.services.triton_config.to_warmup import warmups
+from millstream.services.triton_config.config import ParsedConfig
+from millstream.services.triton_config.ignored_fields import ignored_field_notes
+from millstream.services.triton_config.to_warmup import to_warmups
 
 DELAY_MS_MAX = 10_000
 _MICROSECONDS = 1000
@@ -21,41 +21,43 @@ _KINDS = ("KIND_AUTO", "KIND_GPU", "KIND_CPU", "KIND_MODEL")
 _POOLS = {"KIND_GPU": "gpu", "KIND_CPU": "cpu"}
 
 
-class Serving(NamedTuple):
+class TranslatedConfig(NamedTuple):
+    """Our form of a Triton configuration, and a note for each ignored field."""
+
     config: ModelConfig
     notes: tuple[str, ...]
 
 
-def serving(given: Given, signature: Signature, pool: str) -> Serving:
-    """`signature`: as the configuration has it. `pool`: which one serves models that name no kind of device.
+def to_model_config(parsed: ParsedConfig, signature: Signature, pool: str) -> TranslatedConfig:
+    """Translate a configuration. Raises Failure(INVALID).
 
-    Raises Failure(INVALID).
+    `signature` is the one that clients see. `pool` serves models whose instance groups name no kind of device.
     """
-    message = given.message
+    message = parsed.message
     rows_max = message.max_batch_size or ROWS_MAX_DEFAULT
-    chosen, instances = _instances(message, pool)
+    pool, instances = _instances(message, pool)
     config = ModelConfig(
         batching=signature.batching,
         rows_max=rows_max,
-        pool=chosen,
+        pool=pool,
         instances_max=instances,
-        warmup=warmups(message, signature, rows_max),
+        warmup=to_warmups(message, signature, rows_max),
         labels=_labels(message),
     )
     if message.HasField("dynamic_batching"):
         config = config.model_copy(update=_scheduling(message.dynamic_batching, rows_max))
-    return Serving(config, notes_of(message, config))
+    return TranslatedConfig(config, ignored_field_notes(message, config))
 
 
 def _instances(message: Any, pool: str) -> tuple[str, int]:
-    """The pool and the number of workers that the instance groups ask for."""
+    """Return the pool and the number of workers that the instance groups request."""
     if not message.instance_group:
         return pool, 0
     pools = {
         _POOLS.get(_KINDS[group.kind] if group.kind < len(_KINDS) else "", pool) for group in message.instance_group
     }
     if len(pools) > 1:
-        raise invalid("instance_group asks for CPU and GPU: a version is served by one pool")
+        raise invalid("instance_group requests CPU and GPU: a version is served by one pool")
     if any(group.passive for group in message.instance_group):
         raise invalid("instance_group: passive instances are not supported")
     if any(group.count < 0 for group in message.instance_group):
@@ -65,9 +67,9 @@ def _instances(message: Any, pool: str) -> tuple[str, int]:
 
 def _labels(message: Any) -> dict[str, str]:
     return {
-        one.name: plain_path(one.label_filename, f"output {one.name!r}: label_filename")
-        for one in message.output
-        if one.label_filename
+        output.name: plain_path(output.label_filename, f"output {output.name!r}: label_filename")
+        for output in message.output
+        if output.label_filename
     }
 
 

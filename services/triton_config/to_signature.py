@@ -1,6 +1,6 @@
-"""The inputs and outputs of a configuration, held against those of the model file: what clients see of it.
+"""Combines the inputs and outputs of a configuration with those of the model file into the signature that clients see.
 
-Signature (of the check) + input, output, max_batch_size ─> Signature (of the configuration), or a clear refusal
+Signature (from the check) + input, output, max_batch_size ─> Signature (for clients), or Failure(INVALID)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.triton_config.config import Given
+from millstream.services.triton_config.config import ParsedConfig
 from millstream.services.triton_config.datatypes import datatype_of, type_name
 
 ROWS_LIMIT = 65_536
@@ -19,88 +19,102 @@ ROWS_LIMIT = 65_536
 Dims = tuple[int, ...]
 
 
-def wanted_batching(given: Given) -> bool | None:
-    """What max_batch_size asks for; None: it is not there. Raises Failure(INVALID)."""
-    size = given.message.max_batch_size
+def requested_batching(parsed: ParsedConfig) -> bool | None:
+    """Return whether max_batch_size requests batching; None if it is absent. Raises Failure(INVALID)."""
+    size = parsed.message.max_batch_size
     if size < 0:
         raise invalid(f"max_batch_size {size} is negative")
     if size > ROWS_LIMIT:
         raise invalid(f"max_batch_size {size} is more than {ROWS_LIMIT}")
-    return size > 0 if given.says_batch else None
+    return size > 0 if parsed.has_max_batch_size else None
 
 
-def fitted(given: Given, found: Signature, notes: Sequence[str]) -> Signature:
-    """What clients see of a model in which the check found `found`. `notes`: of the check, why it does not batch.
+def client_signature(parsed: ParsedConfig, detected: Signature, notes: Sequence[str]) -> Signature:
+    """Return the signature that clients see.
 
-    Raises Failure(INVALID): other names, datatypes or shapes than the model has.
+    Args:
+        parsed: the configuration.
+        detected: the model file's signature, from the check.
+        notes: notes of the check; the first one says why the model does not batch.
+
+    Raises:
+        Failure: INVALID, if the configuration's names, datatypes or shapes contradict the model's.
     """
-    batching = _batching(given, found, notes)
-    inputs = _named("input", given.message.input, found.inputs, batching)
-    outputs = _named("output", given.message.output, found.outputs, batching)
-    if given.message.input:
-        missing = [spec.name for spec in found.inputs if spec.name not in {one.name for one in inputs}]
+    batching = _batching(parsed, detected, notes)
+    inputs = _named("input", parsed.message.input, detected.inputs, batching)
+    outputs = _named("output", parsed.message.output, detected.outputs, batching)
+    if parsed.message.input:
+        listed = {tensor.name for tensor in inputs}
+        missing = [spec.name for spec in detected.inputs if spec.name not in listed]
         if missing:
             raise invalid(f"the model has the input {missing[0]!r}, which the configuration does not list")
     return Signature(inputs=inputs, outputs=outputs, batching=batching)
 
 
-def _batching(given: Given, found: Signature, notes: Sequence[str]) -> bool:
-    wanted = wanted_batching(given)
-    if wanted is None:
-        wanted = _implied(given.message, found)
-    if wanted is None:
-        return found.batching
-    if wanted and not found.batching:
+def _batching(parsed: ParsedConfig, detected: Signature, notes: Sequence[str]) -> bool:
+    requested = requested_batching(parsed)
+    if requested is None:
+        requested = _batching_implied_by_dims(parsed.message, detected)
+    if requested is None:
+        return detected.batching
+    if requested and not detected.batching:
         why = f": {notes[0]}" if notes else ""
-        raise invalid(f"the model cannot batch, as the configuration wants it to{why}")
-    return wanted
+        raise invalid(f"the configuration requests batching, but the model cannot batch{why}")
+    return requested
 
 
-def _implied(message: Any, found: Signature) -> bool | None:
-    """Without max_batch_size, dims tell by their number whether they leave out the rows."""
-    specs = {spec.name: spec for spec in (*found.inputs, *found.outputs)}
-    for one in (*message.input, *message.output):
-        spec = specs.get(one.name)
-        dims = one.reshape.shape if one.HasField("reshape") else one.dims
+def _batching_implied_by_dims(message: Any, detected: Signature) -> bool | None:
+    """Return whether the listed `dims` leave out the rows: one dimension fewer than the model has. None if unknown.
+
+    Used if max_batch_size is absent.
+    """
+    specs = {spec.name: spec for spec in (*detected.inputs, *detected.outputs)}
+    for tensor in (*message.input, *message.output):
+        spec = specs.get(tensor.name)
+        dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
         if spec is not None and len(dims) in {len(spec.shape), len(spec.shape) - 1}:
             return len(dims) == len(spec.shape) - 1
     return None
 
 
-def _named(what: str, wanted: Sequence[Any], found: Sequence[TensorSpec], batching: bool) -> tuple[TensorSpec, ...]:
-    if not wanted:
-        return tuple(found)
-    known = {spec.name: spec for spec in found}
+def _named(
+    what: str, requested: Sequence[Any], detected: Sequence[TensorSpec], batching: bool
+) -> tuple[TensorSpec, ...]:
+    if not requested:
+        return tuple(detected)
+    known = {spec.name: spec for spec in detected}
     specs: dict[str, TensorSpec] = {}
-    for one in wanted:
-        if one.name not in known:
+    for tensor in requested:
+        if tensor.name not in known:
             names = ", ".join(known) or "none"
-            raise invalid(f"unexpected {what} {one.name[:80]!r}: the model's {what}s are {names}")
-        if one.name in specs:
-            raise invalid(f"{what} {one.name!r} is listed twice")
+            raise invalid(f"unexpected {what} {tensor.name[:80]!r}: the model's {what}s are {names}")
+        if tensor.name in specs:
+            raise invalid(f"{what} {tensor.name!r} is listed twice")
         try:
-            specs[one.name] = _spec(one, known[one.name], batching, optional=what == "input" and one.optional)
+            specs[tensor.name] = _spec(
+                tensor, known[tensor.name], batching, optional=what == "input" and tensor.optional
+            )
         except Failure as failure:
-            raise invalid(f"{what} {one.name!r}: {failure.message}") from None
+            raise invalid(f"{what} {tensor.name!r}: {failure.message}") from None
     return tuple(specs.values())
 
 
-def _spec(one: Any, found: TensorSpec, batching: bool, *, optional: bool) -> TensorSpec:
-    datatype = datatype_of(one.data_type, "it")
-    if datatype != found.datatype:
-        raise invalid(f"data_type is {type_name(datatype)}, but the model has {type_name(found.datatype)}")
-    dims = _dims(one.dims, "dims")
+def _spec(tensor: Any, detected: TensorSpec, batching: bool, *, optional: bool) -> TensorSpec:
+    datatype = datatype_of(tensor.data_type, "it")
+    if datatype != detected.datatype:
+        raise invalid(f"data_type is {type_name(datatype)}, but the model has {type_name(detected.datatype)}")
+    dims = _dims(tensor.dims, "dims")
     if not dims:
-        raise invalid("dims is empty: a tensor needs one dimension at least (use dims: [1] and an empty reshape)")
-    own = found.shape[1:] if batching else found.shape
+        raise invalid("dims is empty: a tensor needs at least one dimension (use dims: [1] and an empty reshape)")
+    own = detected.shape[1:] if batching else detected.shape
     rows = (-1,) if batching else ()
-    if not one.HasField("reshape"):
+    if not tensor.HasField("reshape"):
         _check_dims(dims, own, batching)
-        return found.model_copy(update={"shape": (*rows, *dims), "optional": optional})
-    shape = _dims(one.reshape.shape, "reshape")
+        return detected.model_copy(update={"shape": (*rows, *dims), "optional": optional})
+    shape = _dims(tensor.reshape.shape, "reshape")
     _check_reshape(dims, shape)
     _check_dims(shape, own, batching)
-    return found.model_copy(update={"shape": (*rows, *dims), "model_shape": shape, "optional": optional})
+    return detected.model_copy(update={"shape": (*rows, *dims), "model_shape": shape, "optional": optional})
 
 
 def _dims(dims: Sequence[int], what: str) -> Dims:
@@ -110,7 +124,7 @@ def _dims(dims: Sequence[int], what: str) -> Dims:
 
 
 def _check_dims(dims: Dims, own: Dims, batching: bool) -> None:
-    """A variable dimension of the model may be narrowed to a size, a fixed one stays."""
+    """Raise Failure(INVALID) unless `dims` equal the model's dimensions, or fix variable ones to a size."""
     fits = len(dims) == len(own) and all(size in (dim, -1) for dim, size in zip(dims, own, strict=True))
     if not fits:
         without = " without the batch" if batching else ""
@@ -119,4 +133,4 @@ def _check_dims(dims: Dims, own: Dims, batching: bool) -> None:
 
 def _check_reshape(dims: Dims, shape: Dims) -> None:
     if dims.count(-1) != shape.count(-1) or abs(math.prod(dims)) != abs(math.prod(shape)):
-        raise invalid(f"reshape {list(shape)} has not as many elements as dims {list(dims)}")
+        raise invalid(f"reshape {list(shape)} and dims {list(dims)} have different numbers of elements")

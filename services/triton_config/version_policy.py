@@ -1,4 +1,4 @@
-"""version_policy: which of a model's versions are served."""
+"""Applies version_policy: selects the versions of a model to serve."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from millstream.services.errors import invalid
 
 
-def chosen(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
-    """Those of `versions` that the policy serves, ascending; without one the highest alone.
+def served_versions(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
+    """Return the versions that the policy serves, ascending; without a policy only the highest.
 
-    Versions that the policy names and that are not there are left out, as by Triton.
+    Like Triton, skips versions that the policy names but that do not exist.
 
     Raises:
-        Failure: INVALID when none is left.
+        Failure: INVALID, if no version is left.
     """
     if not versions:
-        raise invalid("there is no version: a folder named 1, 2, … with the model file in it")
+        raise invalid("the model has no version: add a folder named 1, 2, … that contains the model file")
     policy = message.version_policy
     kind = policy.WhichOneof("policy_choice")
     if kind == "all":
@@ -31,8 +31,8 @@ def chosen(message: Any, versions: Sequence[int]) -> tuple[int, ...]:
 def _specific(named: Sequence[int], versions: Sequence[int]) -> tuple[int, ...]:
     if not named:
         raise invalid("version_policy: specific names no version")
-    there = sorted(set(named) & set(versions))
-    if not there:
-        shown = ", ".join(map(str, sorted(set(named))[:5]))
-        raise invalid(f"version_policy names {shown}, and there is no such version")
-    return tuple(there)
+    existing = sorted(set(named) & set(versions))
+    if not existing:
+        missing = ", ".join(map(str, sorted(set(named))[:5]))
+        raise invalid(f"version_policy names {missing}, but the model has no such version")
+    return tuple(existing)

@@ -1,4 +1,4 @@
-"""What a worker was running when it died, read from a page that outlives it; deaths as they are told."""
+"""Run marks outlive a dead worker and name its batches; death notices round-trip."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.crashes.culprits import Culprits
-from millstream.services.crashes.run_marks import PAGE_BYTES, FatalRun, RunMark, left_behind, take
+from millstream.services.crashes.analyzer import CrashAnalyzer
+from millstream.services.crashes.run_marks import PAGE_BYTES, FatalRun, RunMark, marked_workers, take_fatal_run
 from millstream.services.queue.death_notices import Death
 
 
 def die_running(folder: Path, worker: str, lane: str, *batches: str, over: bool = False) -> None:
-    """In a process of its own: it ends in the middle of a run, or (`over`) after it."""
+    """Start a process that is killed in the middle of a run, or (`over`) after it."""
     child = os.fork()
     if child == 0:
         mark = RunMark(folder, worker)
@@ -27,33 +27,33 @@ def die_running(folder: Path, worker: str, lane: str, *batches: str, over: bool 
     os.waitpid(child, 0)
 
 
-def test_what_a_dead_worker_was_running(tmp_path: Path) -> None:
+def test_the_mark_names_the_batches_of_a_dead_worker(tmp_path: Path) -> None:
     die_running(tmp_path, "w", "m:1:abc", "g-1", "g-2")
-    assert left_behind(tmp_path, "w") == ["w"]
-    assert take(tmp_path, "w") == FatalRun("m:1:abc", ("g-1", "g-2"))
-    assert take(tmp_path, "w") is None
+    assert marked_workers(tmp_path, "w") == ["w"]
+    assert take_fatal_run(tmp_path, "w") == FatalRun("m:1:abc", ("g-1", "g-2"))
+    assert take_fatal_run(tmp_path, "w") is None
 
 
-def test_between_two_runs_it_ran_nothing(tmp_path: Path) -> None:
+def test_the_mark_of_an_idle_worker_names_no_batches(tmp_path: Path) -> None:
     die_running(tmp_path, "w", "m:1:abc", "g-1", over=True)
-    assert take(tmp_path, "w") == FatalRun("", ())
+    assert take_fatal_run(tmp_path, "w") == FatalRun("", ())
 
 
-def test_too_many_batches_are_not_noted_but_their_lane_is(tmp_path: Path) -> None:
+def test_too_many_batches_leave_only_the_lane_in_the_mark(tmp_path: Path) -> None:
     die_running(tmp_path, "w", "m:1:abc", *(f"gateway-{number}" for number in range(PAGE_BYTES // 8)))
-    assert take(tmp_path, "w") == FatalRun("m:1:abc", ())
+    assert take_fatal_run(tmp_path, "w") == FatalRun("m:1:abc", ())
 
 
-def test_nobody_takes_the_mark_of_one_that_lives(tmp_path: Path) -> None:
+def test_the_mark_of_a_live_worker_cannot_be_taken(tmp_path: Path) -> None:
     mark = RunMark(tmp_path / "runs", "w")
     mark.begin("m", ["b"])
-    assert take(tmp_path / "runs", "w") is None
-    assert left_behind(tmp_path / "runs", "w") == ["w"]
+    assert take_fatal_run(tmp_path / "runs", "w") is None
+    assert marked_workers(tmp_path / "runs", "w") == ["w"]
     mark.close()
     assert not (tmp_path / "runs").exists()
 
 
-def test_two_workers_of_one_id_do_not_share_a_mark(tmp_path: Path) -> None:
+def test_two_workers_with_the_same_id_cannot_share_a_mark(tmp_path: Path) -> None:
     mark = RunMark(tmp_path, "w")
     with pytest.raises(OSError, match="exists"):
         RunMark(tmp_path, "w")
@@ -64,14 +64,14 @@ def test_two_workers_of_one_id_do_not_share_a_mark(tmp_path: Path) -> None:
     "death",
     [Death("w"), Death("w", (), ""), Death("w", ("b1", "b2"), "m:1:abc"), Death("w", ("b",), 'a "name" with spaces')],
 )
-def test_a_death_is_told_and_read(death: Death) -> None:
+def test_a_death_notice_round_trips(death: Death) -> None:
     kind, _, text = death.message().partition(":")
     assert kind == "died"
     assert Death.read(text) == death
 
 
 @pytest.mark.parametrize("text", ["w {", "w []", 'w {"batches": 3}', 'w {"batches": []}'])
-def test_what_is_no_death_is_refused(text: str) -> None:
+def test_malformed_death_notices_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):
         Death.read(text)
 
@@ -79,8 +79,8 @@ def test_what_is_no_death_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("code", "blamed"), [(-signal.SIGSEGV, "m:1:abc"), (-signal.SIGKILL, ""), (-signal.SIGTERM, ""), (0, "")]
 )
-def test_a_run_is_blamed_for_a_crash_and_not_for_what_people_do(tmp_path: Path, code: int, blamed: str) -> None:
+def test_a_run_is_blamed_for_a_crash_but_not_for_a_signal_from_outside(tmp_path: Path, code: int, blamed: str) -> None:
     die_running(tmp_path / "runs", "w", "m:1:abc", "g-1")
-    found = Culprits(tmp_path, tmp_path / "repository", tmp_path / "runs").found("w", code, planned=False)
+    found = CrashAnalyzer(tmp_path, tmp_path / "repository", tmp_path / "runs").analyze("w", code, planned=False)
     assert found.death == Death("w", ("g-1",), blamed)
-    assert found.blamed is bool(blamed)
+    assert found.model_at_fault is bool(blamed)

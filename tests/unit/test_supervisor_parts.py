@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.crashes.exit_status import cause
+from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan
@@ -160,10 +160,10 @@ def test_urls():
 
 
 def test_how_a_process_ended():
-    assert cause(3) == "ended with exit code 3"
-    assert cause(-9) == "was ended by SIGKILL"
-    assert cause(-64) == "was ended by SIGRTMAX"
-    assert cause(-99) == "was ended by signal 99"
+    assert describe_exit(3) == "ended with exit code 3"
+    assert describe_exit(-9) == "was ended by SIGKILL"
+    assert describe_exit(-64) == "was ended by SIGRTMAX"
+    assert describe_exit(-99) == "was ended by signal 99"
 
 
 def _refuses(address: tuple[str, int]) -> None:

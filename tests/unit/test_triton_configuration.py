@@ -10,12 +10,12 @@ import pytest
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy
 from millstream.services.model.signature import Signature, TensorSpec
-from millstream.services.triton_config.config import CONFIG_BYTES_MAX, Given, from_json, from_text, nothing
-from millstream.services.triton_config.effective_config import described
-from millstream.services.triton_config.to_model_config import Serving, serving
-from millstream.services.triton_config.to_signature import fitted, wanted_batching
+from millstream.services.triton_config.config import CONFIG_BYTES_MAX, ParsedConfig, empty_config, from_json, from_text
+from millstream.services.triton_config.effective_config import effective_config
+from millstream.services.triton_config.to_model_config import TranslatedConfig, to_model_config
+from millstream.services.triton_config.to_signature import client_signature, requested_batching
 from millstream.services.triton_config.unsupported_fields import check_supported
-from millstream.services.triton_config.version_policy import chosen
+from millstream.services.triton_config.version_policy import served_versions
 
 SIGNATURE = Signature(
     inputs=(
@@ -42,18 +42,18 @@ WARM_UP = """
 """
 
 
-def serve(text: str, found: Signature = SIGNATURE) -> Serving:
+def serve(text: str, found: Signature = SIGNATURE) -> TranslatedConfig:
     given = from_text(text)
     check_supported(given.message)
-    return serving(given, fitted(given, found, ("Requests run one at a time: it said so.",)), "cpu")
+    return to_model_config(given, client_signature(given, found, ("Requests run one at a time: it said so.",)), "cpu")
 
 
 def fit(text: str, found: Signature = SIGNATURE) -> Signature:
-    return fitted(from_text(text), found, ("Requests run one at a time: it said so.",))
+    return client_signature(from_text(text), found, ("Requests run one at a time: it said so.",))
 
 
-def manifest(given: Given, found: Signature = SIGNATURE, **fields: Any) -> Manifest:
-    signature = fitted(given, found, ())
+def manifest(given: ParsedConfig, found: Signature = SIGNATURE, **fields: Any) -> Manifest:
+    signature = client_signature(given, found, ())
     return Manifest(
         model="m",
         version=3,
@@ -62,7 +62,7 @@ def manifest(given: Given, found: Signature = SIGNATURE, **fields: Any) -> Manif
         served="3/model.onnx",
         files=(),
         signature=signature,
-        config=serving(given, signature, "cpu").config,
+        config=to_model_config(given, signature, "cpu").config,
         opset=17,
         ir_version=8,
         triton=given.document(),
@@ -121,7 +121,7 @@ def test_instances(groups, pool, instances):
     assert (config.pool, config.instances_max) == (pool, instances)
 
 
-def test_what_has_no_effect_is_noted():
+def test_ignored_fields_become_notes():
     notes = serve(
         """
         max_batch_size: 0
@@ -151,7 +151,7 @@ def test_what_has_no_effect_is_noted():
     assert all(note.endswith(".") for note in notes)
 
 
-def test_tensors_that_are_listed_are_narrowed_reordered_and_optional():
+def test_listed_tensors_are_narrowed_reordered_and_optional():
     seen = fit(
         f"""
         max_batch_size: 4
@@ -205,16 +205,16 @@ def test_reshape():
         ('name: "max_batch_size: 0" # max_batch_size: 0', True, (-1, 4)),
     ],
 )
-def test_whether_it_batches(text, batching, shape):
+def test_batching_follows_max_batch_size_and_dims(text, batching, shape):
     seen = fit(text)
     assert (seen.batching, seen.inputs[0].shape) == (batching, shape)
 
 
 def test_max_batch_size_zero_and_absent_differ():
-    assert wanted_batching(from_text("max_batch_size: 0")) is False
-    assert wanted_batching(from_text("")) is None
-    assert wanted_batching(from_json('{"maxBatchSize": "4"}')) is True
-    assert wanted_batching(from_json('{"max_batch_size": 0}')) is False
+    assert requested_batching(from_text("max_batch_size: 0")) is False
+    assert requested_batching(from_text("")) is None
+    assert requested_batching(from_json('{"maxBatchSize": "4"}')) is True
+    assert requested_batching(from_json('{"max_batch_size": 0}')) is False
 
 
 def test_warmup():
@@ -280,7 +280,7 @@ def test_warmup():
         ),
         (
             'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [3] reshape { shape: [4] } }',
-            "not as many elements",
+            "different numbers of elements",
         ),
         ("instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }", "CPU and GPU"),
         ("instance_group { passive: true }", "passive"),
@@ -312,12 +312,12 @@ def test_warmup():
         ),
     ],
 )
-def test_what_is_refused(text, words):
+def test_invalid_configurations_are_rejected(text, words):
     assert words in refused(text)
 
 
-def test_what_cannot_batch_is_refused_with_the_reason():
-    assert "cannot batch, as the configuration wants it to: Requests run one at a time: it said so." in refused(
+def test_requested_batching_of_an_unbatchable_model_is_rejected_with_the_reason():
+    assert "requests batching, but the model cannot batch: Requests run one at a time: it said so." in refused(
         "max_batch_size: 4", ALONE
     )
     assert fit('input { name: "x" data_type: TYPE_FP32 dims: [3, 4] }', ALONE).batching is False
@@ -357,19 +357,19 @@ def test_a_configuration_in_json():
     ],
 )
 def test_version_policy(text, wanted):
-    assert chosen(from_text(text).message, [1, 7, 3]) == wanted
+    assert served_versions(from_text(text).message, [1, 7, 3]) == wanted
 
 
 @pytest.mark.parametrize("text", ["version_policy { specific { versions: [2] } }", "version_policy { specific { } }"])
-def test_a_version_policy_that_cannot_be_met(text):
+def test_a_version_policy_that_selects_no_version_is_rejected(text):
     with pytest.raises(Failure, match="version_policy"):
-        chosen(from_text(text).message, [1])
+        served_versions(from_text(text).message, [1])
     with pytest.raises(Failure, match="no version"):
-        chosen(nothing().message, [])
+        served_versions(empty_config().message, [])
 
 
-def test_a_version_without_a_configuration_describes_itself():
-    document = described(manifest(nothing()))
+def test_effective_config_of_a_version_without_a_configuration():
+    document = effective_config(manifest(empty_config()))
     assert json.loads(json.dumps(document)) == document
     assert list(document) == [
         "name", "platform", "backend", "runtime", "version_policy", "max_batch_size", "input", "output", "batch_input",
@@ -404,8 +404,8 @@ def test_a_version_without_a_configuration_describes_itself():
     assert document["default_model_filename"] == "model.onnx"
 
 
-def test_a_version_that_does_not_batch_describes_itself():
-    document = described(manifest(nothing(), ALONE, origin="/models/m"))
+def test_effective_config_of_a_version_that_does_not_batch():
+    document = effective_config(manifest(empty_config(), ALONE, origin="/models/m"))
     assert document["max_batch_size"] == 0
     assert "dynamic_batching" not in document
     assert document["input"][0]["dims"] == [3, 4]
@@ -413,7 +413,7 @@ def test_a_version_that_does_not_batch_describes_itself():
     assert document["version_policy"] == {"latest": {"num_versions": 1}}
 
 
-def test_what_was_given_is_served_back_as_numbers():
+def test_effective_config_returns_uploaded_values_as_numbers():
     given = from_text(
         f"""
         name: "m" max_batch_size: 8 {X} {N}
@@ -432,7 +432,7 @@ def test_what_was_given_is_served_back_as_numbers():
           inputs {{ key: "n" value {{ data_type: TYPE_INT64 dims: [2] random_data: true }} }} }}
         """
     )
-    document = described(manifest(given))
+    document = effective_config(manifest(given))
     assert document["max_batch_size"] == 8
     assert document["version_policy"] == {"specific": {"versions": [3]}}
     assert document["dynamic_batching"]["max_queue_delay_microseconds"] == 5_000_000
