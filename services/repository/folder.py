@@ -354,6 +354,6 @@ def _allowed(name: str) -> bool:
 def _exists(manifest: Manifest) -> Failure:
     return Failure(
         Code.CONFLICT,
-        f"version {manifest.version} of model {manifest.model!r} is already there and versions are immutable: "
+        f"version {manifest.version} of model {manifest.model!r} already exists and versions are immutable: "
         "use another number, or delete it first",
     )

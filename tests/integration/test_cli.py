@@ -194,7 +194,7 @@ def test_push_describe_predict_and_rm(millstream):
     assert "mine version 7" in millstream.ok("predict", "mine", "-i", DIGITS / "request.json")
     assert "mine version 1" in millstream.ok("predict", "mine", "-i", DIGITS / "request.json", "--version", 1)
 
-    assert "already there" in millstream.fails("push", "mine", DIGITS / "digits.onnx", "--version", 7)
+    assert "already exists" in millstream.fails("push", "mine", DIGITS / "digits.onnx", "--version", 7)
     assert "--yes" in millstream.fails("rm", "mine", "--version", 1)
     assert millstream.ok("rm", "mine", "--version", 1, "--yes") == "deleted mine version 1\n"
     assert [version["version"] for version in millstream.json("describe", "mine")["versions"]] == [7, 8]

@@ -210,7 +210,7 @@ def test_a_load_reads_the_folder_again(stack: Stack, client: Any, repository: Pa
     worse = repository / "grown" / "7"
     worse.mkdir()
     said = refusal(client.load_model, "grown")
-    assert "failed to load 'grown', version 7: there is no file 7/model.onnx" in said
+    assert "failed to load 'grown', version 7: the file 7/model.onnx does not exist" in said
     (worse / "model.onnx").write_bytes(b"no model")
     assert "failed to load 'grown', version 7: this is not an ONNX model" in refusal(client.load_model, "grown")
     assert scaled(client, "grown") == 6

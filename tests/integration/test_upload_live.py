@@ -191,7 +191,7 @@ def test_broken_uploads_change_nothing(stack: Stack, tmp_path: Path, scale: Call
 def test_conflicts(stack: Stack, tmp_path: Path, scale: Callable[[float], bytes]) -> None:
     scale(2.0)
     stack.push("taken", tmp_path / "scale.onnx", version=1)
-    refused(stack.http.put(f"{ADMIN}/taken/versions/1", content=scale(3.0)), 409, "already there", "immutable")
+    refused(stack.http.put(f"{ADMIN}/taken/versions/1", content=scale(3.0)), 409, "already exists", "immutable")
     assert doubled(stack, "taken") == [[2, 4]]
     stack.push("taken", tmp_path / "scale.onnx", version=2)
     refused(stack.http.delete(f"{ADMIN}/taken/versions/2"), 409, "is serving")
