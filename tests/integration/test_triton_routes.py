@@ -34,7 +34,7 @@ def anyio_backend() -> str:
 async def application(tmp_path: Path) -> Application:
     """Model m: version 1 ready and active, 2 loading, 3 failed. The folder has a model n, never loaded."""
     models.identity(_folder(tmp_path / "models" / "n" / "1") / "model.onnx")
-    application = Application(tmp_path / "home", repository=str(tmp_path / "models"), upload_bytes_max=4096)
+    application = Application(tmp_path / "home", triton_repositories=str(tmp_path / "models"), upload_bytes_max=4096)
     one, two, three = (publish(application.repository, "m", number) for number in (1, 2, 3))
     endpoint_activate(application.repository, "m", 1)
     await application.catalog.set_workers(
@@ -195,7 +195,9 @@ async def test_the_documents_say_what_the_routes_do(client: httpx.AsyncClient) -
 async def test_a_model_in_two_repositories_is_in_none(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         _folder(tmp_path / folder / "twice" / "1")
-    both = Application(tmp_path / "home", repository=f"{tmp_path / 'a'},{tmp_path / 'b'},{tmp_path / 'nowhere'}")
+    both = Application(
+        tmp_path / "home", triton_repositories=f"{tmp_path / 'a'},{tmp_path / 'b'},{tmp_path / 'nowhere'}"
+    )
     async with both.client() as client:
         reply = await client.post("/v2/repository/models/twice/load")
         assert reply.status_code == 400
