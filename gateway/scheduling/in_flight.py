@@ -1,10 +1,20 @@
-"""A batch that was put and has no reply yet."""
+"""One lane's batches that were put and have no reply yet, and the shared-memory slices that cool down after them.
+
+requests ─> put: pack, register, send ─> InFlightBatch ─> replied (its credit is free), or forget (no reply is expected)
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from millstream.gateway.scheduling.busy_poll import BusyPoll
+from millstream.gateway.scheduling.dispatch import DispatchPolicy
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.wire.batch import Place
@@ -12,47 +22,126 @@ from millstream.services.wire.batch import Place
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.lane import Lane
 
+COST_MS_MIN = 0.05  # a batch's cost in its lane's share of the workers, however short the run: what surrounds the run
 
+
+@dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """`put`: when, in seconds of the lane's clock. `run_s`: how long it runs by its lane's profile.
+    """A batch that was put and has no reply yet. Instants are seconds on the lane's clock."""
 
-    `inputs`: those of its only request, kept after that was answered. `losses`: how often it, or its reply, was lost on its way before.
-    """
+    name: str
+    lane: Lane
+    requests: list[Request]
+    slices: list[Place]  # of shared memory, with its tensors
+    attempt: int  # 1, or 2 and more after a worker died with it
+    put_at: float
+    run_s: float  # how long its run takes by the lane's profile
+    losses: int  # how often it, or its reply, was lost on the way before
+    earliest: float  # deadline of its requests
+    latest: float
+    inputs: Sequence[InputTensor] = ()  # those of its only request, kept after that request was answered
 
-    __slots__ = (
-        "attempt",
-        "earliest",
-        "inputs",
-        "lane",
-        "latest",
-        "losses",
-        "name",
-        "places",
-        "put",
-        "requests",
-        "run_s",
-    )
+
+class InFlight:
+    """The batches in flight of one lane. `count`: how many. `replied_at`: when the last reply came."""
+
+    __slots__ = ("_context", "_cooling", "_lane", "_metrics", "_packer", "_policy", "_poll", "count", "replied_at")
 
     def __init__(
-        self,
-        name: str,
-        lane: Lane,
-        requests: list[Request],
-        places: list[Place],
-        attempt: int,
-        put: float,
-        run_s: float,
-        losses: int = 0,
+        self, lane: Lane, context: PoolContext, packer: Packer, policy: DispatchPolicy, metrics: LaneMetrics
     ) -> None:
-        self.name = name
-        self.lane = lane
-        self.requests = requests
-        self.places = places
-        self.attempt = attempt
-        self.put = put
-        self.run_s = run_s
-        self.losses = losses
-        self.inputs: Sequence[InputTensor] = ()
-        deadlines = [request.deadline for request in requests]
-        self.earliest = min(deadlines)
-        self.latest = max(deadlines)
+        self.count = 0
+        self.replied_at = 0.0
+        self._lane = lane
+        self._context = context
+        self._packer = packer
+        self._policy = policy
+        self._metrics = metrics
+        self._poll = BusyPoll(context.spin_s_max, context.soon, context.clock, lambda: self.count)
+        self._cooling: deque[tuple[float, list[Place]]] = deque()  # with the instant at which they are free
+
+    def batches(self) -> list[InFlightBatch]:
+        return [batch for batch in self._context.pending.values() if batch.lane is self._lane]
+
+    def put(
+        self, requests: list[Request], now: float, attempt: int = 1, losses: int = 0, *, deadlines: bool = True
+    ) -> None:
+        """Send requests as one batch.
+
+        Args:
+            requests: at least one.
+            now: the time.
+            attempt: 2 and more after a worker died with them.
+            losses: how often they, or their reply, were lost on the way before.
+            deadlines: False: the worker gets no deadlines.
+        """
+        context, policy, lane = self._context, self._policy, self._lane
+        link = context.link
+        rows = sum([request.rows for request in requests])
+        run_s = policy.run_s(rows)
+        name = link.new_name()
+        redis_ms = now * 1000 + link.clock.offset_ms
+        packed = self._packer.pack(name, link.replies_key, requests, now, redis_ms, deadlines=deadlines)
+        ends = [request.deadline for request in requests]
+        earliest = min(ends)
+        context.pending[name] = InFlightBatch(
+            name, lane, requests, packed.places, attempt, now, run_s, losses, earliest, max(ends)
+        )
+        self.count += 1
+        policy.record_put(rows, run_s, now)
+        if requests[0].counted:
+            context.contention.put(lane, now)
+        deadline_ms = redis_ms + (earliest - now) * 1000
+        cost_ms = max(run_s * 1000, COST_MS_MIN)
+        link.put(lane.content_id, name, packed, deadline_ms, attempt, cost_ms, rows / policy.batch_rows)
+        if packed.segment_bytes:
+            self._metrics.segment_bytes.add(packed.segment_bytes)
+        if len(context.pending) == 1:
+            self._poll.begin(now)
+
+    def retry(self, requests: list[Request], attempt: int, losses: int = 0, *, deadlines: bool = True) -> None:
+        """Send requests now that were in flight before; arguments are those of `put`."""
+        self.put(requests, self._context.clock(), attempt, losses, deadlines=deadlines)
+
+    @property
+    def connected(self) -> bool:
+        """Whether Redis can be reached."""
+        return self._context.link.connected
+
+    def replied(self, batch: InFlightBatch) -> float:
+        """Note the reply to a batch: its credit is free. Returns the time."""
+        del self._context.pending[batch.name]
+        self.count -= 1
+        self.replied_at = now = self._context.clock()
+        self._policy.estimator.replied(batch.run_s, now)
+        self._poll.record_wait(now - batch.put_at, len(batch.requests))
+        return now
+
+    def forget(self, batch: InFlightBatch) -> None:
+        """Expect no reply to a batch any longer: withdraw it, and free its credit."""
+        del self._context.pending[batch.name]
+        self.count -= 1
+        self._policy.estimator.gone(batch.run_s)
+        self._context.link.withdraw(self._lane.content_id, batch.name)
+        if batch.slices:
+            self._cool_down(batch.slices)
+
+    def free_slices(self, batch: InFlightBatch, attempt: int) -> None:
+        """Give back the shared memory of a batch that was answered, at its `attempt`.
+
+        After a second attempt the worker of the first one may be frozen and write to the slices later: they cool down.
+        """
+        if attempt > 1:
+            self._cool_down(batch.slices)
+        else:
+            self._packer.free(batch.slices)
+
+    def _cool_down(self, slices: list[Place]) -> None:
+        self._cooling.append((self._context.clock() + self._context.rest_s, slices))
+        self._context.ticking.add(self._lane)
+
+    def tick(self, now: float) -> bool:
+        """Give back slices that have cooled down. Returns whether others still cool."""
+        while self._cooling and self._cooling[0][0] <= now:
+            self._packer.free(self._cooling.popleft()[1])
+        return bool(self._cooling)

@@ -92,27 +92,27 @@ class Producer:
     def _on_reply(self, data: bytes) -> None:
         decoded = decode_reply(data)
         if isinstance(decoded, str):
-            outstanding = self.pending.get(decoded)
-            if outstanding is None:
+            batch = self.pending.get(decoded)
+            if batch is None:
                 return
             if isinstance(decoded, Unreadable):
-                outstanding.lane.put_again(outstanding, NOT_READ)
+                batch.lane.recovery.put_again(batch, NOT_READ)
             else:
-                outstanding.lane.give_up(outstanding)
+                batch.lane.recovery.give_up(batch)
             return
         header, inline = decoded
-        outstanding = self.pending.get(header.name)
-        if outstanding is None:
+        batch = self.pending.get(header.name)
+        if batch is None:
             self._duplicates.add()
         elif header.blob:
-            task = asyncio.create_task(self._fetch_blob(outstanding, header))
+            task = asyncio.create_task(self._fetch_blob(batch, header))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            outstanding.lane.resolve(outstanding, header, inline)
+            batch.lane.completion.resolve(batch, header, inline)
 
-    async def _fetch_blob(self, outstanding: InFlightBatch, header: ReplyHeader) -> None:
-        link = outstanding.lane.link
+    async def _fetch_blob(self, batch: InFlightBatch, header: ReplyHeader) -> None:
+        link = batch.lane.link
         try:
             blob = await link.take_blob(header.blob)
         except Failure:
@@ -120,13 +120,13 @@ class Producer:
         except Exception as error:
             blob = b""
             log.warning("outputs of batch %s could not be fetched: %s", header.name, error)
-        if self.pending.get(header.name) is not outstanding:
+        if self.pending.get(header.name) is not batch:
             self._duplicates.add()
         elif not blob:
-            outstanding.lane.put_again(outstanding)
+            batch.lane.recovery.put_again(batch)
         else:
             link.received_bytes += len(blob)
-            outstanding.lane.resolve(outstanding, header, memoryview(blob))
+            batch.lane.completion.resolve(batch, header, memoryview(blob))
 
     def _restored(self, pool: str, lost: bool) -> None:
         """Redis is back: all that is outstanding is put again. A batch that runs twice answers once.
@@ -134,44 +134,44 @@ class Producer:
         Also when Redis kept its data: the batch may not have reached it, or a reply may have been on the connection.
         """
         log.info("pool %s: connected; Redis %s", pool, "lost what it had" if lost else "has what it had")
-        for outstanding in list(self.pending.values()):
-            if outstanding.lane.link is self._links.get(pool):
-                outstanding.lane.put_again(outstanding)
+        for batch in list(self.pending.values()):
+            if batch.lane.link is self._links.get(pool):
+                batch.lane.recovery.put_again(batch)
         for lane in self.lanes():
             lane.dispatch()
 
     def _put_done(self, name: str, reply: Any) -> None:
         """Redis answered a put, or the connection was lost before it could (then `_restored` decides)."""
-        outstanding = self.pending.get(name)
-        if outstanding is None or isinstance(reply, Failure):
+        batch = self.pending.get(name)
+        if batch is None or isinstance(reply, Failure):
             return
         if not isinstance(reply, Exception):
             return
         if "NOSCRIPT" in str(reply):
-            task = asyncio.create_task(self._load_and_put(outstanding))
+            task = asyncio.create_task(self._load_and_put(batch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            outstanding.lane.link.drop_blob(name)
-            outstanding.lane.refuse(outstanding, str(reply))
+            batch.lane.link.drop_blob(name)
+            batch.lane.recovery.refuse(batch, str(reply))
 
-    async def _load_and_put(self, outstanding: InFlightBatch) -> None:
+    async def _load_and_put(self, batch: InFlightBatch) -> None:
         try:
-            await outstanding.lane.link.load_scripts()
+            await batch.lane.link.load_scripts()
         except Exception as error:
             log.warning("the scripts could not be loaded: %s", error)
-        if self.pending.get(outstanding.name) is outstanding:
-            outstanding.lane.put_again(outstanding)
+        if self.pending.get(batch.name) is batch:
+            batch.lane.recovery.put_again(batch)
 
     async def _tick(self) -> None:
-        """expirer: deadlines of what waits and of what is outstanding."""
+        """expirer: deadlines of what waits and of what is batch."""
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
             try:
-                for outstanding in list(self.pending.values()):
-                    if outstanding.earliest <= now:
-                        outstanding.lane.expire_outstanding(outstanding, now)
+                for batch in list(self.pending.values()):
+                    if batch.earliest <= now:
+                        batch.lane.recovery.expire(batch, now)
                 for lane in list(self.ticking):
                     lane.tick(now)
                 self._count()

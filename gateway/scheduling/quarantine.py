@@ -33,6 +33,7 @@ class Quarantine:
 
     def __init__(self, held: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
         self.tell: Callable[[str], None] = lambda _: None
+        self.empty = True
         self._until: OrderedDict[bytes, float] = OrderedDict()
         self._why: dict[bytes, str] = {}
         self._held = held
@@ -65,6 +66,10 @@ class Quarantine:
         self._why[digest] = _WHY.get(why, _WHY[DIED])
         while len(self._until) > DIGESTS_MAX:
             self._forget_oldest()
+        self._count()
+
+    def _count(self) -> None:
+        self.empty = not self._until
         self._held.set(len(self._until))
 
     def _forget_oldest(self) -> None:
@@ -76,7 +81,7 @@ class Quarantine:
         now = self._clock()
         while self._until and next(iter(self._until.values())) <= now:
             self._forget_oldest()
-            self._held.set(len(self._until))
+            self._count()
         digest = _digest(content_id, request) if self._until else b""
         if digest in self._until:
             self._refused.add()

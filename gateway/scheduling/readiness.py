@@ -58,7 +58,7 @@ class ReadinessProbe:
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
-        lanes = [lane for lane in self._lanes() if lane.failed is None and not lane.refused_until]
+        lanes = [lane for lane in self._lanes() if lane.failed is None and not lane.circuit.open_until]
         if not lanes or self._empty_at > time.monotonic() - FRESH_S:
             return True
         return any(self._fresh(lane, len(lanes)) for lane in lanes)
@@ -69,9 +69,9 @@ class ReadinessProbe:
             return False
         lanes = self._lanes()
         lane = next((lane for lane in lanes if lane.content_id == content_id), None)
-        if lane is not None and lane.refused_until:
+        if lane is not None and lane.circuit.open_until:
             return False
-        return lane is None or not lane.replied or self._fresh(lane, len(lanes))
+        return lane is None or not lane.replied_at or self._fresh(lane, len(lanes))
 
     def _probed(self, lane: Lane) -> bool:
         """Whether a probe of the lane is small enough to be sent every moment."""
@@ -85,7 +85,7 @@ class ReadinessProbe:
             return lane.ready
         turns = 1 + (lanes - 1) // AT_ONCE_MAX
         longest_s = FRESH_S + max(EVERY_S * (turns - 1), REST * lane.run_s - EVERY_S)
-        return lane.replied > time.monotonic() - longest_s
+        return lane.replied_at > time.monotonic() - longest_s
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -111,11 +111,11 @@ class ReadinessProbe:
             lane
             for lane in lanes
             if lane.ready
-            and not lane.refused_until
-            and lane.replied <= now - max(EVERY_S, REST * lane.run_s)
+            and not lane.circuit.open_until
+            and lane.replied_at <= now - max(EVERY_S, REST * lane.run_s)
             and self._probed(lane)
         ]
-        idle.sort(key=lambda lane: lane.replied)  # who waited longest comes first
+        idle.sort(key=lambda lane: lane.replied_at)  # who waited longest comes first
         for lane in idle[:AT_ONCE_MAX]:
             request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)
             with suppress(Failure):  # the gateway is full: then replies are coming

@@ -183,7 +183,7 @@ class Router:
                 ),
                 manifest.config.timeout_ms_default / 1000,
             )
-        self._place(route.lane, view)
+        self._update_instances(route.lane, view)
         return route
 
     async def _labels_of(self, manifest: Manifest) -> Labels:
@@ -216,7 +216,7 @@ class Router:
             )
         return self._shared[pool]
 
-    def _place(self, lane: Lane, view: VersionView) -> None:
+    def _update_instances(self, lane: Lane, view: VersionView) -> None:
         ready = [at for at in view.placed if at.instance.state is State.READY]
         batch_format = agreed_format(BATCH_FORMATS, [at.worker.batch_formats for at in ready])
         unread = _UNREAD if ready and batch_format is None else None
@@ -224,12 +224,19 @@ class Router:
         # Of several workers the one that knows most sizes: each learns by itself.
         knows = max(ready, key=lambda at: max(at.instance.profile, default=0)).instance if ready else None
         profile = Profile(knows.profile if knows is not None else {})
-        shared = bool(ready) and all(at.worker.host == self._host for at in view.placed)
+        same_host = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unreadable.get(lane.content_id) or unread
         rows = knows.rows_efficient if knows is not None else 1
-        alone = bool(view.verdict.batching_off)
-        lane.place(len(ready), profile, rows, shared=shared, failed=failed, batch_format=batch_format, alone=alone)
+        lane.update_instances(
+            len(ready),
+            profile,
+            rows,
+            same_host=same_host,
+            failed=failed,
+            batch_format=batch_format,
+            batching_off=bool(view.verdict.batching_off),
+        )
 
     def find(self, model: str, version: str | None) -> ModelRoute:
         """The route of a path; where it is not in `routes` as it is written, its version may have leading zeros.

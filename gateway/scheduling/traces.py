@@ -113,7 +113,7 @@ class Traces:
     def batch(
         self,
         manifest: Manifest,
-        outstanding: InFlightBatch,
+        batch: InFlightBatch,
         header: ReplyHeader,
         live: Sequence[Request],
         outputs: Outputs | None,
@@ -123,9 +123,9 @@ class Traces:
         try:
             shares = [] if outputs is None else outputs.replies([request.rows for request in live])
             replies = dict(zip(map(id, live), shares, strict=False))
-            requests = outstanding.requests
+            requests = batch.requests
             told = [replies.get(id(request)) for request in requests]
-            self.record(manifest, requests, told, outstanding.put, header, end)
+            self.record(manifest, requests, told, batch.put_at, header, end)
         except Exception:
             log.exception("a trace could not be made")
 

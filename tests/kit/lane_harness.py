@@ -97,7 +97,9 @@ class LaneBench:
         manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
         lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest))
-        lane.place(instances, Profile(profile), max(profile), shared=self._segments is not None, failed=None)
+        lane.update_instances(
+            instances, Profile(profile), max(profile), same_host=self._segments is not None, failed=None
+        )
         return lane
 
     def request(
@@ -145,7 +147,7 @@ class LaneBench:
         output = ReplyOutput((2,), rows * 8, None, None)
         outputs, runs = ([output], [rows]) if rows else ([], [])
         reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
-        outstanding = self.pending.get(header.name)
-        if outstanding is not None:  # else it was put again, or no caller waits for it any more
-            outstanding.lane.resolve(outstanding, reply, memoryview(bytes(rows * 8)))
+        batch = self.pending.get(header.name)
+        if batch is not None:  # else it was put again, or no caller waits for it any more
+            batch.lane.completion.resolve(batch, reply, memoryview(bytes(rows * 8)))
         self.turn()

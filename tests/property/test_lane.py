@@ -21,7 +21,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millstream.gateway.scheduling.lane import ABANDON_S, DEPTH, Lane
+from millstream.gateway.scheduling.dispatch import DEPTH
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.recovery import ABANDON_S
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
@@ -91,7 +93,7 @@ class LaneMachine(RuleBasedStateMachine):
             return
         request = self.bench.request(rows, timeout_s, priority, self.callers)
         idle, full = lane.idle, admission.requests >= PERMITS or admission.closed
-        crowded = bool(lane.batcher.rows) and lane.batcher.rows + rows > ROWS_WAITING_MAX
+        crowded = bool(lane.rows_waiting) and lane.rows_waiting + rows > ROWS_WAITING_MAX
         try:
             lane.add(request, 16 * rows)
         except Failure as failure:
@@ -128,18 +130,18 @@ class LaneMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.bench.pending)
     @rule(data=st.data(), what=st.sampled_from(["put again", "give up", "refuse"]))
     def lose(self, data: st.DataObject, what: str) -> None:
-        outstanding = self.bench.pending[data.draw(st.sampled_from(sorted(self.bench.pending)))]
+        batch = self.bench.pending[data.draw(st.sampled_from(sorted(self.bench.pending)))]
         if what == "put again":
-            outstanding.lane.put_again(outstanding)
+            batch.lane.recovery.put_again(batch)
         elif what == "give up":
-            outstanding.lane.give_up(outstanding)
+            batch.lane.recovery.give_up(batch)
         else:
-            outstanding.lane.refuse(outstanding, "no room")
+            batch.lane.recovery.refuse(batch, "no room")
 
     @rule(at=LANES, instances=st.integers(0, 2), profile=PROFILES)
     def place(self, at: int, instances: int, profile: dict[int, float]) -> None:
         self.instances[at] = instances
-        self.lanes[at].place(instances, Profile(profile), max(profile), shared=False, failed=None)
+        self.lanes[at].update_instances(instances, Profile(profile), max(profile), same_host=False, failed=None)
 
     # Redis, time, operators.
 
@@ -147,17 +149,17 @@ class LaneMachine(RuleBasedStateMachine):
     def redis_goes_or_comes(self) -> None:
         self.bench.link.up = not self.bench.link.up
         if self.bench.link.up:
-            for outstanding in list(self.bench.pending.values()):
-                outstanding.lane.put_again(outstanding)
+            for batch in list(self.bench.pending.values()):
+                batch.lane.recovery.put_again(batch)
             for lane in self.lanes:
                 lane.dispatch()
 
     @rule(seconds=st.sampled_from([0.0001, 0.01, 0.1, 2.0, 80.0]))
     def time_passes(self, seconds: float) -> None:
         self.bench.now += seconds
-        for outstanding in list(self.bench.pending.values()):
-            if outstanding.earliest <= self.bench.now:
-                outstanding.lane.expire_outstanding(outstanding, self.bench.now)
+        for batch in list(self.bench.pending.values()):
+            if batch.earliest <= self.bench.now:
+                batch.lane.recovery.expire(batch, self.bench.now)
         for lane in self.lanes:
             lane.tick(self.bench.now)
         late = [request for request in self._waiting() if request.deadline <= self.bench.now]
@@ -172,7 +174,7 @@ class LaneMachine(RuleBasedStateMachine):
     def close(self, at: int) -> None:
         self.open[at] = False
         self.lanes[at].close()
-        assert not self.lanes[at].batcher.count
+        assert not self.lanes[at].waiting
 
     # What holds at any time.
 
@@ -194,15 +196,15 @@ class LaneMachine(RuleBasedStateMachine):
         if not self.bench.link.up:
             return
         for lane, instances in zip(self.lanes, self.instances, strict=True):
-            out = sum(outstanding.lane is lane for outstanding in self.bench.pending.values())
-            if lane.batcher.count and out < instances:
+            out = sum(batch.lane is lane for batch in self.bench.pending.values())
+            if lane.waiting and out < instances:
                 assert lane._scheduled, "it leaves in the next turn of the event loop"
 
     @invariant()
     def what_left_was_worth_running(self) -> None:
-        for name, outstanding in self.bench.pending.items():
+        for name, batch in self.bench.pending.items():
             if name not in self.seen:
-                requests = outstanding.requests
+                requests = batch.requests
                 assert sum(request.rows for request in requests) <= ROWS_MAX or len(requests) == 1
                 assert all(request.taken and not request.done for request in requests)
                 assert all(request.deadline > self.bench.now for request in requests)
@@ -211,9 +213,9 @@ class LaneMachine(RuleBasedStateMachine):
     @invariant()
     def no_more_is_out_than_there_are_slots(self) -> None:
         for lane in self.lanes:
-            out = [outstanding for outstanding in self.bench.pending.values() if outstanding.lane is lane]
-            assert lane._outstanding == len(out)
-            first = [outstanding for outstanding in out if outstanding.attempt == 1]
+            out = [batch for batch in self.bench.pending.values() if batch.lane is lane]
+            assert lane.in_flight == len(out)
+            first = [batch for batch in out if batch.attempt == 1]
             assert len(first) <= 2 * (DEPTH + 1)
 
     def teardown(self) -> None:

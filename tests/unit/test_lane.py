@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from millstream.gateway.scheduling.contention import SEVERAL_S
-from millstream.gateway.scheduling.lane import DEPTH, DOUBT_S, LONG_RUN_S, LOSSES_MAX, SHORT_RUN_S, TURN_S
+from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S, TURN_S
+from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.segments.pool import SegmentPool
@@ -231,8 +232,8 @@ def test_a_batch_that_is_lost_each_time_is_given_up_in_the_end(tmp_path):
     bench.turn()
     for _ in range(LOSSES_MAX + 1):
         assert not told.failures
-        [outstanding] = bench.pending.values()
-        outstanding.lane.put_again(outstanding)
+        [batch] = bench.pending.values()
+        batch.lane.recovery.put_again(batch)
     assert not bench.pending
     assert len(bench.put) == LOSSES_MAX + 1
     [failure] = told.failures

@@ -72,8 +72,8 @@ class Storm:
             bench.now = self.callers.now = min(arrival, done, tick)
             if bench.now == tick:
                 tick += TICK_S
-                for outstanding in list(bench.pending.values()):
-                    bench.lane.expire_outstanding(outstanding, bench.now)
+                for batch in list(bench.pending.values()):
+                    batch.lane.recovery.expire(batch, bench.now)
                 bench.lane.tick(bench.now)
             elif bench.now == done:
                 done = float("inf")

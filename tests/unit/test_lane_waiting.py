@@ -80,7 +80,7 @@ def test_what_waited_too_long_is_refused_in_the_references_words(tmp_path: Path,
     bench.now = 0.101
     bench.lane.tick(bench.now)
     assert heard.failed == [(short, Code.UNAVAILABLE, "Request timeout expired")]
-    assert (short.inputs, bench.lane.batcher.count) == ((), 0)
+    assert (short.inputs, bench.lane.waiting) == ((), 0)
     [counted] = [known for known in recorded(bench.tally.totals()).values() if known.failed]
     assert counted.values[Field.REJECTED] == 1
 
@@ -134,7 +134,7 @@ def test_a_delayed_request_still_has_a_deadline(tmp_path: Path, heard: Heard) ->
     request = add(bench, heard)
     for bench.now in (0.06, 9.9):
         bench.lane.tick(bench.now)
-        assert (bench.lane.batcher.count, heard.failed) == (1, [])
+        assert (bench.lane.waiting, heard.failed) == (1, [])
     bench.now = 10.1
     bench.lane.tick(bench.now)
     assert [(who, code) for who, code, _ in heard.failed] == [(request, Code.EXPIRED)]

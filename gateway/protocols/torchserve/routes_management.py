@@ -183,7 +183,7 @@ def _description(deps: Deps, model: ModelView, view: VersionView) -> dict[str, A
     waiting = 0
     try:
         route = deps.caller.find(model.name, str(view.manifest.version))
-        waiting = route.lane.batcher.count
+        waiting = route.lane.waiting
     except Failure:  # no lane yet: nothing waits
         pass
     default = model.serving == view.manifest.version

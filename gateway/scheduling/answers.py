@@ -1,0 +1,98 @@
+"""Gives each request of a lane its one answer: outputs or a Failure.
+
+outputs of a batch ─> answer ─┐
+Failure ───────────────> fail ─┼─> finish (its permit is released) ─> counted ─> responder
+caller went away ────> cancel ─┘                                         (a cancelled request has no reply)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from millstream.gateway.scheduling.admission import Admission
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.outputs import Outputs
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.inference import Reason
+from millstream.services.wire.batch import ReplyHeader
+
+log = logging.getLogger("millstream.lane")
+
+
+class Answers:
+    """For one lane."""
+
+    __slots__ = ("_admission", "_clock", "_metrics")
+
+    def __init__(self, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float]) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self._clock = clock
+
+    def answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put_at: float, now: float) -> None:
+        """Answer the requests of a batch that are not done yet.
+
+        One call answers all of them if none is done and all have one responder.
+
+        Args:
+            live: the requests that did not fail, in the order of `outputs`.
+            outputs: of these requests.
+            header: of the reply.
+            put_at: when the batch was put.
+            now: when the reply came.
+        """
+        waiting = [request for request in live if not request.done]
+        if not waiting:
+            return
+        self._finish(waiting)
+        rows = sum([request.rows for request in waiting if request.counted])
+        # Counted before they are answered: a caller that has its answer finds it in the metrics.
+        self._metrics.answered(
+            [now - request.arrival for request in waiting if request.counted], rows, header, now - put_at
+        )
+        responder = waiting[0].responder
+        others = [request for request in waiting if request.responder is not responder]
+        try:
+            if others or len(waiting) < len(live):
+                _answer_each(live, set(map(id, waiting)), outputs)
+            else:
+                responder.answer(waiting, outputs)
+        except Exception:
+            log.exception("answers could not be delivered")
+
+    def fail(self, requests: Sequence[Request], failure: Failure, reason: Reason | None = None) -> None:
+        """Answer with `failure` those of the requests that are not done yet. `reason`: None takes the code's own."""
+        for request in requests:
+            if request.done:
+                continue
+            self._finish((request,))
+            request.inputs = ()  # it will not run
+            if request.counted:
+                self._metrics.failed(failure.code, self._clock() - request.arrival, reason)
+            try:
+                request.responder.fail(request, failure)
+            except Exception:
+                log.exception("a failure could not be delivered")
+
+    def cancel(self, request: Request) -> None:
+        """Finish a request whose caller went away: it gets no reply."""
+        self._finish((request,))
+        self._metrics.failed(Code.CANCELLED, self._clock() - request.arrival)
+
+    def _finish(self, requests: Sequence[Request]) -> None:
+        """Mark admitted requests as done. Nothing else does: a request that is done gets no second answer."""
+        for request in requests:
+            request.done = True
+        self._admission.release(requests)
+
+
+def _answer_each(live: list[Request], waiting: set[int], outputs: Outputs) -> None:
+    replies = outputs.replies([request.rows for request in live])
+    for request, reply in zip(live, replies, strict=True):
+        if id(request) in waiting:
+            try:
+                request.responder.answer_one(request, reply)
+            except Exception:
+                log.exception("an answer could not be delivered")

@@ -1,0 +1,52 @@
+"""Keeps the event loop turning while the reply to a lone batch is due, since waking a sleeping process takes longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from millstream.services.process.spin_wait import Spin
+
+
+class BusyPoll:
+    """For one lane. Times are seconds.
+
+    Args:
+        limit_s: the longest poll; 0 turns polling off.
+        soon: calls a function in the next turn of the event loop.
+        clock: the lane's clock.
+        in_flight: how many batches of the lane have no reply yet.
+    """
+
+    __slots__ = ("_clock", "_in_flight", "_on", "_soon", "_spin", "_until")
+
+    def __init__(
+        self,
+        limit_s: float,
+        soon: Callable[[Callable[[], None]], object],
+        clock: Callable[[], float],
+        in_flight: Callable[[], int],
+    ) -> None:
+        self._spin = Spin(limit_s)
+        self._soon = soon
+        self._clock = clock
+        self._in_flight = in_flight
+        self._on = False
+        self._until = 0.0
+
+    def begin(self, now: float) -> None:
+        """Poll from now on, if the previous reply came within the limit."""
+        limit_s = self._spin.seconds
+        if limit_s:
+            self._until = now + limit_s
+            if not self._on:
+                self._on = True
+                self._soon(self._turn)
+
+    def record_wait(self, seconds: float, requests: int) -> None:
+        """Note how long the reply to a batch of `requests` took."""
+        self._spin.waited(seconds, requests)
+
+    def _turn(self) -> None:
+        self._on = self._in_flight() > 0 and self._clock() < self._until
+        if self._on:
+            self._soon(self._turn)

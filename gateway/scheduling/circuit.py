@@ -1,0 +1,61 @@
+"""One lane's side of the circuit breaker: closed, or open for some seconds, in which the version's requests are refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import Gauge
+from millstream.services.model.manifest import Manifest
+
+log = logging.getLogger("millstream.lane")
+
+
+class Circuit:
+    """`open_until`: the instant at which an open circuit closes; 0 while it is closed.
+
+    `blame(content_id, event)`: counts an event against the version, for all gateways (scheduling/circuit_breaker.py).
+    """
+
+    __slots__ = ("_blame", "_clock", "_deaths", "_gauge", "_manifest", "open_until")
+
+    def __init__(
+        self, manifest: Manifest, gauge: Gauge, clock: Callable[[], float], blame: Callable[[str, str], None]
+    ) -> None:
+        self.open_until = 0.0
+        self._deaths = 0
+        self._manifest = manifest
+        self._gauge = gauge
+        self._clock = clock
+        self._blame = blame
+
+    def open(self, deaths: int, seconds: float) -> None:
+        """Refuse the version for `seconds`, since it recently ended its worker `deaths` times."""
+        if not self.open_until:
+            log.warning(
+                "%s ended its worker %d times recently: refused for %.0f s", self._manifest.content_id, deaths, seconds
+            )
+        self.open_until, self._deaths = self._clock() + seconds, deaths
+        self._gauge.set(1)
+
+    def check(self) -> None:
+        """Close the circuit if its time is over. Raises Failure(UNAVAILABLE) while it is open."""
+        if self.is_open():
+            raise self.failure()
+        self.open_until = 0.0
+        self._gauge.set(0)
+
+    def is_open(self) -> bool:
+        return self._clock() < self.open_until
+
+    def failure(self) -> Failure:
+        """Return the Failure of a request that an open circuit refuses."""
+        left_s = max(1.0, self.open_until - self._clock())
+        name = f"version {self._manifest.version} of model '{self._manifest.model}'"
+        why = f"{name} ended its worker {self._deaths} times recently: it is refused for {left_s:.0f} s"
+        return Failure(Code.UNAVAILABLE, why, retry_after_s=left_s)
+
+    def blame(self, event: str) -> None:
+        """Count an event against the version. `event` names it, so that it counts once for all gateways."""
+        self._blame(self._manifest.content_id, event)

@@ -1,0 +1,72 @@
+"""Completes a batch: its reply frees a credit for the next batch, then its requests are answered or recovered.
+
+reply ─> credit free ─> next batch leaves ─> unpack ─> answers ─> failed requests: recovery ─> shared memory given back
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from millstream.gateway.scheduling.answers import Answers
+from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.packer import Packer
+from millstream.gateway.scheduling.recovery import Recovery
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.traces import Traces
+from millstream.gateway.tensors.outputs import Outputs
+from millstream.services.errors import Code, Failure
+from millstream.services.wire.batch import ReplyHeader
+
+log = logging.getLogger("millstream.lane")
+
+
+class Completion:
+    """For one lane. `dispatch`: sends waiting requests."""
+
+    __slots__ = ("_answers", "_dispatch", "_in_flight", "_metrics", "_packer", "_recovery", "_traces")
+
+    def __init__(
+        self,
+        in_flight: InFlight,
+        answers: Answers,
+        recovery: Recovery,
+        packer: Packer,
+        metrics: LaneMetrics,
+        traces: Traces,
+        dispatch: Callable[[], None],
+    ) -> None:
+        self._in_flight = in_flight
+        self._answers = answers
+        self._recovery = recovery
+        self._packer = packer
+        self._metrics = metrics
+        self._traces = traces
+        self._dispatch = dispatch
+
+    def resolve(self, batch: InFlightBatch, header: ReplyHeader, inline: memoryview) -> None:
+        """Complete a batch with its reply. `inline`: the tensors that came with the reply."""
+        now = self._in_flight.replied(batch)
+        self._dispatch()
+        requests, failures = batch.requests, header.failures
+        self._metrics.batch(header, sum([request.counted for request in requests]))
+        live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
+        outputs = self._unpack(batch.name, header, inline, live) if live else None
+        if outputs is not None:
+            self._answers.answer(live, outputs, header, batch.put_at, now)
+        for i, (code, message) in failures.items():
+            self._recovery.recover_request(requests[i], batch, code, message)
+        if self._traces.on:
+            self._traces.batch(batch.lane.manifest, batch, header, live, outputs, now)
+        if batch.slices:
+            self._in_flight.free_slices(batch, max(batch.attempt, header.attempt))
+
+    def _unpack(self, name: str, header: ReplyHeader, inline: memoryview, live: list[Request]) -> Outputs | None:
+        """Return the outputs of the requests; None, and the requests fail, where the reply cannot be read."""
+        try:
+            return self._packer.unpack(header, inline, live)
+        except (ValueError, IndexError) as error:
+            log.exception("the reply to batch %s cannot be read", name)
+            self._answers.fail(live, Failure(Code.INTERNAL, f"the reply of the worker cannot be read: {error}"))
+            return None

@@ -1,0 +1,160 @@
+"""Decides when a batch leaves a lane, how many rows it takes, and how many batches may be in flight. Pure.
+
+workers' report, other lanes in use ─> credits, batch_rows
+what waits, what is in flight, the time ─> rows_to_take ─> rows of the next batch, HOLD or EXPIRE
+"""
+
+from __future__ import annotations
+
+from millstream.gateway.scheduling.batcher import Batcher
+from millstream.gateway.scheduling.estimator import LatencyEstimator
+from millstream.gateway.scheduling.queue_policy import QueueRules
+from millstream.gateway.scheduling.request import Request
+from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.profile import Profile
+
+DEPTH = 2  # batches per instance: one runs, the next one is already at the worker
+SHORT_RUN_S = 0.001  # shorter runs end before a batch sent ahead could arrive
+#: Runs shorter than this are comparable to the queue's round trip. A worker asks for more when it starts a run, together
+#: with the reply that frees a slot: the slot is refilled one run plus one round trip later. One extra batch fills the gap.
+LONG_RUN_S = 0.02
+#: Bounds a run while other lanes of the pool are in use, because they wait for it. The bound is TURN_RUNS times the run of
+#: a single row where that is longer: splitting a batch into runs that are hardly shorter gains nothing.
+TURN_S = 0.01
+TURN_RUNS = 1.5
+
+HOLD = 0  # returned by `rows_to_take`: no batch leaves now
+EXPIRE = -1  # returned by `rows_to_take`: the request with the earliest deadline cannot be answered in time
+
+
+class DispatchPolicy:
+    """Sizes and counts of one lane's batches. Instants are seconds on the lane's clock; the caller passes the time in.
+
+    `credits`: batches that may be in flight. `batch_rows`: rows that run together now. `others_active`: whether other
+    lanes of the pool are in use.
+    """
+
+    __slots__ = (
+        "_delay_s",
+        "_has_queue_rules",
+        "_preferred",
+        "_profile",
+        "_rows_ahead_min",
+        "_rows_efficient",
+        "_rows_max",
+        "batch_rows",
+        "credits",
+        "estimator",
+        "instances",
+        "others_active",
+    )
+
+    def __init__(self, config: ModelConfig, rows_max: int, *, batching: bool) -> None:
+        """Args:
+        rows_max: the most rows of a batch.
+        batching: whether requests of the version may share a run.
+        """
+        self.instances = 0
+        self.credits = 0
+        self.batch_rows = rows_max
+        self.others_active = False
+        self.estimator = LatencyEstimator()
+        self._profile = Profile({})
+        self._rows_max = rows_max
+        self._rows_efficient = rows_max
+        self._rows_ahead_min = 0  # rows that a batch must have to leave while every instance has one
+        self._preferred = config.rows_preferred if batching else ()
+        self._delay_s = config.queue_delay_ms_max / 1000
+        self._has_queue_rules = QueueRules.needed(config)
+
+    def update(self, instances: int, profile: Profile, rows_efficient: int, *, batching_off: bool) -> None:
+        """Take over what the workers report.
+
+        Args:
+            instances: ready instances.
+            profile: measured run times.
+            rows_efficient: rows of an efficient run.
+            batching_off: each request runs alone, because rows of this version were found to influence each other.
+        """
+        self.instances = instances
+        self._profile = profile
+        self._rows_efficient = 1 if batching_off else min(self._rows_max, max((rows_efficient, *self._preferred)))
+        self._resize()
+
+    def share_pool(self, others_active: bool) -> None:
+        """Size batches anew after other lanes of the pool came into use, or went out of use."""
+        self.others_active = others_active
+        self._resize()
+
+    def _resize(self) -> None:
+        """Set `batch_rows` and `credits`. A lane alone in its pool runs as many rows as are efficient."""
+        profile = self._profile
+        rows = self._rows_efficient
+        if self.others_active:
+            within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows)
+            # A size that the workers want to try has no measurement and is predicted to gain nothing. The try tells.
+            rows = rows if within == profile.largest else within
+        self.batch_rows = rows
+        gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
+        self.credits = self.instances * (DEPTH + 1 if gap else DEPTH)
+        self.estimator.place(self.instances, profile, rows)
+
+    def run_s(self, rows: int) -> float:
+        """Return the measured seconds of a run of `rows`; 0 while nothing was measured."""
+        return self._profile.predict(rows)
+
+    def record_put(self, rows: int, run_s: float, now: float) -> None:
+        """Note that a batch left whose run takes `run_s` by the profile."""
+        # A batch sent ahead hides the queue's round trip behind the run before it. Runs shorter than the round trip hide
+        # nothing: then a batch with fewer rows than the last one only costs more for each request.
+        self._rows_ahead_min = min(rows, self.batch_rows) if run_s < SHORT_RUN_S else 0
+        self.estimator.put(run_s, now)
+
+    def rows_to_take(self, waiting: Batcher, in_flight: int, now: float) -> int:
+        """Return the most rows of the batch to send now, or HOLD, or EXPIRE.
+
+        Args:
+            waiting: at least one request.
+            in_flight: the lane's batches without a reply, fewer than `credits`.
+            now: the time.
+        """
+        estimator = self.estimator
+        first = waiting.earliest()
+        start = max(estimator.free_at, now)
+        if self._has_queue_rules:
+            # `deadline` ends the wait in the queue; `answer_by` is the deadline of the answer.
+            left_s, late = first.answer_by - start, False
+        else:
+            left_s = first.deadline - start
+            late = in_flight > 0 and left_s < self._least_s(first, waiting.rows)
+        if late or first.deadline <= now:
+            return EXPIRE
+        if in_flight >= self.instances and waiting.rows < self._rows_ahead_min:
+            return HOLD
+        if self._delay_s and self._is_delayed(waiting, now):
+            return HOLD
+        rows = self.batch_rows if estimator.full_s <= left_s else estimator.rows_within(left_s)
+        return self._preferred_size(rows, waiting, now) if self._preferred else rows
+
+    def _is_delayed(self, waiting: Batcher, now: float) -> bool:
+        """Whether the version's queue delay asks to wait for a fuller batch; the expirer dispatches again later."""
+        enough = min((self.batch_rows, *self._preferred))
+        return waiting.rows < enough and now - waiting.oldest_arrival() < self._delay_s
+
+    def _preferred_size(self, rows: int, waiting: Batcher, now: float) -> int:
+        """Return the largest preferred size within `rows` and the waiting rows; `rows` where there is none.
+
+        After the queue delay everything that waits is sent: as in Triton, a preferred size is worth that delay, no more.
+        """
+        if self._delay_s and now - waiting.oldest_arrival() >= self._delay_s:
+            return rows
+        return max((size for size in self._preferred if size <= min(rows, waiting.rows)), default=rows)
+
+    def _least_s(self, first: Request, rows_waiting: int) -> float:
+        """Return the time that must be left for `first` to be part of the next batch.
+
+        While the other requests can fill a batch, `first` gets no smaller one: that would make all the others late.
+        """
+        if rows_waiting - first.rows >= self.batch_rows:
+            return self.estimator.planned_s(first)
+        return self.estimator.run_s(first.rows)

@@ -1,0 +1,169 @@
+"""Brings back the requests of batches without a reply, and those that the reply to their batch left unanswered.
+
+batch lost on its way ──> put_again             a worker died with it ──> give_up: each request alone, then quarantine
+Redis did not take it ──> refuse                a deadline passed ──────> expire
+a reply's failure of one request ──> recover_request: run it again, or answer it with the failure
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from millstream.gateway.scheduling.answers import Answers
+from millstream.gateway.scheduling.circuit import Circuit
+from millstream.gateway.scheduling.in_flight import InFlight, InFlightBatch
+from millstream.gateway.scheduling.quarantine import DIED, ENDED, Quarantine
+from millstream.gateway.scheduling.request import Request
+from millstream.gateway.tensors.inputs import ABSENT
+from millstream.services.errors import Code, Failure
+from millstream.services.wire.batch import AGAIN, ENDLESS
+
+log = logging.getLogger("millstream.lane")
+
+LOST = "the connection to Redis broke each time this batch or its reply was sent"
+SUSPECT = 2  # the attempt of a request that runs alone, because a worker died with its batch
+LOSSES_MAX = (
+    8  # times that a batch or its reply is lost on its way; beyond that the batch itself may break the connection
+)
+#: A worker that reports an expiry this long before the deadline has a clock that differs from the gateway's.
+DOUBT_S = 0.1
+ABANDON_S = 10.0  # a batch without a reply is forgotten this long after its latest deadline, which frees its credit
+
+
+class Recovery:
+    """For one lane.
+
+    Args:
+        content_id: the version's.
+        in_flight: the lane's batches.
+        answers: fails requests.
+        circuit: refuses the version while it is open.
+        quarantine: refuses requests that killed workers, or whose runs were endless.
+        dispatch: sends waiting requests; called after a credit became free.
+    """
+
+    __slots__ = ("_answers", "_circuit", "_content_id", "_dispatch", "_in_flight", "_quarantine")
+
+    def __init__(
+        self,
+        content_id: str,
+        in_flight: InFlight,
+        answers: Answers,
+        circuit: Circuit,
+        quarantine: Quarantine,
+        dispatch: Callable[[], None],
+    ) -> None:
+        self._content_id = content_id
+        self._in_flight = in_flight
+        self._answers = answers
+        self._circuit = circuit
+        self._quarantine = quarantine
+        self._dispatch = dispatch
+
+    def put_again(self, batch: InFlightBatch, why: str = LOST) -> None:
+        """Put the unanswered requests of a batch that was lost, or that no worker could read, as a new batch.
+
+        Args:
+            batch: the batch.
+            why: the message to its requests after more than LOSSES_MAX losses.
+        """
+        if not self._in_flight.connected:
+            return  # it stays in flight: after a reconnect all batches in flight are put again
+        self._in_flight.forget(batch)
+        left = [request for request in batch.requests if not request.done]
+        if left and batch.losses < LOSSES_MAX:
+            self._in_flight.retry(left, batch.attempt, batch.losses + 1)
+            return
+        self._answers.fail(left, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
+        self._dispatch()
+
+    def give_up(self, batch: InFlightBatch) -> None:
+        """Recover from a worker's death with a batch: run each request alone. One that kills a worker again is at fault."""
+        if not self._in_flight.connected:
+            return
+        left = [request for request in batch.requests if not request.done]
+        self._in_flight.forget(batch)
+        if batch.attempt >= SUSPECT:
+            for request in left:
+                self._quarantine.add(self._content_id, request, DIED)
+            self._answers.fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
+        elif self._circuit.is_open():
+            self._answers.fail(left, self._circuit.failure())
+        else:
+            for request in left:
+                self._in_flight.retry([request], SUSPECT)
+        self._dispatch()
+
+    def refuse(self, batch: InFlightBatch, reason: str) -> None:
+        """Fail a batch that Redis did not take."""
+        failure = Failure(Code.UNAVAILABLE, f"the queue refused: {reason}", retry_after_s=1)
+        self._answers.fail(batch.requests, failure)
+        self._in_flight.forget(batch)
+        self._dispatch()
+
+    def expire(self, batch: InFlightBatch, now: float) -> None:
+        """Answer requests of a batch whose deadline passed; forget the batch ABANDON_S after the last of them."""
+        late = [request for request in batch.requests if request.deadline <= now and not request.done]
+        if late:
+            if len(batch.requests) == 1:
+                batch.inputs = late[0].inputs  # for the quarantine, in case that its run turns out to be endless
+            self._answers.fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
+        if now > batch.latest + ABANDON_S:
+            self._in_flight.forget(batch)
+            self._dispatch()
+
+    def recover_request(self, request: Request, batch: InFlightBatch, code: str, message: str) -> None:
+        """Run a request again, or fail it, as its `code` and `message` in the reply to its batch ask for."""
+        if code == AGAIN:
+            self._run_alone(request, batch)
+        elif (
+            code == Code.EXPIRED
+            and request.deadline > self._in_flight.replied_at + DOUBT_S
+            and self._in_flight.connected
+        ):
+            self._run_without_deadline(request, batch)
+        elif code == ENDLESS:
+            self._fail_endless(request, batch, message)
+        else:
+            self._answers.fail((request,), _failure(request, Code(code), message))
+
+    def _run_alone(self, request: Request, batch: InFlightBatch) -> None:
+        """Run a request again whose outputs had no room in the reply of its batch; fail it if it was alone already."""
+        if request.done:
+            return
+        if self._in_flight.connected and len(batch.requests) > 1:
+            self._in_flight.retry([request], batch.attempt)
+        else:
+            lost = "there was no room in the reply of its batch, and it cannot be run again: try again"
+            self._answers.fail((request,), Failure(Code.UNAVAILABLE, lost, retry_after_s=1))
+
+    def _run_without_deadline(self, request: Request, batch: InFlightBatch) -> None:
+        """Run a request again that a worker took for expired too early: a clock was set between two measurements.
+
+        The gateway keeps the deadline. The worker gets none this time, so this happens once.
+        """
+        if request.done:
+            return
+        log.warning(
+            "a worker took a deadline for passed that is %.3g s away: was the clock of Redis' machine set?",
+            request.deadline - self._in_flight.replied_at,
+        )
+        self._in_flight.retry([request], batch.attempt, batch.losses, deadlines=False)
+
+    def _fail_endless(self, request: Request, batch: InFlightBatch, message: str) -> None:
+        """Fail a request whose run took longer than any should and was ended, and refuse it when it is sent again."""
+        expired = request.done or request.deadline <= self._in_flight.replied_at
+        if request.done:  # its deadline passed meanwhile
+            request.inputs = batch.inputs
+        self._quarantine.add(self._content_id, request, ENDED)
+        self._circuit.blame(batch.name)
+        request.inputs = ()
+        self._answers.fail((request,), Failure(Code.EXPIRED if expired else Code.MODEL, message))
+
+
+def _failure(request: Request, code: Code, message: str) -> Failure:
+    """Return a worker's failure of a request. A model that fails on a tensor without elements makes the request invalid."""
+    if code is Code.MODEL and any(not tensor.size_bytes and tensor.shape != ABSENT.shape for tensor in request.inputs):
+        return Failure(Code.INVALID, f"the model takes no input without elements: {message}")
+    return Failure(code, message)
