@@ -161,7 +161,7 @@ class Reconciler:
 
     def _wanted(self) -> dict[str, Manifest]:
         wanted: dict[str, Manifest] = {}
-        for manifest in chain(self._published(), self._proposed()):
+        for manifest in chain(self._published(), self._staged()):
             few = manifest.config.instances_max
             if manifest.config.pool == self._pool and (not few or self._place < few):
                 wanted[manifest.content_id] = manifest
@@ -174,11 +174,11 @@ class Reconciler:
                 if model.endpoint.serves(version):
                     yield manifest
 
-    def _proposed(self) -> Iterator[Manifest]:
+    def _staged(self) -> Iterator[Manifest]:
         """Versions on trial, which are loaded beside those that serve."""
-        for model in self._repository.proposals.models():
+        for model in self._repository.staged.models():
             with _skipping_damage():
-                yield from self._repository.proposals.of(model)
+                yield from self._repository.staged.of(model)
 
     def _load(self, under_way: Load) -> None:
         """Load one version, in a thread of `loads`."""

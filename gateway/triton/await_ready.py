@@ -1,4 +1,4 @@
-"""Whether workers can run what a load proposes: they load it beside what serves, and say so in their records."""
+"""Waits until workers have loaded staged versions, beside what they serve, and their records say so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Loading and unloading: what Triton's clients do with the model repository, for folders in place and for uploads.
 
-load ─> claim ─> read the folder, check, manifests ─> propose ─> ready in a worker ─> adopt ─> every gateway is told
-                                                                └> anything else ─> withdraw: what served goes on
+load ─> lock ─> read the folder, check, manifests ─> stage ─> ready in a worker ─> commit ─> tell every gateway
+                                                              └> anything else ─> abort: nothing has changed
 unload ─> the endpoint says that no version is loaded ─> gateways route nothing there, workers let go of it
 """
 
@@ -26,7 +26,7 @@ from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name
 from millstream.services.model.paths import plain_path
 from millstream.services.process.uninterruptible import uninterrupted
-from millstream.services.repository.base import Claim, Repository
+from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.repository.disk import storage_errors
 from millstream.services.settings import Settings
 from millstream.services.triton_config.config import ParsedConfig, from_json
@@ -36,8 +36,8 @@ from millstream.services.triton_config.version_policy import served_versions
 
 log = logging.getLogger("millstream.repository")
 
-CLAIM_S_MAX = 600.0
-CLAIM_PAUSE_S = 0.05
+LOAD_LOCK_S_MAX = 600.0
+LOAD_LOCK_PAUSE_S = 0.05
 #: a version that workers hold ready, and whose first reply takes longer, is loaded all the same
 ANSWERS_S_MAX = 5.0
 ANSWERS_PAUSE_S = 0.02
@@ -78,11 +78,11 @@ class RepositoryLoader:
         self._loading: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Withdraw what gateways that died had on trial."""
-        for model in await asyncio.to_thread(self._repository.proposals.models):
-            claim = await asyncio.to_thread(self._repository.proposals.claim, model)
-            if claim is not None:
-                claim.release()
+        """Abort what gateways that died had staged."""
+        for model in await asyncio.to_thread(self._repository.staged.models):
+            lock = await asyncio.to_thread(self._repository.staged.lock, model)
+            if lock is not None:
+                lock.release()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
         """Every model and version; `ready`: only those that answer."""
@@ -96,7 +96,7 @@ class RepositoryLoader:
         """
         try:
             folder = await asyncio.to_thread(self._known, model, files)
-            async with self._claimed(model):
+            async with self._locked(model):
                 try:
                     await self._load(model, folder, config, files, retry=retry)
                 except Failure as failure:
@@ -126,22 +126,22 @@ class RepositoryLoader:
         return folder
 
     @asynccontextmanager
-    async def _claimed(self, model: str) -> AsyncIterator[None]:
+    async def _locked(self, model: str) -> AsyncIterator[None]:
         """One load of a model at a time, in all gateways."""
-        deadline = time.monotonic() + CLAIM_S_MAX
-        while (claim := await self._claim(model)) is None:
+        deadline = time.monotonic() + LOAD_LOCK_S_MAX
+        while (lock := await self._lock(model)) is None:
             if time.monotonic() > deadline:
                 raise Failure(Code.UNAVAILABLE, "another load of it takes too long: try again", retry_after_s=5)
-            await asyncio.sleep(CLAIM_PAUSE_S)
+            await asyncio.sleep(LOAD_LOCK_PAUSE_S)
         self._loading[model] += 1
         try:
             yield
         finally:
             self._loading[model] -= 1
-            claim.release()
+            lock.release()
 
-    async def _claim(self, model: str) -> Claim | None:
-        taking = asyncio.ensure_future(asyncio.to_thread(self._repository.proposals.claim, model))
+    async def _lock(self, model: str) -> LoadLock | None:
+        taking = asyncio.ensure_future(asyncio.to_thread(self._repository.staged.lock, model))
         try:
             return await asyncio.shield(taking)
         except asyncio.CancelledError:
@@ -164,11 +164,11 @@ class RepositoryLoader:
             if retry:
                 manifests = await _whole(self._cleared, manifests)
             await self._trial.let_go(await _whole(self._unserved, model, manifests))
-            await _whole(self._propose, model, manifests)
+            await _whole(self._stage, model, manifests)
             await self._trial.passed(manifests, all_of_them=not source.kept)
-            await _whole(self._adopt, model, manifests, source.folder)
+            await _whole(self._commit, model, manifests, source.folder)
         except BaseException:
-            await _whole(self._repository.proposals.withdraw, model)
+            await _whole(self._repository.staged.abort, model)
             raise
         await self._catalog.announce(model)
         await self._answered(manifests)
@@ -216,7 +216,7 @@ class RepositoryLoader:
         try:
             return await asyncio.to_thread(self._in_place, model, path, given, folder)
         except BaseException:
-            await _whole(self._repository.proposals.withdraw, model)
+            await _whole(self._repository.staged.abort, model)
             raise
 
     def _keep(self, model: str, files: Mapping[str, bytes]) -> Path:
@@ -225,7 +225,7 @@ class RepositoryLoader:
             raise Failure(Code.TOO_LARGE, f"the files have more than {self._settings.upload_bytes_max} bytes")
         if len(files) > FILES_MAX:
             raise invalid(f"more than {FILES_MAX} files are given")
-        with self._repository.stage() as staging, storage_errors(staging.path):
+        with self._repository.open_staging() as staging, storage_errors(staging.path):
             for path, content in files.items():
                 target = staging.path / plain_path(path, "file")
                 try:
@@ -233,12 +233,12 @@ class RepositoryLoader:
                     target.write_bytes(content)
                 except (FileExistsError, NotADirectoryError, IsADirectoryError):
                     raise invalid(f"file {path[:80]!a} is both a file and a folder") from None
-            return self._repository.proposals.give(model, staging)
+            return self._repository.staged.add_files(model, staging)
 
     def _from_uploads(self, model: str, given: ParsedConfig | None) -> _Source:
         """Versions as they were uploaded; with a configuration, those that it chooses, served as it says."""
-        proposals = self._repository.proposals
-        known = {version: proposals.uploaded(model, version) for version in self._repository.versions(model)}
+        staged = self._repository.staged
+        known = {version: staged.original(model, version) for version in self._repository.versions(model)}
         uploaded = {version: manifest for version, manifest in known.items() if manifest is not None}
         if not uploaded:
             raise Failure(Code.NOT_FOUND, "")
@@ -290,15 +290,15 @@ class RepositoryLoader:
             one for one in manifests if now.get(one.version) == one and endpoint and not endpoint.serves(one.version)
         ]
 
-    def _propose(self, model: str, manifests: Sequence[Manifest]) -> None:
+    def _stage(self, model: str, manifests: Sequence[Manifest]) -> None:
         endpoint, now = self._endpoint(model), self._manifests(model)
         new = [
             one for one in manifests if now.get(one.version) != one or not (endpoint and endpoint.serves(one.version))
         ]
         if new:
-            self._repository.proposals.propose(new)
+            self._repository.staged.stage(new)
 
-    def _adopt(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
+    def _commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
         for attempt in range(1, _TRIES_MAX + 1):
             before = self._endpoint(model) or Endpoint(model=model)
             now = self._manifests(model)
@@ -306,7 +306,7 @@ class RepositoryLoader:
             if after == before and all(now.get(one.version) == one for one in manifests) and not dropped:
                 return
             try:
-                self._repository.proposals.adopt(after, manifests, dropped)
+                self._repository.staged.commit(after, manifests, dropped)
                 return
             except Failure as failure:
                 if failure.code is not Code.CONFLICT or attempt == _TRIES_MAX:
@@ -335,7 +335,7 @@ class RepositoryLoader:
                     return
                 try:
                     if self._endpoint(model) is None:
-                        self._repository.proposals.adopt(changed, ())
+                        self._repository.staged.commit(changed, ())
                     else:
                         self._repository.replace_endpoint(changed)
                     return
@@ -373,10 +373,10 @@ def _load_failure(model: str, failure: Failure) -> Failure:
     return Failure(code, start + said, retry_after_s=failure.retry_after_s)
 
 
-def _give_up(taking: asyncio.Future[Claim | None]) -> None:
-    claim = None if taking.cancelled() or taking.exception() else taking.result()
-    if claim is not None:
-        claim.release()
+def _give_up(taking: asyncio.Future[LoadLock | None]) -> None:
+    lock = None if taking.cancelled() or taking.exception() else taking.result()
+    if lock is not None:
+        lock.release()
 
 
 async def _whole(work: Callable[..., _Result], *arguments: object) -> _Result:

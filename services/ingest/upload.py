@@ -128,7 +128,7 @@ class ModelUpload:
                 f"version {self._version} of model {self._model!r} already exists and versions are immutable: "
                 "use another number, or delete it first",
             )
-        self._staging = self._repository.stage()
+        self._staging = self._repository.open_staging()
         self._sink = _Sink(self._staging.path / UPLOAD)
 
     def _reject_model_in_place(self) -> None:

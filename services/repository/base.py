@@ -14,7 +14,7 @@ from millstream.services.repository.verdicts import Verdict
 
 
 class Staging(Protocol):
-    """A private place where an upload gathers before it becomes a version. Leaving the `with` block removes it."""
+    """A private folder in which the files of a version are collected. Leaving the `with` block removes it."""
 
     @property
     def path(self) -> Path:
@@ -25,98 +25,106 @@ class Staging(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-class Claim(Protocol):
-    """The right to load a model, until it is released or its process dies."""
+class LoadLock(Protocol):
+    """The lock on the loads of a model, until it is released or its process dies."""
 
     def release(self) -> None: ...
 
 
-class Proposals(Protocol):
-    """Versions on trial: loaded by workers beside what serves, and then adopted in its place, or withdrawn."""
+class StagedVersions(Protocol):
+    """Versions between the two phases of a commit: workers load them beside the served versions of the model."""
 
-    def claim(self, model: str) -> Claim | None:
-        """The right to load `model`; None while another process has it. Withdraws what a dead owner proposed."""
+    def lock(self, model: str) -> LoadLock | None:
+        """Lock `model` for one load; None while another process has the lock. Aborts what a dead process staged."""
 
     def models(self) -> Sequence[str]:
-        """Names of the models that have proposals."""
+        """Return the names of the models that have staged versions, sorted."""
 
     def of(self, model: str) -> Sequence[Manifest]:
-        """The proposed versions of a model, ascending."""
+        """Return the staged versions of a model, ascending."""
 
-    def uploaded(self, model: str, version: int) -> Manifest | None:
-        """The manifest that the version was published with, whatever a load has made of it since."""
+    def original(self, model: str, version: int) -> Manifest | None:
+        """Return the manifest that the version was published with, also if a load has replaced it since."""
 
-    def give(self, model: str, staging: Staging) -> Path:
-        """Keep staged files below the model for as long as a manifest names them as its origin."""
+    def add_files(self, model: str, staging: Staging) -> Path:
+        """Move the files in `staging` to a folder of the model, which stays while a manifest names it as its origin."""
 
-    def propose(self, manifests: Sequence[Manifest]) -> None:
-        """Have workers load these beside what they serve."""
+    def stage(self, manifests: Sequence[Manifest]) -> None:
+        """Stage `manifests`: workers load them beside the versions that they serve."""
 
-    def withdraw(self, model: str) -> None:
-        """Take all proposals of a model back, and files that no manifest needs."""
+    def abort(self, model: str) -> None:
+        """Remove all staged versions of a model, and added files that no manifest names."""
 
-    def adopt(self, endpoint: Endpoint, manifests: Sequence[Manifest], dropped: Sequence[int] = ()) -> Endpoint:
-        """Make `manifests` the model's versions and `endpoint` its endpoint in one change; `dropped` versions go.
+    def commit(self, endpoint: Endpoint, manifests: Sequence[Manifest], removed: Sequence[int] = ()) -> Endpoint:
+        """Replace the model's versions by `manifests` and its endpoint by `endpoint`, and delete `removed`, at once.
 
         Raises Failure(CONFLICT) as replace_endpoint does.
         """
 
 
 class Verdicts(Protocol):
-    """What running a version has shown. Kept across restarts; gone with the version, or when it is cleared."""
+    """What running a version has shown. Kept across restarts; removed with the version, or when it is cleared."""
 
     def of(self, manifest: Manifest) -> Verdict:
-        """What is known about a version; the default Verdict when nothing is."""
+        """Return the verdict about a version; the default Verdict when nothing is known."""
 
     def change(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
-        """Replace the verdict by what `change` makes of it; returns it. The repository's token changes with it."""
+        """Replace the verdict by the result of `change` and return it. The repository's token changes with it."""
 
     def clear(self, manifest: Manifest) -> bool:
-        """Forget what is known about a version: an operator wants it tried again. False: nothing was."""
+        """Remove the verdict, because an operator wants the version tried again. False: there was none."""
 
 
 class Repository(Protocol):
     """Raises Failure: NOT_FOUND, CONFLICT, STORAGE (no space), INTERNAL (the folder cannot be used)."""
 
     @property
-    def proposals(self) -> Proposals:
-        """Versions on trial."""
+    def staged(self) -> StagedVersions:
+        """The staged versions of all models."""
 
     @property
     def verdicts(self) -> Verdicts:
-        """What running versions has shown."""
+        """The verdicts about all versions."""
 
-    def stage(self) -> Staging:
-        """Open a staging area on the same storage as the versions, so that publishing is one rename."""
+    def open_staging(self) -> Staging:
+        """Open a staging folder on the same storage as the versions, so that publishing is one rename."""
 
     def publish(self, staging: Staging, manifest: Manifest, *, activate: bool = False) -> None:
-        """Make the staged files the version that `manifest` names, atomically and durably; `activate`: and the active one.
+        """Make the files in `staging` the version that `manifest` names, atomically and durably.
 
-        Raises Failure(CONFLICT) if the version exists: versions are immutable. A full disk leaves nothing of it.
+        A full disk leaves no part of the version.
+
+        Args:
+            staging: the folder to publish; it is empty afterwards.
+            manifest: describes the version.
+            activate: make it the active version, too.
+
+        Raises:
+            Failure: CONFLICT if the version exists: versions are immutable.
         """
 
     def models(self) -> Sequence[str]:
-        """Names of the models that have an endpoint or a version, sorted."""
+        """Return the names of the models that have an endpoint or a version, sorted."""
 
     def versions(self, model: str) -> Sequence[int]:
-        """Published versions, ascending; empty for an unknown model."""
+        """Return the published versions, ascending; empty for an unknown model."""
 
     def manifest(self, model: str, version: int) -> Manifest:
-        """Raises Failure(NOT_FOUND)."""
+        """Return the manifest of a published version. Raises Failure(NOT_FOUND)."""
 
     def local_path(self, model: str, version: int) -> Path:
-        """A local folder that holds the version's files. Raises Failure(NOT_FOUND)."""
+        """Return a local folder with the version's files. Raises Failure(NOT_FOUND)."""
 
     def folder_of(self, manifest: Manifest) -> Path:
-        """The local folder that the paths of a manifest, proposed or published, begin at."""
+        """Return the local folder that the paths in a manifest, staged or published, are relative to."""
 
     def endpoint(self, model: str) -> Endpoint:
-        """The model's endpoint document; generation 0 when none was written yet. Raises NOT_FOUND: no such model."""
+        """Return the model's endpoint; generation 0 when none was written yet. Raises Failure(NOT_FOUND): no such model."""
 
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
-        """Write `endpoint` if the stored generation still equals `endpoint.generation`; returns it one higher.
+        """Write `endpoint` if the stored generation equals `endpoint.generation`; return it one generation higher.
 
-        Raises Failure(CONFLICT) when somebody else was faster: read again and decide again.
+        Raises Failure(CONFLICT) when another process changed it in between: read it again and decide again.
         """
 
     def delete_version(self, model: str, version: int) -> None:
@@ -126,10 +134,10 @@ class Repository(Protocol):
         """Remove a model with all its versions. Raises Failure(NOT_FOUND)."""
 
     def next_version(self, model: str) -> int:
-        """One more than the highest version that was ever published, so that numbers are not used again by themselves."""
+        """Return one more than the highest version ever published: numbers of deleted versions are not assigned again."""
 
     def stamp(self, model: str) -> Hashable:
-        """Differs from an earlier one if anything of the model changed in between; it may differ without a change."""
+        """Return a value that changes when anything of the model changes; it may also change without a change."""
 
     def token(self) -> str:
-        """Changes whenever anything in the repository changes; cheap to call once a second."""
+        """Return a string that changes when anything in the repository changes; cheap to call once a second."""

@@ -38,7 +38,7 @@ from millstream.services.repository.disk import (
     try_lock,
 )
 from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
-from millstream.services.repository.proposals import FolderProposals
+from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.verdicts import FolderVerdicts
 
@@ -75,10 +75,10 @@ class FolderRepository:
             self._make()
         sweep_staging(self._staging)
         self._settle_token()
-        self.proposals = FolderProposals(self._root, self._changing)
+        self.staged = FolderStagedVersions(self._root, self._changing)
         self.verdicts = FolderVerdicts(self._root, self._changing)
 
-    def stage(self) -> FolderStaging:
+    def open_staging(self) -> FolderStaging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
         return open_staging(self._staging)
 
@@ -102,7 +102,7 @@ class FolderRepository:
                     if error.errno in _TAKEN:
                         raise _exists(manifest) from None
                     raise
-                self.verdicts.forget(manifest.model, manifest.version)  # of a load that was withdrawn
+                self.verdicts.forget(manifest.model, manifest.version)  # of a load that was aborted
                 fsync(target.parent)
 
     def models(self) -> Sequence[str]:

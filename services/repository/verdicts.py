@@ -3,7 +3,7 @@
 <root>/models/<model>/verdicts/<version>-<digest>.json   a Verdict; none: nothing bad is known
 
 A verdict is about content: the same files served in the same way, whenever they were published. So it outlives a load
-that was withdrawn, and is gone when the version is deleted, when other content takes its place, or when it is cleared.
+that was aborted, and is gone when the version is deleted, when other content takes its place, or when it is cleared.
 """
 
 from __future__ import annotations

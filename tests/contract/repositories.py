@@ -35,7 +35,7 @@ def manifest(model: str = "digits", version: int = 1, digest: str = "d" * 64) ->
 
 def publish(repository: Repository, model: str = "digits", version: int = 1, digest: str = "d" * 64) -> None:
     """Stage FILES and make them a version."""
-    with repository.stage() as staging:
+    with repository.open_staging() as staging:
         for path, content in FILES.items():
             target = staging.path / path
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -102,7 +102,7 @@ def test_of_two_publishers_at_once_exactly_one_wins(repository: Repository, open
 
 
 def test_a_staging_that_is_left_leaves_nothing(repository: Repository) -> None:
-    with repository.stage() as staging:
+    with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source/model.onnx").write_bytes(b"half")
         folder = staging.path
@@ -331,7 +331,7 @@ def test_a_change_cut_short_is_noticed_by_readers(root: Path) -> None:
 
 def test_opening_removes_what_dead_processes_left_and_nothing_else(root: Path) -> None:
     living = FolderRepository(root)
-    with living.stage() as staging:
+    with living.open_staging() as staging:
         dead = root / ".staging" / "0123456789abcdef"
         dead.mkdir()
         (dead / "upload").write_bytes(b"x")

@@ -88,11 +88,11 @@ def test_it_goes_with_its_version(repository: FolderRepository, gone: Callable[[
 
 
 def test_what_is_published_again_begins_without_one(repository: FolderRepository) -> None:
-    proposed = manifest(version=2)
-    repository.proposals.propose([proposed])
-    repository.verdicts.change(proposed, failed("it crashes"))
-    repository.proposals.withdraw("digits")
-    assert repository.verdicts.of(proposed).failed, "kept: the same files would crash the next time"
+    staged = manifest(version=2)
+    repository.staged.stage([staged])
+    repository.verdicts.change(staged, failed("it crashes"))
+    repository.staged.abort("digits")
+    assert repository.verdicts.of(staged).failed, "kept: the same files would crash the next time"
     publish(repository, version=2)
     assert repository.verdicts.of(repository.manifest("digits", 2)) == NO_VERDICT
 

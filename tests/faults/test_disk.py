@@ -184,7 +184,7 @@ def test_publishing_with_ever_more_room_leaves_nothing_or_a_version_that_is_acti
         for pages in range(PAGES_MAX):
             disk.fill(left_bytes=pages * PAGE)
             try:
-                with repository.stage() as staging:
+                with repository.open_staging() as staging:
                     repository.publish(staging, manifest("new"), activate=True)
             except Failure as failure:
                 assert failure.code is Code.STORAGE

@@ -44,7 +44,7 @@ def publish(stack: Stack) -> None:
         opset=17,
         ir_version=8,
     )
-    with repository.stage() as staging:
+    with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source" / "echo.json").write_bytes(content)
         repository.publish(staging, manifest, activate=True)

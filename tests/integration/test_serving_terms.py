@@ -98,7 +98,7 @@ def test_clients_may_see_other_shapes_than_the_model(stack: Stack, tmp_path: Pat
         ir_version=8,
     )
     repository = FolderRepository(stack.home / "repository")
-    with repository.stage() as staging:
+    with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source" / "model.onnx").write_bytes(content)
         repository.publish(staging, manifest, activate=True)

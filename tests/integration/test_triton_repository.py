@@ -297,14 +297,14 @@ def test_files_that_come_with_the_load(stack: Stack, client: Any, repository: Pa
     assert "there is no file l.txt" in refusal(client.load_model, "fresh", config=labels, files=files)
     client.load_model("fresh", config=labels, files=files | {"file:l.txt": b"a\nb\n"})
     assert client.get_model_config("fresh")["output"][0]["label_filename"] == "l.txt"
-    assert len(list((stack.home / "repository" / "models" / "fresh" / "given").iterdir())) == 1
+    assert len(list((stack.home / "repository" / "models" / "fresh" / "added_files").iterdir())) == 1
 
     client.load_model("own", config="{}", files={"file:3/model.onnx": times(tmp_path / "b.onnx", 13).read_bytes()})
     assert scaled(client, "own") == 13
     assert "not found" in refusal(scaled, client, "own", "1")
     client.load_model("own")
     assert scaled(client, "own") == 7
-    assert not (stack.home / "repository" / "models" / "own" / "given").exists()
+    assert not (stack.home / "repository" / "models" / "own" / "added_files").exists()
 
     for path in ("../1/model.onnx", "/1/model.onnx", "1//model.onnx", "1/./model.onnx", "", "a\\b", "x" * 300):
         given = {"file:1/model.onnx": b"x", f"file:{path}": b"x"}

@@ -133,7 +133,7 @@ async def test_a_pool_without_workers(application: Application, client: httpx.As
     before = application.repository.endpoint("m")
     with pytest.raises(Exception, match="failed to load 'n', version 1: pool 'cpu' has no worker"):
         await control.load("n", None, {})
-    assert application.repository.proposals.models() == []
+    assert application.repository.staged.models() == []
     assert application.repository.endpoint("m") == before
     found = {entry.name: entry for entry in control.index(ready=False)}
     assert (found["n"].state, "has no worker" in found["n"].reason) == ("UNAVAILABLE", True)
@@ -141,24 +141,24 @@ async def test_a_pool_without_workers(application: Application, client: httpx.As
 
 async def test_a_load_that_nobody_waits_for_leaves_nothing(application: Application) -> None:
     loading = asyncio.create_task(application.control.load("n", None, {}))
-    while not application.repository.proposals.models():
+    while not application.repository.staged.models():
         await asyncio.sleep(0.01)
     assert ("n", "LOADING") in {(entry.name, entry.state) for entry in application.control.index(ready=False)}
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
-    assert application.repository.proposals.models() == []
+    assert application.repository.staged.models() == []
     assert "n" not in application.repository.models()
-    claim = application.repository.proposals.claim("n")
-    assert claim is not None
-    claim.release()
+    lock = application.repository.staged.lock("n")
+    assert lock is not None
+    lock.release()
 
 
-async def test_what_a_dead_gateway_had_on_trial_is_withdrawn(application: Application) -> None:
+async def test_versions_that_a_dead_gateway_staged_are_aborted(application: Application) -> None:
     manifest = application.repository.manifest("m", 1).model_copy(update={"created": 5.0})
-    application.repository.proposals.propose([manifest])
+    application.repository.staged.stage([manifest])
     await application.control.start()
-    assert application.repository.proposals.models() == []
+    assert application.repository.staged.models() == []
 
 
 async def test_repositories_have_no_names(client: httpx.AsyncClient) -> None:

@@ -34,7 +34,7 @@ def publish(repository: Repository, model: str, version: int, config: ModelConfi
         batching=Batching(decided="proven"),
         notes=("made for a test",),
     )
-    with repository.stage() as staging:
+    with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source" / "model.onnx").write_bytes(content)
         repository.publish(staging, manifest)
@@ -64,7 +64,7 @@ def publish_model(
         ir_version=8,
         batching=Batching(decided="proven"),
     )
-    with repository.stage() as staging:
+    with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source" / "model.onnx").write_bytes(content)
         repository.publish(staging, manifest, activate=True)

@@ -1,12 +1,12 @@
-"""Versions on trial: what a load wants to serve in place of what serves now, until workers have shown that they can.
+"""Staged versions: a load replaces the served versions of a model in a two-phase commit.
 
-propose ─> workers load it beside the old one ─> ready: adopt (one change: manifests, endpoint, what is dropped)
-                                              ─> not:   withdraw (nothing has changed)
+stage ─> workers load them beside the served ones ─> all ready: commit (one change: manifests, endpoint, removals)
+                                                  └> else:      abort (nothing has changed)
 
-<root>/models/<model>/<version>/proposed.json   a Manifest
-<root>/models/<model>/<version>/uploaded.json   the Manifest that was published, while a load has put another in its place
-<root>/models/<model>/given/<random>/…          files that came with a load
-<root>/.loading/<model>.lock                    held by the process that loads the model
+<root>/models/<model>/<version>/staged.json      a Manifest
+<root>/models/<model>/<version>/original.json    the Manifest that was published, while a load has replaced it
+<root>/models/<model>/added_files/<random>/…     files that came with a load
+<root>/.loading/<model>.lock                     locked by the process that loads the model
 """
 
 from __future__ import annotations
@@ -26,12 +26,18 @@ from millstream.services.repository.base import Staging
 from millstream.services.repository.disk import fsync, fsync_tree, replace_file, storage_errors, try_lock
 from millstream.services.repository.documents import content_of, read_endpoint, read_manifest
 
-_PROPOSED, _UPLOADED, _PUBLISHED = "proposed.json", "uploaded.json", "manifest.json"
+_STAGED, _ORIGINAL, _PUBLISHED = "staged.json", "original.json", "manifest.json"
+_ADDED_FILES = "added_files"
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 
 
-class FolderProposals:
-    """The proposals of a folder repository. `changing`: its way of making one change at a time."""
+class FolderStagedVersions:
+    """The staged versions of a folder repository.
+
+    Args:
+        root: folder of the repository.
+        changing: opens the repository's context for one change at a time.
+    """
 
     def __init__(self, root: Path, changing: Callable[[], AbstractContextManager[None]]) -> None:
         self._root = root
@@ -39,41 +45,45 @@ class FolderProposals:
         self._locks = root / ".loading"
         self._changing = changing
 
-    def claim(self, model: str) -> FolderClaim | None:
-        """The right to load `model`, against all processes; None while somebody else has it. What the last owner left
-        behind is withdrawn.
+    def lock(self, model: str) -> FolderLoadLock | None:
+        """Lock `model` for one load, against all processes; None while another process has the lock.
+
+        Versions that a dead process left staged are aborted.
         """
         with storage_errors(self._root):
             self._locks.mkdir(exist_ok=True)
             descriptor = try_lock(self._locks / f"{check_name(model)}.lock")
         if descriptor is None:
             return None
-        claim = FolderClaim(descriptor)
+        lock = FolderLoadLock(descriptor)
         try:
             if self.of(model):
-                self.withdraw(model)
+                self.abort(model)
         except BaseException:
-            claim.release()
+            lock.release()
             raise
-        return claim
+        return lock
 
     def models(self) -> list[str]:
-        """Names of the models that have proposals."""
+        """Return the names of the models that have staged versions, sorted."""
         with storage_errors(self._root):
-            return sorted({path.parent.parent.name for path in self._models.glob(f"*/*/{_PROPOSED}")})
+            return sorted({path.parent.parent.name for path in self._models.glob(f"*/*/{_STAGED}")})
 
     def of(self, model: str) -> list[Manifest]:
-        """The proposed versions of a model, ascending."""
-        found = (self._read(model, version, _PROPOSED) for version in self._folders(model))
-        return [manifest for manifest in found if manifest is not None]
+        """Return the staged versions of a model, ascending."""
+        manifests = (self._read(model, version, _STAGED) for version in self._folders(model))
+        return [manifest for manifest in manifests if manifest is not None]
 
-    def uploaded(self, model: str, version: int) -> Manifest | None:
-        """The manifest that the version was published with, whatever a load has made of it since."""
-        return self._read(model, version, _UPLOADED) or self._read(model, version, _PUBLISHED)
+    def original(self, model: str, version: int) -> Manifest | None:
+        """Return the manifest that the version was published with, also if a load has replaced it since."""
+        return self._read(model, version, _ORIGINAL) or self._read(model, version, _PUBLISHED)
 
-    def give(self, model: str, staging: Staging) -> Path:
-        """Keep the staged files below the model; returns the folder. It stays while a manifest names it as its origin."""
-        target = self._models / check_name(model) / "given" / secrets.token_hex(8)
+    def add_files(self, model: str, staging: Staging) -> Path:
+        """Move the files in `staging` to a folder of the model and return it.
+
+        The next commit or abort removes the folder unless a manifest names it as its origin.
+        """
+        target = self._models / check_name(model) / _ADDED_FILES / secrets.token_hex(8)
         with storage_errors(self._root):
             fsync_tree(staging.path)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,23 +91,29 @@ class FolderProposals:
             fsync(target.parent)
         return target
 
-    def propose(self, manifests: Sequence[Manifest]) -> None:
-        """Have workers load these beside what they serve."""
+    def stage(self, manifests: Sequence[Manifest]) -> None:
+        """Stage `manifests`: workers load them beside the versions that they serve."""
         with storage_errors(self._root), self._changing():
             for manifest in manifests:
                 folder = self._folder(manifest.model, manifest.version)
                 folder.mkdir(parents=True, exist_ok=True)
-                replace_file(folder / _PROPOSED, content_of(manifest))
+                replace_file(folder / _STAGED, content_of(manifest))
 
-    def withdraw(self, model: str) -> None:
-        """Take all proposals of a model back, and the files that came with them."""
+    def abort(self, model: str) -> None:
+        """Remove all staged versions of a model, and added files that no manifest names."""
         with storage_errors(self._root), self._changing():
             self._clear(check_name(model))
 
-    def adopt(self, endpoint: Endpoint, manifests: Sequence[Manifest], dropped: Sequence[int] = ()) -> Endpoint:
-        """Make `manifests` the model's versions, and `endpoint` its endpoint, in one change; `dropped` versions go.
+    def commit(self, endpoint: Endpoint, manifests: Sequence[Manifest], removed: Sequence[int] = ()) -> Endpoint:
+        """Replace the model's versions by `manifests` and its endpoint by `endpoint`, in one change.
 
-        Raises Failure(CONFLICT) when the endpoint was changed in between: read it again and decide again.
+        Args:
+            endpoint: compared with the stored generation, and written one generation higher.
+            manifests: the versions that are served from now on.
+            removed: versions to delete.
+
+        Raises:
+            Failure: CONFLICT when the endpoint was changed in between: read it again and decide again.
         """
         model = check_name(endpoint.model)
         path = self._models / model / "endpoint.json"
@@ -110,7 +126,7 @@ class FolderProposals:
                 self._put(manifest)
             written = endpoint.model_copy(update={"generation": endpoint.generation + 1})
             replace_file(path, content_of(written))
-            for version in dropped:
+            for version in removed:
                 shutil.rmtree(self._folder(model, version), ignore_errors=True)
             self._clear(model)
             return written
@@ -119,32 +135,32 @@ class FolderProposals:
         folder = self._folder(manifest.model, manifest.version)
         folder.mkdir(parents=True, exist_ok=True)
         published = self._read(manifest.model, manifest.version, _PUBLISHED)
-        kept = folder / _UPLOADED
-        if published is not None and published.origin is None and not kept.exists() and published != manifest:
-            replace_file(kept, content_of(published))
+        original = folder / _ORIGINAL
+        if published is not None and published.origin is None and not original.exists() and published != manifest:
+            replace_file(original, content_of(published))
         replace_file(folder / _PUBLISHED, content_of(manifest))
-        if self._read(manifest.model, manifest.version, _UPLOADED) == manifest:
-            kept.unlink()
+        if self._read(manifest.model, manifest.version, _ORIGINAL) == manifest:
+            original.unlink()
 
     def _clear(self, model: str) -> None:
-        """Remove proposals, folders that nothing is left in, and given files that no manifest names."""
-        used = set()
+        """Remove staged manifests, empty folders, and added files that no manifest names."""
+        origins = set()
         for version in self._folders(model):
             folder = self._folder(model, version)
-            (folder / _PROPOSED).unlink(missing_ok=True)
+            (folder / _STAGED).unlink(missing_ok=True)
             with suppress(OSError):
                 folder.rmdir()
-            for name in (_PUBLISHED, _UPLOADED):
+            for name in (_PUBLISHED, _ORIGINAL):
                 manifest = self._read(model, version, name)
                 if manifest is not None:
-                    used.add(manifest.origin)
-        given = self._models / model / "given"
-        for folder in given.iterdir() if given.is_dir() else ():
-            if str(folder) not in used:
+                    origins.add(manifest.origin)
+        added = self._models / model / _ADDED_FILES
+        for folder in added.iterdir() if added.is_dir() else ():
+            if str(folder) not in origins:
                 shutil.rmtree(folder, ignore_errors=True)
-        for left in (given, self._models / model):
-            with suppress(OSError):
-                left.rmdir()
+        for folder in (added, self._models / model):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
     def _read(self, model: str, version: int, name: str) -> Manifest | None:
         return read_manifest(self._folder(model, version) / name, model, version, self._root)
@@ -162,13 +178,14 @@ class FolderProposals:
                     yield int(entry.name)
 
 
-class FolderClaim:
-    """The right to load a model; the kernel takes it back when its process dies."""
+class FolderLoadLock:
+    """A process's lock on the loads of a model. The kernel releases it when the process dies."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
 
     def release(self) -> None:
+        """Release the lock; later calls do nothing."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,4 +1,4 @@
-"""Versions on trial: invisible until they are adopted, gone when they are withdrawn, and only one process at it."""
+"""Staged versions: invisible until the commit, gone after an abort, and one process at a time may load a model."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ def files(repository: FolderRepository, tmp_path: Path) -> set[str]:
     return {str(path.relative_to(tmp_path / "models")) for path in (tmp_path / "models").rglob("*") if path.is_file()}
 
 
-def test_what_is_proposed_changes_nothing_until_it_is_adopted(repository: FolderRepository, tmp_path: Path) -> None:
+def test_staged_versions_change_nothing_until_the_commit(repository: FolderRepository, tmp_path: Path) -> None:
     first = publish(repository, "m", 1)
     second = other(first)
     token, before = repository.token(), files(repository, tmp_path)
-    repository.proposals.propose([second])
+    repository.staged.stage([second])
     assert repository.token() != token
     assert (repository.manifest("m", 1), repository.versions("m")) == (first, [1])
-    assert (repository.proposals.models(), repository.proposals.of("m")) == (["m"], [second])
-    repository.proposals.withdraw("m")
-    assert (repository.proposals.models(), files(repository, tmp_path)) == ([], before)
+    assert (repository.staged.models(), repository.staged.of("m")) == (["m"], [second])
+    repository.staged.abort("m")
+    assert (repository.staged.models(), files(repository, tmp_path)) == ([], before)
 
-    repository.proposals.propose([second])
+    repository.staged.stage([second])
     endpoint = repository.endpoint("m")
-    written = repository.proposals.adopt(endpoint.model_copy(update={"active": 1}), [second])
+    written = repository.staged.commit(endpoint.model_copy(update={"active": 1}), [second])
     assert written.generation == endpoint.generation + 1
     assert (repository.manifest("m", 1), repository.endpoint("m")) == (second, written)
-    assert repository.proposals.models() == []
+    assert repository.staged.models() == []
 
 
-def test_what_was_uploaded_is_not_forgotten(repository: FolderRepository, tmp_path: Path) -> None:
+def test_the_original_manifest_is_kept(repository: FolderRepository, tmp_path: Path) -> None:
     first = publish(repository, "m", 1)
     before = files(repository, tmp_path) | {"m/endpoint.json"}
     for manifest in (other(first), other(first, created=9.0)):
-        repository.proposals.adopt(repository.endpoint("m"), [manifest])
-        assert repository.proposals.uploaded("m", 1) == first
-    repository.proposals.adopt(repository.endpoint("m"), [first])
-    assert (repository.manifest("m", 1), repository.proposals.uploaded("m", 1)) == (first, first)
+        repository.staged.commit(repository.endpoint("m"), [manifest])
+        assert repository.staged.original("m", 1) == first
+    repository.staged.commit(repository.endpoint("m"), [first])
+    assert (repository.manifest("m", 1), repository.staged.original("m", 1)) == (first, first)
     assert files(repository, tmp_path) == before
-    assert repository.proposals.uploaded("m", 2) is None
+    assert repository.staged.original("m", 2) is None
 
 
 def test_a_model_that_was_not_there_and_goes_again(repository: FolderRepository, tmp_path: Path) -> None:
     manifest = other(publish(repository, "m", 1), model="new", version=3, origin=str(tmp_path))
-    repository.proposals.propose([manifest])
+    repository.staged.stage([manifest])
     assert "new" not in repository.models()
-    repository.proposals.withdraw("new")
+    repository.staged.abort("new")
     assert not (tmp_path / "models" / "new").exists()
-    repository.proposals.adopt(Endpoint(model="new", active=3, source=str(tmp_path)), [manifest])
+    repository.staged.commit(Endpoint(model="new", active=3, source=str(tmp_path)), [manifest])
     assert (repository.versions("new"), repository.local_path("new", 3)) == ([3], tmp_path)
     after = repository.endpoint("new").model_copy(update={"active": None})
-    repository.proposals.adopt(after, [], dropped=[3])
+    repository.staged.commit(after, [], removed=[3])
     assert (repository.versions("new"), repository.models()) == ([], ["m", "new"])
 
 
@@ -75,42 +75,42 @@ def test_who_was_slower_decides_again(repository: FolderRepository) -> None:
     endpoint = repository.endpoint("m")
     endpoint_activate(repository, "m", 1)
     with pytest.raises(Failure) as caught:
-        repository.proposals.adopt(endpoint, [other(manifest)])
+        repository.staged.commit(endpoint, [other(manifest)])
     assert caught.value.code is Code.CONFLICT
     assert repository.manifest("m", 1) == manifest
 
 
 def test_given_files_stay_as_long_as_a_manifest_needs_them(repository: FolderRepository, tmp_path: Path) -> None:
     def give(content: bytes) -> Path:
-        with repository.stage() as staging:
+        with repository.open_staging() as staging:
             (staging.path / "model.onnx").write_bytes(content)
-            return repository.proposals.give("m", staging)
+            return repository.staged.add_files("m", staging)
 
     manifest = publish(repository, "m", 1)
     kept, lost = give(b"kept"), give(b"lost")
-    repository.proposals.adopt(repository.endpoint("m"), [other(manifest, origin=str(kept))])
+    repository.staged.commit(repository.endpoint("m"), [other(manifest, origin=str(kept))])
     assert (kept.is_dir(), lost.is_dir()) == (True, False)
     assert (repository.local_path("m", 1) / "model.onnx").read_bytes() == b"kept"
-    repository.proposals.withdraw("m")
+    repository.staged.abort("m")
     assert kept.is_dir()
-    repository.proposals.adopt(repository.endpoint("m"), [manifest])
-    assert not (tmp_path / "models" / "m" / "given").exists()
+    repository.staged.commit(repository.endpoint("m"), [manifest])
+    assert not (tmp_path / "models" / "m" / "added_files").exists()
     assert list((tmp_path / ".staging").iterdir()) == []
 
 
 def test_one_process_loads_a_model_at_a_time(repository: FolderRepository, tmp_path: Path) -> None:
-    claim = repository.proposals.claim("m")
-    assert claim is not None
-    assert FolderRepository(tmp_path).proposals.claim("m") is None
-    another = repository.proposals.claim("n")
+    lock = repository.staged.lock("m")
+    assert lock is not None
+    assert FolderRepository(tmp_path).staged.lock("m") is None
+    another = repository.staged.lock("n")
     assert another is not None
     another.release()
-    repository.proposals.propose([publish(repository, "m", 1)])
-    claim.release()
-    claim.release()
-    successor = FolderRepository(tmp_path).proposals.claim("m")  # what its owner left behind is withdrawn
+    repository.staged.stage([publish(repository, "m", 1)])
+    lock.release()
+    lock.release()
+    successor = FolderRepository(tmp_path).staged.lock("m")  # versions that a dead process staged are aborted
     assert successor is not None
-    assert repository.proposals.models() == []
+    assert repository.staged.models() == []
     successor.release()
 
 
