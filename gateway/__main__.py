@@ -21,7 +21,7 @@ import uvicorn
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
-from millstream.gateway.catalog.shared_settings import SharedDocument, follow
+from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
@@ -118,8 +118,8 @@ class Gateway:
         )
         self.producer.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison
-        news = {"died": self._death, "poison": self._poison}
-        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self.lanes.apply, news)
+        events = {"died": self._death, "poison": self._poison}
+        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self.lanes.apply, events)
         self.readiness_probe = ReadinessProbe(
             lambda: self.lanes.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
@@ -181,7 +181,7 @@ class Gateway:
         self.readiness_probe.start()
         await self.control.start()
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
-        self._loops.append(asyncio.create_task(follow(documents, self.traces.flush)))
+        self._loops.append(asyncio.create_task(watch(documents, self.traces.flush)))
         self._loops.append(asyncio.create_task(self._memory.run()))
         freeze_gc()
 

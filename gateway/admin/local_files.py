@@ -1,6 +1,6 @@
-"""local_files: models that lie in a folder of this machine, as uploads. For management calls that name a path.
+"""local_files: model files on this machine as the body of an upload. For management calls that name a path.
 
-path ─> inside the folder that is allowed? ─> a file's bytes, or a tar of a folder, piece by piece ─> millstream.gateway.admin.upload
+path ─> below MILLSTREAM_IMPORT_DIR? ─> bytes of a file, or a tar of a folder, piece by piece ─> admin.upload
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ _SCHEME = "file"
 
 
 def locate(folder: Path | None, url: str) -> Path:
-    """The file or folder of `url`: a path, relative to `folder` or absolute, or file://. Blocking.
+    """Return the file or folder that a management call names. Blocking.
 
-    Raises Failure: UNSUPPORTED (no folder is allowed, or another scheme), INVALID (outside it), NOT_FOUND.
+    Args:
+        folder: Only paths below this folder are allowed; None: no path is.
+        url: A path, absolute or relative to `folder`, or a file:// URL.
+
+    Raises:
+        Failure: UNSUPPORTED (no folder is allowed, or another scheme), INVALID (outside the folder), NOT_FOUND.
     """
     parts = urlsplit(url) if "://" in url else None
     if parts is not None and parts.scheme.lower() != _SCHEME:
@@ -57,14 +62,16 @@ def locate(folder: Path | None, url: str) -> Path:
 
 
 async def content(path: Path) -> AsyncIterator[bytes]:
-    """The bytes of a file, or of a tar of a folder. Raises Failure(INVALID) for what is neither, or holds links."""
+    """Yield the bytes of a file, or of a tar of a folder. Raises Failure(INVALID) for links, devices and the like."""
     pieces = _file(path) if path.is_file() else _folder(_model_folder(path))
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         yield piece
 
 
 def _model_folder(path: Path) -> Path:
-    """The folder to pack: `path`, or where below it the only model is (model repositories have a folder for a version)."""
+    """Return the folder to pack: `path`, or the one below it that has the only model, as a version's folder in Triton's
+    repositories.
+    """
     if any(path.glob("*.onnx")):
         return path
     found = []

@@ -1,4 +1,4 @@
-"""Taking versions away: which may go, and what the model's name resolves to afterwards. Blocking: call in a thread."""
+"""removal: which versions may be deleted, and what the model's name resolves to then. Blocking: call it in a thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ _ATTEMPTS_MAX = 8
 
 
 def remove_version(repository: Repository, model: str, version: int, *, serving: int | None, force: bool) -> None:
-    """Remove `version` of `model`; `serving` is the version that answers requests which name none.
+    """Delete a version. The endpoint stops naming it first, so that the name never resolves to a missing version.
 
-    The endpoint stops naming the version before it goes, so nothing resolves to a hole. Raises Failure: NOT_FOUND;
-    CONFLICT when the version is serving, has siblings to switch to, and `force` is not given.
+    Args:
+        repository: Has the version.
+        model: Its name.
+        version: To delete.
+        serving: The version that answers requests without a version.
+        force: Delete the version even if it is serving and others could serve instead.
+
+    Raises:
+        Failure: NOT_FOUND; CONFLICT (it is serving, others exist, and not `force`).
     """
     versions = repository.versions(model)
     if version not in versions:
@@ -27,7 +34,7 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
     _forget(repository, model, version, serving)
     repository.delete_version(model, version)
     if model in repository.models():
-        # it may have been activated in between
+        # it may have been activated meanwhile
         _forget(repository, model, version, serving)
 
 
@@ -41,14 +48,14 @@ def _forget(repository: Repository, model: str, version: int, serving: int | Non
         except Failure as exc:
             if exc.code is not Code.CONFLICT:
                 raise
-            # somebody else was faster: decide again on what they wrote
+            # another process changed the endpoint: decide again with its value
             continue
         return
     raise Failure(Code.CONFLICT, f"the endpoint of '{model}' keeps changing: try again")
 
 
 def _without(endpoint: Endpoint, version: int, serving: int | None) -> Endpoint:
-    """What is left when `version` goes: if it was asked for, the version that answers instead of it, or nothing."""
+    """Return the endpoint without `version`. If that was active, the version that answers becomes active, or none."""
     previous = None if endpoint.previous == version else endpoint.previous
     if endpoint.active != version:
         return endpoint.model_copy(update={"previous": previous})

@@ -1,4 +1,4 @@
-"""Admin API over models and versions that are there: look at them, activate, delete. Uploading is in routes_uploads.py."""
+"""routes_models: the admin API for existing models and versions: list, activate, delete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from millstream.gateway.admin import schemas
+from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.catalog.snapshot import ModelView
 from millstream.gateway.protocols.http.context import DepsOf
@@ -41,15 +41,15 @@ async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
 @router.post(
     "/models/{name}/versions/{version}/activate",
     summary="Make this the version that answers",
-    description="The version before it goes on answering until this one is ready: no request fails in between. A version "
-    "that no worker loads any more, since loading it ended processes or took too long, is tried again; one whose batching was "
+    description="The previous version answers until this one is ready: no request fails in between. A version that "
+    "workers refuse to load, because loading it ended processes or took too long, is tried again; one whose batching was "
     "turned off is batched again.",
     responses=documented(400, 404, 409),
 )
 async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
-    if view.verdict.failed or view.verdict.batching_off:  # an operator wants it tried again
+    if view.verdict.failed or view.verdict.batching_off:  # the operator wants another try
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
@@ -62,8 +62,8 @@ async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
     "/models/{name}/versions/{version}",
     status_code=204,
     summary="Delete a version",
-    description="The serving version is kept unless it is the only one, or `force` is given. "
-    "Numbers of deleted versions are not given out again.",
+    description="The serving version cannot be deleted unless it is the only one, or with `force`. "
+    "Numbers of deleted versions are not used again.",
     responses=documented(400, 404, 409),
 )
 async def delete_version(
@@ -87,7 +87,7 @@ async def delete_model(name: str, deps: DepsOf) -> None:
 
 
 def _serving(view: ModelView | None) -> int | None:
-    """The version that answers. A failed one answers nothing: it may stand in that place where there is no better."""
+    """Return the version that answers; None for a failed one, which may be `serving` where there is no better."""
     if view is None or view.serving is None:
         return None
     version = view.versions.get(view.serving)

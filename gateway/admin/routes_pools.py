@@ -1,4 +1,4 @@
-"""GET /admin/v1/pools and /admin/v1/workers: who serves."""
+"""routes_pools: GET /admin/v1/pools and /admin/v1/workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 from fastapi import APIRouter
 
-from millstream.gateway.admin import schemas
+from millstream.gateway.admin import schemas_pools as schemas
 from millstream.gateway.protocols.http.context import DepsOf
 
 router = APIRouter(prefix="/admin/v1")
@@ -17,6 +17,6 @@ async def pools(deps: DepsOf) -> schemas.Pools:
     return schemas.pools(deps.catalog.snapshot)
 
 
-@router.get("/workers", summary="Live workers and what each of them holds")
+@router.get("/workers", summary="Live workers and the versions in each")
 async def workers(deps: DepsOf) -> schemas.WorkerList:
-    return schemas.workers(deps.catalog.snapshot, time.time())  # noqa: TID251 - the board brought heartbeats to this clock
+    return schemas.workers(deps.catalog.snapshot, time.time())  # noqa: TID251 - ClusterState converts heartbeats to this clock

@@ -1,4 +1,7 @@
-"""Admin API for new versions: PUT names the number, POST takes the next one; the body is the model, or a form with it."""
+"""routes_uploads: the admin API for new versions. PUT names the number, POST takes the next one.
+
+The body is the model, or a form with it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from millstream.gateway.admin import schemas
+from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
 from millstream.gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
 from millstream.gateway.protocols.http.body import declared_bytes, disconnected
@@ -21,7 +24,7 @@ router = APIRouter(prefix="/admin/v1", responses=documented(400, 409, 413, 415, 
 
 WAIT_S_MAX = 600.0
 
-#: what a form may take beside the model: the config, and boundaries and headers of two parts
+#: limit on the bytes of a form besides the model: the config, and boundaries and headers of two parts
 _FORM_BYTES_MAX = CONFIG_BYTES_MAX + 64 * 1024
 
 _CONFIG_EXAMPLE = '{"rows_max": 32, "pool": "cpu"}'
@@ -47,14 +50,14 @@ _BODY: dict[str, Any] = {
 
 
 class _Options:
-    """The query parameters and headers that both routes take, as an `Upload` that waits for its name and number."""
+    """The query parameters and headers of both routes."""
 
     def __init__(
         self,
         config: Annotated[
             str | None,
             Query(
-                description="What to say about the version, as JSON (not together with the form's part).",
+                description="Settings of the version, as JSON (not together with the form's part).",
                 examples=[_CONFIG_EXAMPLE],
             ),
         ] = None,
@@ -100,7 +103,7 @@ async def post(
 
 
 def _upload(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
-    """Everything that can be refused before the body is read."""
+    """Return the upload that a request asks for. Raises Failure for all that can be refused before the body is read."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
         raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload as it is")
@@ -129,7 +132,7 @@ async def _created(
 
 
 async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request) -> None:
-    """Wait for the version to settle, for as long as the caller does."""
+    """Wait until the version is ready or has failed, `wait_s` have passed, or the caller is gone."""
     waits = [
         asyncio.ensure_future(wait_until_ready(deps, manifest, wait_s)),
         asyncio.ensure_future(disconnected(request.receive)),

@@ -1,6 +1,7 @@
-"""An upload from its first byte to a published version: permit -> bytes into a staging area -> check -> publish -> activate.
+"""upload: from the first byte of an upload to a published version.
 
-Nothing is visible of an upload that fails or whose caller goes away, and the body is never in memory as a whole.
+permit ─> bytes into a staging area ─> check ─> publish ─> activate
+An upload that fails, or whose caller disconnects, leaves nothing visible. Its body is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -23,21 +24,18 @@ from millstream.services.wire.records import State
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What the caller asks for. `version` None: the next one. `sha256`: of the model's bytes, in hex, to be compared.
-
-    `form`: the body is this form, which may bring the config; None: the body is the model's bytes.
-    """
+    """What a caller asks for."""
 
     model: str
-    version: int | None
+    version: int | None  # None: the next one
     config: ModelConfig | None
-    sha256: str | None
+    sha256: str | None  # of the model's bytes, in hex; other bytes are refused
     activate: bool
-    form: MultipartUpload | None
+    form: MultipartUpload | None  # the form that the body is, which may have the config; None: the body is the model
 
 
 def parse_config(text: str | bytes) -> ModelConfig:
-    """The `config` of an upload. Raises Failure(INVALID) naming the field."""
+    """Return the `config` of an upload. Raises Failure(INVALID) that names the field."""
     try:
         config = ModelConfig.model_validate_json(text)
     except ValidationError as exc:
@@ -49,12 +47,12 @@ def parse_config(text: str | bytes) -> ModelConfig:
 
 
 async def receive(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
-    """Publish `body` as a version and, if wanted, activate it; the catalog has heard of it when this returns.
+    """Publish `body` as a version and activate it if asked to. The catalog knows the version when this returns.
 
     Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
     """
     config = upload.config or ModelConfig()
-    # entering refuses a name that is not allowed and a version that is there, before a gigabyte was sent for nothing
+    # Incoming refuses a bad name and an existing version here, before the caller has sent a gigabyte
     async with (
         ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
         uploads.permit(upload.model, upload.version) as show,

@@ -1,1 +1,1 @@
-"""Which models there are and who serves them; small documents that gateways share."""
+"""The models, versions and workers that exist, and small settings documents that gateways share."""

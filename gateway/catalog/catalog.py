@@ -1,7 +1,7 @@
-"""catalog: what models there are and who serves them, read again when somebody says so and at least once a second.
+"""catalog: the models and their replicas, read again at each event and at least once a second.
 
-repository + workers' records ─> names of models that changed ─> Snapshot (immutable) ─> `on_snapshot` (lanes), waiting callers
-A refresh costs what changed since the last one, however many models there are.
+repository + workers' records ─> names of models that changed ─> Snapshot (immutable) ─> `on_snapshot`, waiting callers
+The cost of a refresh is that of the changes since the last one, however many models there are.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ from millstream.services.wire.records import State, WorkerRecord
 
 log = logging.getLogger("millstream.catalog")
 
-LOOK_S = 1.0
-AGREE_S_MAX = 2.0  # a gateway that is too slow for this hears of a change when it looks the next time
+POLL_S = 1.0
+AGREE_S_MAX = 2.0  # a slower gateway sees the change at its next refresh
 AGREE_PAUSE_S = 0.01
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
 class Catalog:
-    """`name`: of this gateway. `cluster_state`: the records in Redis. `news`: what to do with messages, by their kinds: "died:cpu-0-…" goes to "died"."""
+    """The catalog of one gateway.
+
+    Args:
+        name: Of this gateway.
+        repository: Has the models.
+        cluster_state: Has the records of workers, gateways and uploads in Redis.
+        on_snapshot: Called with each new snapshot and the names of the models that changed.
+        events: Handlers of messages, by kind: the message "died:cpu-0-…" goes to the handler of "died".
+    """
 
     def __init__(
         self,
@@ -40,7 +48,7 @@ class Catalog:
         repository: Repository,
         cluster_state: ClusterState,
         on_snapshot: Callable[[Snapshot, Collection[str]], Awaitable[None]],
-        news: Mapping[str, Callable[[str], Awaitable[None]]],
+        events: Mapping[str, Callable[[str], Awaitable[None]]],
     ) -> None:
         self.snapshot = Snapshot({}, ())
         self.uploads: Mapping[UploadKey, State] = {}
@@ -48,30 +56,30 @@ class Catalog:
         self._repository = repository
         self._cluster_state = cluster_state
         self._on_snapshot = on_snapshot
-        self._news = news
+        self._events = events
         self._receiving: dict[UploadKey, State] = {}  # uploads of this gateway
         self._token = ""
         self._stored = StoredModels(repository)
         self._placements = Placements()
-        self._changes: set[str] = set()  # models that the snapshot does not show yet as they are
-        self._untold: set[str] = set()  # models that the snapshot shows, and `on_snapshot` may not know of
+        self._changes: set[str] = set()  # models whose changes are not in the snapshot yet
+        self._unreported: set[str] = set()  # models whose changes `on_snapshot` may not have taken in
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._refreshing = asyncio.Lock()
-        self._agents: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         await self.refresh()
-        self._agents = [asyncio.create_task(self._look()), asyncio.create_task(self._listen())]
+        self._tasks = [asyncio.create_task(self._poll()), asyncio.create_task(self._listen())]
 
     async def stop(self) -> None:
-        await cancel_all(self._agents)
+        await cancel_all(self._tasks)
         with suppress(Failure):
             await self._cluster_state.set_gateway(self._name, None)
         await self._cluster_state.close()
 
     async def refresh(self) -> None:
-        """Read the repository, if it changed, and the workers' records. While Redis is away the last records stay."""
+        """Read the repository, if it changed, and the workers' records. Without Redis the last records stay."""
         async with self._refreshing:
             token = await asyncio.to_thread(self._repository.token)
             if token != self._token:
@@ -80,14 +88,14 @@ class Catalog:
             workers = self.snapshot.workers
             with suppress(Failure):
                 workers = await self._cluster_state.workers()
-                await self._show_uploads()
+                await self._exchange_uploads()
             self._changes |= self._placements.update(workers)
             await self._apply(workers)
             with suppress(Failure):
                 await self._cluster_state.set_gateway(self._name, token)
 
     async def _apply(self, workers: tuple[WorkerRecord, ...]) -> None:
-        """Make the snapshot anew of the models that changed, and tell who follows it."""
+        """Replace the changed models in the snapshot, and report them."""
         before = self.snapshot
         models = dict(before.models)
         for name in self._changes:
@@ -99,16 +107,19 @@ class Catalog:
         others = [worker.id for worker in workers] != [worker.id for worker in before.workers]
         self.snapshot = Snapshot(models if changed else before.models, workers)
         self._changes.clear()
-        # What `on_snapshot` could not take in, because it raised, it is told again.
-        self._untold |= changed
-        await self._on_snapshot(self.snapshot, frozenset(self._untold))
-        self._untold.clear()
+        # If `on_snapshot` raises, the next call reports the same models again.
+        self._unreported |= changed
+        await self._on_snapshot(self.snapshot, frozenset(self._unreported))
+        self._unreported.clear()
         if changed or others:
             event, self._changed = self._changed, asyncio.Event()
             event.set()
 
     async def announce(self, model: str) -> None:
-        """Tell the other gateways that the repository changed, and return when all route by it. Workers watch it."""
+        """Tell the other gateways that the repository changed, and return when all route by it.
+
+        Workers need no message: they watch the repository.
+        """
         with suppress(Failure):
             await self._cluster_state.publish(f"model:{model}")
         await self.refresh()
@@ -127,7 +138,7 @@ class Catalog:
         return True
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
-        """Make an upload in progress visible to all gateways; None: it has ended."""
+        """Show the state of an upload to all gateways. `state` None: the upload has ended."""
         if state is None:
             self._receiving.pop((model, version), None)
         else:
@@ -135,10 +146,10 @@ class Catalog:
         with suppress(Failure):
             if state is None:
                 await self._cluster_state.set_upload(model, version, None)
-            await self._show_uploads()
+            await self._exchange_uploads()
 
-    async def _show_uploads(self) -> None:
-        """Say that ours go on, which nobody believes for long, and see those of all gateways."""
+    async def _exchange_uploads(self) -> None:
+        """Renew the records of this gateway's uploads, which expire soon, and read those of all gateways."""
         for (model, version), state in list(self._receiving.items()):
             await self._cluster_state.set_upload(model, version, state)
         self.uploads = await self._cluster_state.uploads()
@@ -164,9 +175,10 @@ class Catalog:
         )
 
     def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:
-        """The active version once it is ready; until then the one that served before, or the newest that is ready.
+        """Return the version that answers requests without a version; None if none was ever activated.
 
-        None where no version was ever activated, however many are ready. Once a version has served it stays, though its workers may be gone for a moment: requests wait for them.
+        That is the active version once it is ready; until then the version that served before, or the newest that is
+        ready. A version that has served stays while its workers are gone: requests wait for them.
         """
         if endpoint.active is None:
             return None
@@ -180,30 +192,30 @@ class Catalog:
         others = (before.serving if before is not None else None, endpoint.previous, *ready)
         return next((number for number in others if number in ready), active)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), LOOK_S)
+                await asyncio.wait_for(self._wake.wait(), POLL_S)
             self._wake.clear()
             try:
                 await self.refresh()
             except Failure as failure:
                 log.warning("%s", failure.message)
             except Exception:
-                log.exception("reading the models failed; trying again")
+                log.exception("refreshing the catalog failed; trying again")
 
     async def _listen(self) -> None:
         while True:
             try:
                 async for message in self._cluster_state.messages():
-                    kind, _, what = message.partition(":")
-                    if kind in self._news:
-                        await self._news[kind](what)
+                    kind, _, text = message.partition(":")
+                    if kind in self._events:
+                        await self._events[kind](text)
                     self._wake.set()
             except Failure:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             except Exception:
-                log.exception("a message could not be used")
+                log.exception("an event could not be handled")
 
 
 def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Replica, ...], *, loaded: bool) -> VersionView:
@@ -211,7 +223,7 @@ def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Replica, ...], 
         return VersionView(manifest, State.UNLOADED, None, placed, verdict)
     states = {at.instance.state for at in placed}
     state = next((state for state in _BEST_FIRST if state in states), State.PENDING)
-    if verdict.failed and state is not State.READY:  # who holds it already goes on with it
+    if verdict.failed and state is not State.READY:  # workers that have it loaded keep it
         return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
     reason = next((at.instance.reason for at in placed if at.instance.state is state and at.instance.reason), None)
     return VersionView(manifest, state, reason, placed, verdict)

@@ -1,4 +1,4 @@
-"""What the catalog of models is to those that ask it."""
+"""interfaces: the catalog as other parts of the gateway see it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.services.wire.records import State
 
-#: (model, version) of an upload in progress; version None: its number is given when it is published
+#: (model, version) of an upload in progress; version None: it gets its number when it is published
 UploadKey = tuple[str, int | None]
 
 
 class ModelCatalog(Protocol):
-    """What is known about models now, in all processes, as far as this gateway has heard."""
+    """What this gateway knows about models, workers and uploads."""
 
     @property
     def snapshot(self) -> Snapshot:
-        """Replaced as a whole; never changed in place."""
+        """The current snapshot. It is replaced as a whole, never changed in place."""
 
     @property
     def uploads(self) -> Mapping[UploadKey, State]:
@@ -27,10 +27,10 @@ class ModelCatalog(Protocol):
         """Read the repository and the workers' records again."""
 
     async def announce(self, model: str) -> None:
-        """Tell all gateways and workers that the repository changed, and refresh."""
+        """Tell all gateways that the repository changed, and return when all route by it."""
 
     async def next_change(self, timeout_s: float) -> bool:
         """Wait until the snapshot changes; False when `timeout_s` passed first."""
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
-        """Make an upload in progress visible to all gateways; None: it has ended."""
+        """Show the state of an upload to all gateways. `state` None: the upload has ended."""

@@ -1,4 +1,4 @@
-"""labels: the names of classes that are in text files beside a version, one a line."""
+"""labels: class names from text files of a version, one name a line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Labels = dict[str, tuple[str, ...]]
 
 
 def read_labels(folder: Path, manifest: Manifest) -> Labels:
-    """Class names by output, of the version in `folder`.
+    """Return class names by output of the version in `folder`.
 
     Raises:
-        Failure: INVALID for a file that is not one of the version's, cannot be read, or was changed since.
+        Failure: INVALID for a file that the version does not list, that cannot be read, or that changed since.
     """
     names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
     return {output: names[path] for output, path in manifest.config.labels.items()}

@@ -17,17 +17,17 @@ class Placements:
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
-        self._heads: dict[str, WorkerRecord] = {}  # the same without instances: what a Placed keeps alive
+        self._heads: dict[str, WorkerRecord] = {}  # the same without instances: what a Replica refers to
         self._instances: dict[str, Mapping[str, InstanceRecord]] = {}  # worker -> content id -> instance
-        self._placed: dict[str, dict[str, Replica]] = {}  # content id -> worker -> replica
+        self._replicas: dict[str, dict[str, Replica]] = {}  # content id -> worker -> replica
 
     def of(self, content_id: str) -> tuple[Replica, ...]:
         """Return the instances of a content id, ordered by worker."""
-        placed = self._placed.get(content_id)
-        return tuple(placed[worker] for worker in sorted(placed)) if placed else ()
+        replicas = self._replicas.get(content_id)
+        return tuple(replicas[worker] for worker in sorted(replicas)) if replicas else ()
 
     def update(self, workers: Sequence[WorkerRecord]) -> set[str]:
-        """Take over the records of all live workers. Returns the names of the models that they change anything for."""
+        """Take the records of all live workers, and return the names of the models whose instances changed."""
         changed: set[str] = set()
         live = {worker.id for worker in workers}
         for gone in self._workers.keys() - live:
@@ -53,11 +53,11 @@ class Placements:
         for content_id, instance in now.items():
             known = before.get(content_id)
             if known is not instance and known != instance:
-                self._placed.setdefault(content_id, {})[worker.id] = Replica(head, instance)
+                self._replicas.setdefault(content_id, {})[worker.id] = Replica(head, instance)
                 changed.add(instance.model)
 
     def _remove(self, worker: str, instance: InstanceRecord) -> None:
-        placed = self._placed[instance.content_id]
-        del placed[worker]
-        if not placed:
-            del self._placed[instance.content_id]
+        replicas = self._replicas[instance.content_id]
+        del replicas[worker]
+        if not replicas:
+            del self._replicas[instance.content_id]

@@ -1,6 +1,6 @@
-"""A small JSON document that all gateways of a machine read and may change: what a client sets through one holds in all.
+"""shared_settings: a small JSON document that all gateways of a machine read and change.
 
-update ─> lock, read, change, replace the file with one rename      follow ─> looks every FOLLOW_S whether it changed
+update ─> lock, read, change, replace the file with one rename      watch ─> checks every WATCH_S whether it changed
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millstream.services.repository.disk import storage_errors, try_lock
 
 log = logging.getLogger("millstream.settings")
 
-FOLLOW_S = 0.1
+WATCH_S = 0.1
 LOCK_TRIES = 20
 LOCK_PAUSE_S = 0.005
 T = TypeVar("T")
 
 
 class SharedDocument:
-    """`path`: its file; one that is not there, or no JSON object, is an empty document."""
+    """A JSON object in the file `path`. A missing file, or one that is not a JSON object, is an empty document."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,20 +34,23 @@ class SharedDocument:
         self._content: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """The document now; the same object as before if it did not change."""
+        """Return the document; the same object as last time if it did not change."""
         found = self._signature()
         if found != self._seen:
             self._seen, self._content = found, self._load()
         return self._content
 
     def changed(self) -> bool:
-        """Whether `read` would give another document than last time; the cost of one stat."""
+        """Whether `read` would return another document than last time. Costs one stat."""
         return self._signature() != self._seen
 
     def update(self, change: Callable[[dict[str, Any]], T]) -> T:
-        """Have `change` alter the document in place. Raises Failure: what `change` raises, UNAVAILABLE, STORAGE.
+        """Let `change` alter the document in place, and return its result.
 
-        Does not wait long for the lock: a gateway that is frozen while it holds it must not hold up others.
+        Waits only LOCK_TRIES x LOCK_PAUSE_S for the lock, so that a gateway frozen with the lock does not block others.
+
+        Raises:
+            Failure: UNAVAILABLE (locked), STORAGE, and whatever `change` raises.
         """
         with storage_errors(self._path.parent):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +76,7 @@ class SharedDocument:
         raise Failure(Code.UNAVAILABLE, "another gateway is changing these settings: try again", retry_after_s=1)
 
     def _date(self, new: Path) -> None:
-        """Give the file a time after that of the one it replaces: clocks are coarse, and inodes are used again."""
+        """Set the mtime later than that of the replaced file: clocks are coarse, and inode numbers are used again."""
         try:
             before = self._path.stat().st_mtime_ns
         except OSError:
@@ -97,14 +100,14 @@ class SharedDocument:
         return content if isinstance(content, dict) else {}
 
 
-async def follow(documents: Mapping[SharedDocument, Callable[[], None]], every: Callable[[], object]) -> None:
-    """Until cancelled: call what belongs to a document when another gateway changed it, and `every` each time."""
+async def watch(documents: Mapping[SharedDocument, Callable[[], None]], every: Callable[[], object]) -> None:
+    """Call the function of each document that another gateway changed, and `every` each time. Runs until cancelled."""
     while True:
-        await asyncio.sleep(FOLLOW_S)
+        await asyncio.sleep(WATCH_S)
         try:
             for document, apply in documents.items():
                 if document.changed():
                     apply()
             every()
         except Exception:
-            log.exception("settings could not be followed")
+            log.exception("shared settings could not be applied")

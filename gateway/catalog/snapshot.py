@@ -1,4 +1,4 @@
-"""What a gateway knows about models right now: the repository joined with the workers' records. Immutable snapshots."""
+"""snapshot: what a gateway knows about models: the repository joined with the workers' records. Immutable."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from millstream.services.model.names import NAME_CHARACTERS_MAX
 from millstream.services.repository.verdicts import NO_VERDICT, Verdict
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
-#: digits of millstream.services.model.names.VERSION_MAX; converting a number of any length would cost the square of it
+#: digits of services.model.names.VERSION_MAX; longer numbers are not converted, which would take quadratic time
 _DIGITS_MAX = 10
 
 
 def shown(name: str) -> str:
-    """A caller's name as it may stand in a message: no model has a longer one."""
+    """Return a caller's name for use in a message, cut to the length that a model's name may have."""
     return name if len(name) <= NAME_CHARACTERS_MAX else f"{name[:NAME_CHARACTERS_MAX]}…"
 
 
 def version_number(model: str, text: str) -> int:
-    """The version in a path. Raises Failure(NOT_FOUND): without digits the path does not exist, as in the v2 reference."""
+    """Return the version in a path.
+
+    Raises:
+        Failure: NOT_FOUND; also for text that is no number, since the v2 reference has no such path.
+    """
     if not (text.isascii() and text.isdigit()):
         raise not_found("Not Found")
     digits = text.lstrip("0") or "0"
@@ -32,7 +36,7 @@ def version_number(model: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """An instance and the worker that holds it."""
+    """An instance and its worker."""
 
     worker: WorkerRecord
     instance: InstanceRecord
@@ -40,17 +44,17 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """A published version and its instances. `state` is the best instance's; PENDING while no worker has it.
+    """A published version and its instances.
 
-    UNLOADED: nobody is to serve it, though instances may still be on their way out. FAILED also when `verdict`, what
-    running it has shown, keeps workers from loading it.
+    Its state is that of its best instance, and PENDING while no worker has it. It is UNLOADED when no worker is to
+    serve it, even if some are still unloading it, and FAILED also when its verdict keeps workers from loading it.
     """
 
     manifest: Manifest
     state: State
     reason: str | None  # why it is FAILED
     placed: tuple[Replica, ...]
-    verdict: Verdict = NO_VERDICT
+    verdict: Verdict = NO_VERDICT  # what running the version has shown
 
     @property
     def ready(self) -> bool:
@@ -63,29 +67,25 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """`active`: the version asked for; `serving`: the one that answers requests that name no version.
-
-    `source`: the folder that it is served from in place. `failure`: why its last load failed. `unloaded`: it does not
-    answer until it is loaded.
-    """
+    """A model and its versions."""
 
     name: str
-    active: int | None
-    serving: int | None
+    active: int | None  # the activated version
+    serving: int | None  # the version that answers requests without a version
     versions: Mapping[int, VersionView]
-    source: str | None = None
-    failure: str = ""
-    unloaded: bool = False
+    source: str | None = None  # the folder from which it is served in place
+    failure: str = ""  # why its last load failed
+    unloaded: bool = False  # it answers no request until it is loaded
 
     def published(self, version: int) -> VersionView:
-        """A version, loaded or not. Raises Failure(NOT_FOUND)."""
+        """Return a version, loaded or not. Raises Failure(NOT_FOUND)."""
         view = self.versions.get(version)
         if view is None:
             raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found")
         return view
 
     def version(self, version: int | None) -> VersionView:
-        """The version that takes a request. Raises Failure(NOT_FOUND) with the v2 reference's wording."""
+        """Return the version that answers a request. Raises Failure(NOT_FOUND) with the v2 reference's wording."""
         number = self.serving if version is None else version
         view = None if number is None else self.versions.get(number)
         if view is None or not view.loaded:
@@ -105,7 +105,7 @@ class Snapshot:
     workers: tuple[WorkerRecord, ...]
 
     def model(self, name: str) -> ModelView:
-        """Raises Failure(NOT_FOUND)."""
+        """Return a model. Raises Failure(NOT_FOUND)."""
         view = self.models.get(name)
         if view is None:
             raise not_found(f"Request for unknown model: '{shown(name)}' is not found")

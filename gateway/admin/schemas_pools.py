@@ -1,0 +1,113 @@
+"""schemas_pools: the JSON documents of the admin API about pools and workers, made from a snapshot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from pydantic import BaseModel, Field
+
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
+
+
+class Pool(BaseModel):
+    """Workers that serve the same versions. A pool without workers is one that versions ask for, and nothing serves."""
+
+    name: str
+    workers: int
+    devices: list[str]
+    backends: list[str]
+    versions: int = Field(description="Published versions that ask for this pool.")
+    instances: int
+    instances_ready: int
+
+
+class Pools(BaseModel):
+    """All pools that have a worker or that a version asks for."""
+
+    pools: list[Pool]
+
+
+class WorkerInstance(BaseModel):
+    """A version in a worker."""
+
+    model: str
+    version: int
+    state: State
+    reason: str | None = None
+    profile: dict[int, float] = Field({}, description="Rows of a run -> measured seconds.")
+    rows_max: int = Field(description="Rows of the largest run.")
+    size_bytes: int
+
+    @classmethod
+    def of(cls, record: InstanceRecord) -> Self:
+        return cls.model_validate(record, from_attributes=True)
+
+
+class WorkerInfo(BaseModel):
+    """A worker process whose heartbeats arrive."""
+
+    id: str
+    pool: str
+    device: str
+    backend: str
+    pid: int
+    host: str
+    started: float = Field(description="Seconds since the epoch.")
+    heartbeat_age_s: float
+    instances: list[WorkerInstance]
+
+
+class WorkerList(BaseModel):
+    """All live workers, by pool and name."""
+
+    workers: list[WorkerInfo]
+
+
+def pools(snapshot: Snapshot) -> Pools:
+    """Return the pools of the live workers and of the published versions."""
+    wanted: dict[str, int] = {}
+    for one in snapshot.models.values():
+        for view in one.versions.values():
+            wanted[view.manifest.config.pool] = wanted.get(view.manifest.config.pool, 0) + 1
+    names = sorted(set(wanted) | {worker.pool for worker in snapshot.workers})
+    return Pools(
+        pools=[
+            _pool(name, wanted.get(name, 0), [worker for worker in snapshot.workers if worker.pool == name])
+            for name in names
+        ]
+    )
+
+
+def _pool(name: str, versions: int, members: Sequence[WorkerRecord]) -> Pool:
+    states = [instance.state for worker in members for instance in worker.instances]
+    return Pool(
+        name=name,
+        workers=len(members),
+        devices=sorted({worker.device for worker in members}),
+        backends=sorted({worker.backend for worker in members}),
+        versions=versions,
+        instances=len(states),
+        instances_ready=states.count(State.READY),
+    )
+
+
+def workers(snapshot: Snapshot, now: float) -> WorkerList:
+    """Return all live workers. `now`: seconds since the epoch; since a clock may be set, an age is at least 0."""
+    return WorkerList(
+        workers=[
+            WorkerInfo(
+                id=worker.id,
+                pool=worker.pool,
+                device=worker.device,
+                backend=worker.backend,
+                pid=worker.pid,
+                host=worker.host,
+                started=worker.started,
+                heartbeat_age_s=max(0.0, now - worker.heartbeat),
+                instances=[WorkerInstance.of(instance) for instance in worker.instances],
+            )
+            for worker in sorted(snapshot.workers, key=lambda one: (one.pool, one.id))
+        ]
+    )
