@@ -107,7 +107,7 @@ def test_text_without_a_tokenizer_library_names_the_extra(tmp_path: Path, wheel:
         "from millstream.services.errors import Failure\n"
         "from millstream.gateway.protocols.openai.tokenizers import Tokenizers\n"
         "import pathlib; pathlib.Path('tokenizer.json').touch()\n"
-        "manifest = S(model='m', version=1, served='model.onnx', release='r')\n"
+        "manifest = S(model='m', version=1, served='model.onnx', content_id='c')\n"
         "try: Tokenizers(S(local_path=lambda *_: pathlib.Path('.'))).encode(manifest, ['text'])\n"
         "except Failure as failure: print(failure.code, failure.message)\n"
     )

@@ -1,10 +1,12 @@
 """Virtual environments that hold the packages of some extras or of a lock file, and nothing else.
 
-Packages are links to those of the environment that the tests run in: nothing is downloaded, and it takes a second.
+Packages are hard links to those of the environment that the tests run in: nothing is downloaded, and it takes seconds.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -26,23 +28,25 @@ STAND_INS = {"onnxruntime-gpu": "onnxruntime"}
 def needed_by(*extras: str) -> set[str]:
     """Names of the packages that `pip install millstream[EXTRAS]` installs here, from pyproject.toml."""
     optional = PROJECT["optional-dependencies"]
-    wanted = [Requirement(line) for line in PROJECT["dependencies"]]
-    wanted += [Requirement(line) for extra in extras for line in optional[extra]]
+    waiting = [Requirement(line) for line in PROJECT["dependencies"]]
+    waiting += [Requirement(line) for extra in extras for line in optional[extra]]
     needed: set[str] = set()
     visited: set[str] = set()
-    while wanted:
-        requirement = wanted.pop()
-        extra_markers = [{"extra": extra} for extra in requirement.extras or {""}]
+    while waiting:
+        requirement = waiting.pop()
         if str(requirement) in visited:
             continue
         visited.add(str(requirement))
         name = canonicalize_name(requirement.name)
+        if name == PROJECT["name"]:  # `all` names other extras
+            waiting += [Requirement(line) for extra in requirement.extras for line in optional[extra]]
+            continue
         needed.add(name)
         for line in _distribution(name).requires or ():
             inner = Requirement(line)
-            if inner.marker is None or any(inner.marker.evaluate(marker) for marker in extra_markers):
+            if inner.marker is None or any(inner.marker.evaluate({"extra": e}) for e in requirement.extras or {""}):
                 inner.marker = None
-                wanted.append(inner)
+                waiting.append(inner)
     return needed
 
 
@@ -65,7 +69,7 @@ def make_environment(folder: Path, packages: set[str]) -> Path:
     for name in packages:
         found = _distribution(name)
         for entry in _entries(found):
-            (site / entry).symlink_to(str(found.locate_file(entry)))
+            _link(Path(str(found.locate_file(entry))), site / entry)
     return python
 
 
@@ -87,6 +91,21 @@ def _distribution(name: str) -> Distribution:
         return distribution(name)
     except PackageNotFoundError:
         return distribution(STAND_INS[name])
+
+
+def _link(source: Path, target: Path) -> None:
+    """Hard links, not symbolic ones: the sandbox of a model check would follow these out of what it may read."""
+    if source.is_dir():
+        shutil.copytree(source, target, copy_function=_link_file, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        _link_file(str(source), str(target))
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, target)
 
 
 def _entries(found: Distribution) -> Iterator[str]:
