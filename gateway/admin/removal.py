@@ -5,8 +5,7 @@ from __future__ import annotations
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.model.manifest import Endpoint
 from millstream.services.repository.base import Repository
-
-_ATTEMPTS_MAX = 8
+from millstream.services.repository.conflicts import retry_on_conflict
 
 
 def remove_version(repository: Repository, model: str, version: int, *, serving: int | None, force: bool) -> None:
@@ -39,19 +38,14 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
 
 
 def _forget(repository: Repository, model: str, version: int, serving: int | None) -> None:
-    for _ in range(_ATTEMPTS_MAX):
+    """Make the endpoint of `model` stop naming `version`."""
+
+    def forget() -> None:
         endpoint = repository.endpoint(model)
-        if version not in {endpoint.active, endpoint.previous}:
-            return
-        try:
+        if version in {endpoint.active, endpoint.previous}:
             repository.replace_endpoint(_without(endpoint, version, serving))
-        except Failure as exc:
-            if exc.code is not Code.CONFLICT:
-                raise
-            # another process changed the endpoint: decide again with its value
-            continue
-        return
-    raise Failure(Code.CONFLICT, f"the endpoint of '{model}' keeps changing: try again")
+
+    retry_on_conflict(forget)
 
 
 def _without(endpoint: Endpoint, version: int, serving: int | None) -> Endpoint:

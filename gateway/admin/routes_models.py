@@ -13,7 +13,7 @@ from millstream.gateway.catalog.snapshot import ModelView
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.services.errors import Code, Failure
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 
 router = APIRouter(prefix="/admin/v1")
@@ -53,7 +53,7 @@ async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
-    await asyncio.to_thread(endpoint_activate, deps.repository, name, version)
+    await asyncio.to_thread(activate_version, deps.repository, name, version)
     await deps.catalog.announce(name)
     return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
 

@@ -27,6 +27,7 @@ from millstream.services.model.names import check_name
 from millstream.services.model.paths import plain_path
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import LoadLock, Repository
+from millstream.services.repository.conflicts import retry_on_conflict
 from millstream.services.repository.disk import storage_errors
 from millstream.services.settings import Settings
 from millstream.services.triton_config.config import ParsedConfig, from_json
@@ -42,7 +43,6 @@ LOAD_LOCK_PAUSE_S = 0.05
 ANSWERS_S_MAX = 5.0
 ANSWERS_PAUSE_S = 0.02
 FILES_MAX = 10_000
-_TRIES_MAX = 8
 #: what a caller, or the owner of the folder, can mend
 _THEIRS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
 _Result = TypeVar("_Result")
@@ -299,18 +299,14 @@ class RepositoryLoader:
             self._repository.staged.stage(new)
 
     def _commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
-        for attempt in range(1, _TRIES_MAX + 1):
+        def commit() -> None:
             before = self._endpoint(model) or Endpoint(model=model)
             now = self._manifests(model)
-            after, dropped = _resolved(before, list(now), [one.version for one in manifests], folder)
-            if after == before and all(now.get(one.version) == one for one in manifests) and not dropped:
-                return
-            try:
-                self._repository.staged.commit(after, manifests, dropped)
-                return
-            except Failure as failure:
-                if failure.code is not Code.CONFLICT or attempt == _TRIES_MAX:
-                    raise
+            after, removed = _resolved(before, list(now), [one.version for one in manifests], folder)
+            if after != before or any(now.get(one.version) != one for one in manifests) or removed:
+                self._repository.staged.commit(after, manifests, removed)
+
+        retry_on_conflict(commit)
 
     async def _note(self, model: str, folder: Path, message: str) -> None:
         """Keep why a load failed, for every gateway to show."""
@@ -328,22 +324,16 @@ class RepositoryLoader:
         """Replace the endpoint by what `change` makes of it. `missing`: what is changed where there is none."""
 
         def replace() -> None:
-            for attempt in range(1, _TRIES_MAX + 1):
-                endpoint = self._endpoint(model) or missing
-                changed = change(endpoint) if endpoint else None
-                if changed is None or changed == endpoint:
-                    return
-                try:
-                    if self._endpoint(model) is None:
-                        self._repository.staged.commit(changed, ())
-                    else:
-                        self._repository.replace_endpoint(changed)
-                    return
-                except Failure as failure:
-                    if failure.code is not Code.CONFLICT or attempt == _TRIES_MAX:
-                        raise
+            endpoint = self._endpoint(model) or missing
+            changed = change(endpoint) if endpoint else None
+            if changed is None or changed == endpoint:
+                return
+            if self._endpoint(model) is None:
+                self._repository.staged.commit(changed, ())
+            else:
+                self._repository.replace_endpoint(changed)
 
-        await _whole(replace)
+        await _whole(retry_on_conflict, replace)
 
 
 def _resolved(

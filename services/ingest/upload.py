@@ -28,6 +28,7 @@ from millstream.services.model.version_files import check_labels
 from millstream.services.model.warmup_check import check_warmups
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import Repository, Staging
+from millstream.services.repository.conflicts import retry_on_conflict
 from millstream.services.repository.disk import storage_errors
 from millstream.services.settings import Settings
 from millstream.services.wire.records import State
@@ -37,7 +38,6 @@ PIECE_BYTES = 1 << 20
 _CONFIG = "source/config.pbtxt"
 #: The gateway tokenizes texts with it (OpenAI embeddings). The model does not read it, but it belongs to the version.
 _TOKENIZER = "source/tokenizer.json"
-_NUMBER_TRIES_MAX = 100
 _SHA256 = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _Result = TypeVar("_Result")
 
@@ -185,16 +185,16 @@ class ModelUpload:
             files = tuple(
                 describe_file(self._folder(), path) for path in dict.fromkeys((*checked.files, *config_files))
             )
-        for attempt in range(1, _NUMBER_TRIES_MAX + 1):
+        staging = self._staging
+
+        def publish() -> Manifest:
             version = self._version or self._repository.next_version(self._model)
             manifest = self._manifest(version, checked, digest, files)
-            try:
-                self._repository.publish(self._staging, manifest, activate=activate)
-                return manifest
-            except Failure as failure:  # another upload published this number first
-                if failure.code is not Code.CONFLICT or self._version is not None or attempt == _NUMBER_TRIES_MAX:
-                    raise
-        raise AssertionError  # the last attempt returned or raised
+            self._repository.publish(staging, manifest, activate=activate)
+            return manifest
+
+        # Without a number of its own, an upload takes the next one when another upload has published this one first.
+        return publish() if self._version is not None else retry_on_conflict(publish)
 
     def _if_present(self, name: str) -> list[str]:
         """Return `[name]` if the upload has a regular file of this name, else an empty list."""

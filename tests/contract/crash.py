@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.repository.base import Repository
 from tests.contract.repositories import FACTORIES, publish
 
@@ -20,7 +20,7 @@ _LIVES_MAX = 500
 
 OPERATIONS: dict[str, Callable[[Repository], object]] = {
     "publish": lambda repository: publish(repository, version=2),
-    "activate": lambda repository: endpoint_activate(repository, "digits", 1),
+    "activate": lambda repository: activate_version(repository, "digits", 1),
     "delete": lambda repository: repository.delete_version("digits", 1),
     "forget": lambda repository: repository.delete_model("digits"),
 }

@@ -14,7 +14,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.repository.base import Repository
 from millstream.services.repository.folder import FolderRepository
 from tests.contract.repositories import FACTORIES, is_whole, manifest, publish
@@ -169,11 +169,11 @@ def test_compare_and_set_loses_no_update(repository: Repository, open_again: Ope
 def test_activating_keeps_what_was_active(repository: Repository) -> None:
     publish(repository, version=1)
     publish(repository, version=2)
-    assert endpoint_activate(repository, "digits", 1).previous is None
-    second = endpoint_activate(repository, "digits", 2)
+    assert activate_version(repository, "digits", 1).previous is None
+    second = activate_version(repository, "digits", 2)
     assert (second.active, second.previous) == (2, 1)
-    assert endpoint_activate(repository, "digits", 2) == second
-    refused(Code.NOT_FOUND, lambda: endpoint_activate(repository, "digits", 3))
+    assert activate_version(repository, "digits", 2) == second
+    refused(Code.NOT_FOUND, lambda: activate_version(repository, "digits", 3))
     assert repository.endpoint("digits") == second
 
 
@@ -195,7 +195,7 @@ def test_a_deleted_version_is_gone_and_its_number_is_not_given_out_again(reposit
 def test_a_deleted_model_takes_everything_with_it(repository: Repository) -> None:
     publish(repository, model="digits")
     publish(repository, model="other")
-    endpoint_activate(repository, "digits", 1)
+    activate_version(repository, "digits", 1)
     repository.delete_model("digits")
     assert list(repository.models()) == ["other"]
     refused(Code.NOT_FOUND, lambda: repository.endpoint("digits"))
@@ -208,7 +208,7 @@ def test_the_token_changes_with_every_change_and_only_then(repository: Repositor
     seen = [other.token()]
     changes: list[Callable[[], object]] = [
         lambda: publish(repository),
-        lambda: endpoint_activate(repository, "digits", 1),
+        lambda: activate_version(repository, "digits", 1),
         lambda: publish(repository, version=2),
         lambda: repository.delete_version("digits", 2),
         lambda: repository.delete_model("digits"),
@@ -240,7 +240,7 @@ def test_readers_see_only_whole_versions_while_others_write(repository: Reposito
     reader.start()
     for version in range(2, 20):
         publish(repository, version=version)
-        endpoint_activate(repository, "digits", version)
+        activate_version(repository, "digits", version)
         repository.delete_version("digits", version - 1)
     finished.set()
     reader.join()

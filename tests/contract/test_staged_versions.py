@@ -8,7 +8,7 @@ import pytest
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 
@@ -73,7 +73,7 @@ def test_a_model_that_was_not_there_and_goes_again(repository: FolderRepository,
 def test_who_was_slower_decides_again(repository: FolderRepository) -> None:
     manifest = publish(repository, "m", 1)
     endpoint = repository.endpoint("m")
-    endpoint_activate(repository, "m", 1)
+    activate_version(repository, "m", 1)
     with pytest.raises(Failure) as caught:
         repository.staged.commit(endpoint, [other(manifest)])
     assert caught.value.code is Code.CONFLICT
@@ -117,10 +117,10 @@ def test_one_process_loads_a_model_at_a_time(repository: FolderRepository, tmp_p
 def test_activating_a_version_loads_it(repository: FolderRepository) -> None:
     for version in (1, 2, 3):
         publish(repository, "m", version)
-    endpoint_activate(repository, "m", 1)
+    activate_version(repository, "m", 1)
     repository.replace_endpoint(repository.endpoint("m").model_copy(update={"loaded": ()}))
     assert not repository.endpoint("m").serves(1)
-    endpoint_activate(repository, "m", 1)
+    activate_version(repository, "m", 1)
     assert repository.endpoint("m").loaded == (1,)
-    endpoint_activate(repository, "m", 3)
+    activate_version(repository, "m", 3)
     assert (repository.endpoint("m").loaded, repository.endpoint("m").serves(2)) == ((1, 3), False)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from millstream.services.model.manifest import Manifest, ModelConfig
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker
@@ -39,7 +39,7 @@ async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
 async def versions(application: Application) -> list[Manifest]:
     """Model m: version 1 active and ready, 2 ready, 3 failed."""
     found = [publish(application.repository, "m", number) for number in (1, 2, 3)]
-    endpoint_activate(application.repository, "m", 1)
+    activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(
         worker(instance(found[0]), instance(found[1]), instance(found[2], State.FAILED, "no such operator"))
     )
@@ -190,7 +190,7 @@ async def test_the_serving_version_is_kept_unless_forced(
 async def test_deleting_an_active_version_that_failed_goes_back_to_the_one_that_serves(
     application: Application, client: httpx.AsyncClient, versions: list[Manifest]
 ) -> None:
-    endpoint_activate(application.repository, "m", 3)
+    activate_version(application.repository, "m", 3)
     assert (await client.delete(f"{ADMIN}/models/m/versions/3")).status_code == 204
     endpoint = application.repository.endpoint("m")
     assert (endpoint.active, endpoint.previous) == (1, None)
@@ -199,7 +199,7 @@ async def test_deleting_an_active_version_that_failed_goes_back_to_the_one_that_
 async def test_a_failed_version_is_not_kept_though_no_other_answers(
     application: Application, client: httpx.AsyncClient, versions: list[Manifest]
 ) -> None:
-    endpoint_activate(application.repository, "m", 3)
+    activate_version(application.repository, "m", 3)
     failed = [instance(manifest, State.FAILED) for manifest in versions]
     await application.catalog.set_workers(worker(*failed))
     assert (await client.delete(f"{ADMIN}/models/m/versions/3")).status_code == 204
@@ -208,7 +208,7 @@ async def test_a_failed_version_is_not_kept_though_no_other_answers(
 
 async def test_the_only_version_may_go(application: Application, client: httpx.AsyncClient) -> None:
     manifest = publish(application.repository, "m", 1)
-    endpoint_activate(application.repository, "m", 1)
+    activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(worker(instance(manifest)))
     assert (await client.delete(f"{ADMIN}/models/m/versions/1")).status_code == 204
     assert (await client.get(f"{ADMIN}/models/m")).json()["versions"] == []

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import Application
 from tests.kit.catalog import instance, worker
@@ -28,7 +28,7 @@ async def application(tmp_path: Path) -> Application:
     """Model m, whose one version is being loaded."""
     application = Application(tmp_path, request_bytes_max=4096)
     manifest = publish(application.repository, "m", 1)
-    endpoint_activate(application.repository, "m", 1)
+    activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(worker(instance(manifest, State.LOADING)))
     return application
 

@@ -12,7 +12,7 @@ import pytest
 
 from millstream.gateway.triton.await_ready import Trial
 from millstream.gateway.triton.loader import RepositoryLoader
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 from tests.kit import models
 from tests.kit.application import Application
@@ -36,7 +36,7 @@ async def application(tmp_path: Path) -> Application:
     models.identity(_folder(tmp_path / "models" / "n" / "1") / "model.onnx")
     application = Application(tmp_path / "home", triton_repositories=str(tmp_path / "models"), upload_bytes_max=4096)
     one, two, three = (publish(application.repository, "m", number) for number in (1, 2, 3))
-    endpoint_activate(application.repository, "m", 1)
+    activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(
         worker(instance(one), instance(two, State.LOADING), instance(three, State.FAILED, "no such operator"))
     )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import Application, Exchange
 from tests.kit.catalog import instance, worker
@@ -32,7 +32,7 @@ async def application(tmp_path: Path) -> Application:
     application = Application(tmp_path, request_bytes_max=4096)
     one, two, three = (publish(application.repository, "m", number) for number in (1, 2, 3))
     publish(application.repository, "idle", 1)
-    endpoint_activate(application.repository, "m", 1)
+    activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(
         worker(instance(one), instance(two, State.LOADING), instance(three, State.FAILED, "no such operator"))
     )

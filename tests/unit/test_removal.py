@@ -9,7 +9,8 @@ import pytest
 from millstream.gateway.admin.removal import remove_version
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
+from millstream.services.repository.conflicts import TRIES_MAX
 from millstream.services.repository.folder import FolderRepository
 from tests.kit.versions import publish
 
@@ -34,8 +35,8 @@ def repository(tmp_path: Path) -> Contended:
     repository.rivals = []
     for version in (1, 2, 3):
         publish(repository, "m", version)
-    endpoint_activate(repository, "m", 1)
-    endpoint_activate(repository, "m", 2)
+    activate_version(repository, "m", 1)
+    activate_version(repository, "m", 2)
     return repository
 
 
@@ -58,7 +59,7 @@ def test_a_rival_that_activates_the_version_itself_loses(repository: Contended) 
 
 
 def test_the_name_goes_back_to_the_version_that_answers(repository: Contended) -> None:
-    endpoint_activate(repository, "m", 3)
+    activate_version(repository, "m", 3)
     # 2 came before 3 but never got ready: 1 still answers
     remove_version(repository, "m", 3, serving=1, force=False)
     assert names(repository) == (1, None)
@@ -70,8 +71,8 @@ def test_the_version_before_the_active_one_is_forgotten(repository: Contended) -
 
 
 def test_endless_contention_is_a_conflict_that_deletes_nothing(repository: Contended) -> None:
-    repository.rivals = [2, 1] * 50
-    with pytest.raises(Failure, match="keeps changing") as failed:
+    repository.rivals = [2, 1] * TRIES_MAX
+    with pytest.raises(Failure, match="was changed in between") as failed:
         remove_version(repository, "m", 2, serving=1, force=False)
     assert failed.value.code is Code.CONFLICT
     assert list(repository.versions("m")) == [1, 2, 3]

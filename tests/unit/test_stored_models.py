@@ -9,7 +9,7 @@ import pytest
 
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
-from millstream.services.repository.activation import endpoint_activate
+from millstream.services.repository.activation import activate_version
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
@@ -70,7 +70,7 @@ def test_every_kind_of_change_is_seen(tmp_path: Path, settled: bool) -> None:
         return found
 
     seen()
-    endpoint_activate(repository, "m", 2)
+    activate_version(repository, "m", 2)
     assert seen()
     assert stored.models["m"].endpoint.active == 2
     repository.verdicts.change(first, lambda verdict: verdict.with_failure("it crashes", 1.0))
@@ -93,7 +93,7 @@ def test_a_damaged_model_is_left_out_and_read_again(tmp_path: Path) -> None:
     repository = FolderRepository(tmp_path)
     publish(repository, "good", 1)
     publish(repository, "bad", 1)
-    endpoint_activate(repository, "bad", 1)
+    activate_version(repository, "bad", 1)
     document = tmp_path / "models" / "bad" / "endpoint.json"
     whole = document.read_bytes()
     document.write_bytes(b"{")
