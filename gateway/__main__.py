@@ -30,6 +30,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
 from millstream.gateway.memory_trim import MemoryTrim
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.caller import Caller
@@ -112,9 +113,7 @@ class Gateway:
             self.segments,
             self.registry,
             host_token(settings.shm_dir),
-            self._labels,
-            self.client_memory,
-            self.reply_budget,
+            V2CodecFactory(self._labels, self.client_memory, self.reply_budget, settings.request_bytes_max),
         )
         self.producer.lanes = self.lanes.all
         self.lanes.quarantine.tell = self._tell_of_poison

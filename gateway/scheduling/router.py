@@ -9,14 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from millstream.gateway.catalog.labels import Labels
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
-from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.protocols.v2.decode import V2Decoder
-from millstream.gateway.protocols.v2.encode import V2Encoder
-from millstream.gateway.protocols.v2.responder import RestResponder
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
@@ -24,10 +19,11 @@ from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.quarantine import Quarantine
+from millstream.gateway.scheduling.request import Responder
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
-from millstream.gateway.tensors.output_options import ClientRegions, Extensions
+from millstream.gateway.tensors.output_options import Extensions
 from millstream.services.errors import Failure, not_found
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
@@ -50,21 +46,37 @@ TURN_MODELS = 16
 Path = tuple[str, str | None]
 
 
+class Codec(NamedTuple):
+    """How requests of one version are read and replies to them written.
+
+    `decoder`, `responder`: of the fast path's protocol; that protocol alone knows what its decoder takes and returns.
+    `failure`: why the version cannot be served, such as label files that cannot be read; "": it can.
+    """
+
+    extensions: Extensions
+    decoder: Any
+    responder: Responder
+    failure: str = ""
+
+
 class ModelRoute(NamedTuple):
-    """A version that takes requests: where they wait, how to read them, how to write replies of v2 REST."""
+    """A version that takes requests: the lane in which they wait, and what reads them and writes replies."""
 
     lane: Lane
     plans: InputPlans
     extensions: Extensions
-    decoder: V2Decoder
-    responder: RestResponder
+    decoder: Any  # these two as in Codec
+    responder: Responder
     timeout_s: float
 
 
 class Router:
-    """`host`: the token of the host whose workers share memory with this gateway.
+    """Opens and closes lanes as versions come and go, and finds the route of a path.
 
-    `labels`: reads the class names of a version. `memory`: of clients. `reply_budget`: the reply budget.
+    Args:
+        segments: shared memory for large tensors; None: all tensors go through Redis.
+        host: the token of the host whose workers share memory with this gateway.
+        codec_of: makes the codec of a version. It blocks where the version has label files.
     """
 
     def __init__(
@@ -75,9 +87,7 @@ class Router:
         segments: SegmentPool | None,
         registry: MetricsRegistry,
         host: str,
-        labels: Callable[[Manifest], Labels],
-        memory: ClientRegions,
-        reply_budget: ReplyBudget,
+        codec_of: Callable[[Manifest, InputPlans], Codec],
     ) -> None:
         self.routes: Mapping[Path, ModelRoute] = {}
         self.traces = Traces()
@@ -87,9 +97,7 @@ class Router:
         self._segments = segments
         self._registry = registry
         self._host = host
-        self._labels = labels
-        self._memory = memory
-        self._reply_budget = reply_budget
+        self._codec_of = codec_of
         self.quarantine = Quarantine(
             registry.gauge(catalogue.QUARANTINED), registry.counter(catalogue.REFUSED, "quarantined")
         )
@@ -98,7 +106,7 @@ class Router:
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
         self.serving: list[Lane] = []  # of the versions that answer requests that name none
-        self._unreadable: dict[str, str] = {}  # content id -> why its label files cannot be read
+        self._unservable: dict[str, str] = {}  # content id -> why its codec cannot serve it
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
 
@@ -135,7 +143,7 @@ class Router:
         self.serving = [route.lane for (_, version), route in routes.items() if version is None]
         for lane in gone:
             log.debug("gone: %s", lane.content_id)
-            self._unreadable.pop(lane.content_id, None)
+            self._unservable.pop(lane.content_id, None)
             lane.close()
             self._closed.append(lane)
 
@@ -168,32 +176,23 @@ class Router:
                 Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min),
                 LaneMetrics(self._registry, manifest),
             )
-            bytes_max = self._settings.request_bytes_max
             limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
             plans = InputPlans(manifest.model, manifest.signature, rows_max, limits)
-            labels = await self._labels_of(manifest) if manifest.config.labels else {}
-            extensions = Extensions(manifest.signature, labels, self._memory, bytes_max)
-            route = ModelRoute(
-                lane,
-                plans,
-                extensions,
-                V2Decoder(plans, bytes_max, extensions),
-                RestResponder(
-                    V2Encoder(manifest.model, manifest.version, manifest.signature, extensions), self._reply_budget
-                ),
-                manifest.config.timeout_ms_default / 1000,
-            )
+            codec = await self._codec(manifest, plans)
+            timeout_s = manifest.config.timeout_ms_default / 1000
+            route = ModelRoute(lane, plans, codec.extensions, codec.decoder, codec.responder, timeout_s)
         self._update_instances(route.lane, view)
         return route
 
-    async def _labels_of(self, manifest: Manifest) -> Labels:
-        """Class names; none where they cannot be read: the version is then refused with the reason, the others go on."""
-        try:
-            return await asyncio.to_thread(self._labels, manifest)
-        except Failure as failure:
-            log.warning("version %s of %s: %s", manifest.version, manifest.model, failure.message)
-            self._unreadable[manifest.content_id] = failure.message
-            return {}
+    async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
+        """The codec of a version. A version whose codec has a failure is refused with the reason; others go on."""
+        codec_of = self._codec_of
+        codec = (
+            await asyncio.to_thread(codec_of, manifest, plans) if manifest.config.labels else codec_of(manifest, plans)
+        )
+        if codec.failure:
+            self._unservable[manifest.content_id] = codec.failure
+        return codec
 
     async def _shared_of(self, pool: str) -> PoolContext:
         if pool not in self._shared:
@@ -226,7 +225,7 @@ class Router:
         profile = Profile(knows.profile if knows is not None else {})
         same_host = bool(ready) and all(at.worker.host == self._host for at in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
-        failed = failed or self._unreadable.get(lane.content_id) or unread
+        failed = failed or self._unservable.get(lane.content_id) or unread
         rows = knows.rows_efficient if knows is not None else 1
         lane.update_instances(
             len(ready),

@@ -19,6 +19,7 @@ from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.v2.responder import RestResponder
 from millstream.gateway.protocols.v2.service import InferService
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
@@ -228,6 +229,7 @@ async def test_a_fault_of_ours_is_a_500_that_is_in_the_log(
     def broken(*_: object) -> None:
         raise ZeroDivisionError
 
+    assert isinstance(route.responder, RestResponder)
     encoder = route.responder._encoder
     parts = (
         (route.decoder, "decode"),

@@ -14,6 +14,7 @@ import numpy as np
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
+from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.producer import Producer
@@ -106,9 +107,8 @@ class Loopback:
         self.producer._links["cpu"] = self.link
         memory = ClientMemory(home, "loopback", allowed=False)
         self.reply_budget = ReplyBudget(self.settings.reply_unread_bytes_max)
-        self.lanes = Router(
-            self.settings, self.producer, self.admission, None, tally, "here", lambda _: {}, memory, self.reply_budget
-        )
+        codec_of = V2CodecFactory(lambda _: {}, memory, self.reply_budget, self.settings.request_bytes_max)
+        self.lanes = Router(self.settings, self.producer, self.admission, None, tally, "here", codec_of)
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.infer = InferService(
             self.lanes, self.receive_budget, self.settings.request_bytes_max, self.settings.request_timeout_s_max

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.gateway.protocols.v2.call import InferCall
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.scheduling.caller import Caller, RequestOptions
 from millstream.gateway.scheduling.infer_arrays import count_rejections
@@ -13,7 +14,8 @@ async def infer_v2(
 ) -> tuple[bytes, int | None]:
     """The reply's body and the length of its JSON part; None: all of it is JSON. Raises Failure."""
     with count_rejections(route):
-        inputs, options = route.decoder.decode(body, header_bytes)
+        call: InferCall = route.decoder.decode(body, header_bytes)
+    inputs, options = call
     manifest = route.lane.manifest
     encoder = V2Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
     terms = RequestOptions(options.timeout_s, options.priority)

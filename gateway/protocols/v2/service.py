@@ -76,7 +76,8 @@ class InferService:
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
                 return self._submit_large(model, version, header_bytes, accept_encoding, body, done)
             lane = route.lane
-            inputs, options = route.decoder.decode(body, header_bytes)
+            call: InferCall = route.decoder.decode(body, header_bytes)
+            inputs, options = call
             rows, _, _, _, timeout_s, priority, _, held_bytes = options
             timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
             now = time.monotonic()
