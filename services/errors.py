@@ -1,6 +1,7 @@
-"""One error type for the whole product, and the one table that maps its codes to protocol statuses.
+"""One error type for the whole product, and the tables that map its codes to protocol statuses.
 
-A `Failure` carries a code (what kind), a message (what to do about it) and, for refusals, when to come back.
+A `Failure` carries a code (what kind), a message (what to do about it), its subject where protocols distinguish that,
+and, for refusals, when to come back. Code that handles a failure reads these fields, never the text of the message.
 Protocol adapters turn codes into statuses with `HTTP_STATUS` and `GRPC_STATUS`; a protocol whose errors have names or
 statuses of their own has a table of them in its errors.py. Nothing else decides a status.
 """
@@ -70,28 +71,42 @@ GRPC_STATUS: dict[Code, str] = {
 }
 
 
-class Failure(Exception):
-    """An operation that failed, said in one line that tells what to do.
+class Subject(StrEnum):
+    """What a failure is about, where clients are told different things about failures of one code."""
 
-    `retry_after_s` is set on refusals (`OVERLOADED`, `UNAVAILABLE`): seconds until another try makes sense.
+    MODEL = "model"
+    VERSION = "version"
+
+
+class Failure(Exception):
+    """An operation that failed.
+
+    Args:
+        code: what kind of failure it is; decides the status of the reply.
+        message: one line that says what is wrong and what to do about it.
+        retry_after_s: on refusals (`OVERLOADED`, `UNAVAILABLE`): seconds until another attempt makes sense.
+        subject: what the failure is about; None: nothing that a protocol distinguishes.
     """
 
-    def __init__(self, code: Code, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, code: Code, message: str, *, retry_after_s: float | None = None, subject: Subject | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
+        self.subject = subject
 
     @property
     def http_status(self) -> int:
         return HTTP_STATUS[self.code]
 
 
-def invalid(message: str) -> Failure:
+def invalid(message: str, subject: Subject | None = None) -> Failure:
     """The caller's mistake: 400 over HTTP."""
-    return Failure(Code.INVALID, message)
+    return Failure(Code.INVALID, message, subject=subject)
 
 
-def not_found(message: str) -> Failure:
-    """No such model, version or path: 404 over HTTP."""
-    return Failure(Code.NOT_FOUND, message)
+def not_found(message: str, subject: Subject | None = None) -> Failure:
+    """No such model, version, file or path: 404 over HTTP."""
+    return Failure(Code.NOT_FOUND, message, subject=subject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.services.errors import Code, Failure, not_found
+from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint
 from millstream.services.repository.base import Repository
 from millstream.services.repository.conflicts import retry_on_conflict
@@ -24,7 +24,7 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
     versions = repository.versions(model)
     if version not in versions:
         repository.endpoint(model)
-        raise not_found(f"Request for unknown model: '{model}' version {version} is not found")
+        raise not_found(f"Request for unknown model: '{model}' version {version} is not found", Subject.VERSION)
     if version == serving and len(versions) > 1 and not force:
         raise Failure(
             Code.CONFLICT,

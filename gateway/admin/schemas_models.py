@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from millstream.services.errors import not_found
+from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.wire.records import State
@@ -143,7 +143,7 @@ def version(name: str, number: int, snapshot: Snapshot, uploads: Mapping[tuple[s
     for one in model(name, snapshot, uploads).versions:
         if one.version == number:
             return one
-    raise not_found(f"Request for unknown model: '{name}' version {number} is not found")
+    raise not_found(f"Request for unknown model: '{name}' version {number} is not found", Subject.VERSION)
 
 
 def _model(name: str, view: ModelView | None, uploads: Mapping[tuple[str, int | None], State]) -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from millstream.services.errors import not_found
+from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 from millstream.services.repository.verdicts import NO_VERDICT, Verdict
@@ -30,7 +30,9 @@ def version_number(model: str, text: str) -> int:
         raise not_found("Not Found")
     digits = text.lstrip("0") or "0"
     if len(digits) > _DIGITS_MAX:
-        raise not_found(f"Request for unknown model: '{shown(model)}' version {digits[:_DIGITS_MAX]}… is not found")
+        raise not_found(
+            f"Request for unknown model: '{shown(model)}' version {digits[:_DIGITS_MAX]}… is not found", Subject.VERSION
+        )
     return int(digits)
 
 
@@ -81,7 +83,7 @@ class ModelView:
         """Return a version, loaded or not. Raises Failure(NOT_FOUND)."""
         view = self.versions.get(version)
         if view is None:
-            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found")
+            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found", Subject.VERSION)
         return view
 
     def version(self, version: int | None) -> VersionView:
@@ -90,10 +92,10 @@ class ModelView:
         view = None if number is None else self.versions.get(number)
         if view is None or not view.loaded:
             if version is None and self.unloaded:
-                raise not_found(f"Request for unknown model: '{self.name}' is not found: it is unloaded")
+                raise not_found(f"Request for unknown model: '{self.name}' is not found: it is unloaded", Subject.MODEL)
             if version is None:
-                raise not_found(f"Request for unknown model: '{self.name}' has no active version")
-            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found")
+                raise not_found(f"Request for unknown model: '{self.name}' has no active version", Subject.VERSION)
+            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found", Subject.VERSION)
         return view
 
 
@@ -108,5 +110,5 @@ class Snapshot:
         """Return a model. Raises Failure(NOT_FOUND)."""
         view = self.models.get(name)
         if view is None:
-            raise not_found(f"Request for unknown model: '{shown(name)}' is not found")
+            raise not_found(f"Request for unknown model: '{shown(name)}' is not found", Subject.MODEL)
         return view

@@ -24,7 +24,7 @@ from millstream.gateway.scheduling.queue_policy import QueueRules
 from millstream.gateway.scheduling.recovery import Recovery
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import no_rows
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, Subject
 from millstream.services.metrics.inference import Reason
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
@@ -356,6 +356,7 @@ class Lane:
         gone = Failure(
             Code.NOT_FOUND,
             f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",
+            subject=Subject.VERSION,
         )
         self._answers.fail(self._batcher.drain(), gone)
         self._metrics.close()

@@ -24,7 +24,7 @@ from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.tensors.output_options import Extensions
-from millstream.services.errors import Failure, not_found
+from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -249,7 +249,7 @@ class Router:
         self._snapshot.model(model).version(number)
         route = self.routes.get((model, None if number is None else str(number)))
         if route is None:
-            raise not_found(f"Request for unknown model: '{shown(model)}' is not found")
+            raise not_found(f"Request for unknown model: '{shown(model)}' is not found", Subject.MODEL)
         return route
 
 

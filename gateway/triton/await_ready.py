@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.records import InstanceRecord, State
 
@@ -62,7 +62,10 @@ class Trial:
             left_s = self._unloaded_s_max - (loop.time() - start)
             if left_s <= 0:
                 raise Failure(
-                    Code.UNAVAILABLE, f"version {held[0].version} is still being unloaded: try again", retry_after_s=5
+                    Code.UNAVAILABLE,
+                    f"version {held[0].version} is still being unloaded: try again",
+                    retry_after_s=5,
+                    subject=Subject.VERSION,
                 )
             await self._catalog.next_change(min(1.0, left_s))
 
@@ -74,6 +77,7 @@ class Trial:
                 Code.UNAVAILABLE,
                 f"version {manifest.version}: it is not ready after {self._ready_s_max:g} s",
                 retry_after_s=10,
+                subject=Subject.VERSION,
             )
         if not workers and waited_s >= self._worker_s_max:
             raise Failure(
@@ -81,6 +85,7 @@ class Trial:
                 f"version {manifest.version}: pool {pool!r} has no worker: start one with --pool {pool}=1, or name "
                 "another kind in instance_group",
                 retry_after_s=10,
+                subject=Subject.VERSION,
             )
 
     def _ready(self, manifest: Manifest) -> bool:
@@ -91,7 +96,7 @@ class Trial:
         if not found or any(instance.state is not State.FAILED for instance in found):
             return None
         reason = next((instance.reason for instance in found if instance.reason), "it failed to load")
-        return Failure(Code.MODEL, f"version {manifest.version}: {reason}")
+        return Failure(Code.MODEL, f"version {manifest.version}: {reason}", subject=Subject.VERSION)
 
     def _instances(self, manifest: Manifest) -> list[InstanceRecord]:
         content_id = manifest.content_id

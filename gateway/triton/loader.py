@@ -21,7 +21,7 @@ from millstream.gateway.triton import index
 from millstream.gateway.triton.await_ready import Trial
 from millstream.gateway.triton.candidates import Candidate, manifest_of
 from millstream.gateway.triton.interfaces import IndexEntry
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name
 from millstream.services.model.paths import plain_path
@@ -185,7 +185,9 @@ class RepositoryLoader:
         try:
             return await manifest_of(candidate, given, self._pool(), self._settings)
         except Failure as failure:
-            raise Failure(failure.code, f"version {candidate.version}: {failure.message}") from failure
+            raise Failure(
+                failure.code, f"version {candidate.version}: {failure.message}", subject=Subject.VERSION
+            ) from failure
 
     def _pool(self) -> str:
         """The pool of models that name no kind of device: cpu, if it has a worker."""
@@ -357,7 +359,7 @@ def _load_failure(model: str, failure: Failure) -> Failure:
     """In the reference's words, which clients look for."""
     start = f"failed to load '{model[:80]}', "
     said = failure.message
-    if not said.startswith("version "):
+    if failure.subject is not Subject.VERSION:
         said = "failed to poll from model repository" + (f": {said}" if said else "")
     code = Code.INVALID if failure.code in _THEIRS else failure.code
     return Failure(code, start + said, retry_after_s=failure.retry_after_s)

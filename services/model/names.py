@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from millstream.services.errors import invalid
+from millstream.services.errors import Subject, invalid
 
 NAME_CHARACTERS_MAX = 128
 VERSION_MAX = 2**31 - 1
@@ -27,5 +27,5 @@ def check_name(name: str, what: str = "model name") -> str:
 def check_version(version: int) -> int:
     """Return `version` if it is a whole number from 1 to 2^31 - 1. Raises Failure(INVALID)."""
     if not 1 <= version <= VERSION_MAX:
-        raise invalid(f"version {version} is not allowed: use a whole number from 1 to {VERSION_MAX}")
+        raise invalid(f"version {version} is not allowed: use a whole number from 1 to {VERSION_MAX}", Subject.VERSION)
     return version

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from millstream.services.errors import Code, Failure, not_found
+from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
 from millstream.services.repository.activation import activated
@@ -356,4 +356,5 @@ def _exists(manifest: Manifest) -> Failure:
         Code.CONFLICT,
         f"version {manifest.version} of model {manifest.model!r} already exists and versions are immutable: "
         "use another number, or delete it first",
+        subject=Subject.VERSION,
     )

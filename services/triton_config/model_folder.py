@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, Subject, invalid
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.names import VERSION_MAX
 from millstream.services.model.paths import FILE, is_version, plain_path
@@ -95,4 +95,4 @@ def _file(path: Path, version: int, name: str) -> str:
     for served in (f"{version}/{name}", f"{version}/{name}/{name}"):
         if (path / served).is_file():
             return served
-    raise invalid(f"version {version}: the file {version}/{name} does not exist")
+    raise invalid(f"version {version}: the file {version}/{name} does not exist", Subject.VERSION)

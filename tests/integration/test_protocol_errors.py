@@ -157,3 +157,28 @@ async def test_management_is_for_those_who_may(application: Application) -> None
             reply = await stranger.request(method, path)
             assert reply.status_code == 403
             torchserve(reply, 403)
+
+
+@pytest.mark.parametrize(
+    ("path", "type_"),
+    [
+        ("/predictions/nope", "ModelNotFoundException"),
+        ("/predictions/version-nope", "ModelNotFoundException"),  # the name of a model does not decide the type
+        ("/predictions/m/7", "ModelVersionNotFoundException"),
+        ("/predictions/m/abc", "ModelVersionNotFoundException"),
+        ("/models/nope/invoke", "ResourceNotFoundException"),
+        ("/predictions/m/1/more", "ResourceNotFoundException"),
+    ],
+)
+async def test_torchserve_says_what_was_not_found(client: httpx.AsyncClient, path: str, type_: str) -> None:
+    reply = await client.post(path, json=EMBED)
+    assert (reply.status_code, reply.json()["type"]) == (404, type_)
+
+
+@pytest.mark.parametrize(("model", "code"), [("nope", "model_not_found"), ("m:7", "model_not_found"), ("m:abc", None)])
+async def test_openai_says_that_the_model_was_not_found(
+    client: httpx.AsyncClient, model: str, code: str | None
+) -> None:
+    reply = await client.post("/v1/embeddings", json={"model": model, "input": [[1]]})
+    assert reply.status_code == 404
+    assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == (code, code and "model")

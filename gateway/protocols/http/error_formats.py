@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from millstream.gateway.connection.error_reply import error_body
-from millstream.services.errors import Code
+from millstream.services.errors import Code, Subject
 
 
 class ErrorContext(NamedTuple):
@@ -20,6 +20,7 @@ class ErrorContext(NamedTuple):
     status: int  # of `code` in HTTP_STATUS, or the router's own
     code: Code
     message: str
+    subject: Subject | None = None  # as in Failure
 
 
 class FormattedError(NamedTuple):

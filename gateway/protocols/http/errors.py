@@ -46,13 +46,16 @@ class ErrorReplies:
         app.add_exception_handler(RequestValidationError, self._validation)
         app.add_exception_handler(ClientDisconnect, self._disconnected)
 
-    def reply(
-        self, path: str, status: int, message: str, headers: Mapping[str, str] | None = None, code: Code | None = None
-    ) -> Response:
+    def reply(self, path: str, error: ErrorContext, headers: Mapping[str, str] | None = None) -> Response:
         """The reply that says what went wrong. For v2 its words and bytes are those of the fast path."""
-        context = ErrorContext(status, code or CODE_OF_STATUS.get(status, Code.INTERNAL), message)
-        error = self._formats.of(path).write(context)
-        return Response(error.body, error.status, {**(headers or {}), **error.headers}, media_type="application/json")
+        written = self._formats.of(path).write(error)
+        return Response(
+            written.body, written.status, {**(headers or {}), **written.headers}, media_type="application/json"
+        )
+
+    def reply_status(self, path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+        """The same for an error whose status the router or the framework decided."""
+        return self.reply(path, ErrorContext(status, CODE_OF_STATUS.get(status, Code.INTERNAL), message), headers)
 
     async def _failure(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, Failure)
@@ -61,25 +64,26 @@ class ErrorReplies:
             headers["Retry-After"] = str(max(0, math.ceil(exc.retry_after_s)))
         if exc.code is Code.UNAUTHENTICATED:
             headers["WWW-Authenticate"] = "Bearer"
-        return self.reply(request.scope["path"], exc.http_status, exc.message, headers, exc.code)
+        error = ErrorContext(exc.http_status, exc.code, exc.message, exc.subject)
+        return self.reply(request.scope["path"], error, headers)
 
     async def _http(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         headers = dict(exc.headers or {})
         if exc.status_code == 405:
             headers["Allow"] = ", ".join(_allowed(request))
-        return self.reply(request.scope["path"], exc.status_code, str(exc.detail), headers)
+        return self.reply_status(request.scope["path"], exc.status_code, str(exc.detail), headers)
 
     async def _validation(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
         first = exc.errors()[0]
         where, *names = first["loc"]
         field = ".".join(str(name) for name in names)
-        return self.reply(request.scope["path"], 400, f"{where} parameter '{field}': {first['msg']}")
+        return self.reply_status(request.scope["path"], 400, f"{where} parameter '{field}': {first['msg']}")
 
     async def _disconnected(self, request: Request, _: Exception) -> Response:
         # No client reads this reply; it ends the exchange without a traceback in the log.
-        return self.reply(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+        return self.reply_status(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
 
 
 def _allowed(request: Request) -> list[str]:
@@ -123,7 +127,7 @@ class UnexpectedErrors:
             if started:
                 # Part of a reply has been sent: only closing the connection tells the caller.
                 raise
-            await self._replies.reply(scope["path"], 500, f"internal error {error_id}")(scope, receive, send)
+            await self._replies.reply_status(scope["path"], 500, f"internal error {error_id}")(scope, receive, send)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -20,7 +20,6 @@ _TYPES = {
     Code.STORAGE: "server_error",
     Code.INTERNAL: "server_error",
 }
-_MODEL_NOT_FOUND = "Request for unknown model"
 
 
 class OpenAIErrorDetail(BaseModel):
@@ -39,7 +38,7 @@ class OpenAIError(BaseModel):
 
 
 def _write(error: ErrorContext) -> FormattedError:
-    unknown_model = error.code is Code.NOT_FOUND and error.message.startswith(_MODEL_NOT_FOUND)
+    unknown_model = error.code is Code.NOT_FOUND and error.subject is not None  # `model` names the version, too
     document = {
         "message": unicode_text(error.message),
         "type": _TYPES.get(error.code, "invalid_request_error"),

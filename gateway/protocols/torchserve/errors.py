@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel
 
 from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
-from millstream.services.errors import Code
+from millstream.services.errors import Code, Subject
 
 _TYPES = {
     Code.INVALID: "BadRequestException",
@@ -25,6 +25,10 @@ _TYPES = {
     Code.MODEL: "PredictionException",
     Code.INTERNAL: "InternalServerException",
 }
+_NOT_FOUND_TYPES: dict[Subject | None, str] = {
+    Subject.MODEL: "ModelNotFoundException",
+    Subject.VERSION: "ModelVersionNotFoundException",
+}
 
 
 class TorchServeError(BaseModel):
@@ -37,8 +41,8 @@ class TorchServeError(BaseModel):
 
 def _write(error: ErrorContext) -> FormattedError:
     kind = _TYPES.get(error.code, "BadRequestException")
-    if error.code is Code.NOT_FOUND and error.message.startswith(("Model not found", "Model version")):
-        kind = "ModelVersionNotFoundException" if "version" in error.message else "ModelNotFoundException"
+    if error.code is Code.NOT_FOUND:
+        kind = _NOT_FOUND_TYPES.get(error.subject, kind)
     document = {"code": error.status, "type": kind, "message": unicode_text(error.message)}
     return FormattedError(error.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
 

@@ -24,7 +24,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.sagemaker.routes import invoke
 from millstream.gateway.protocols.torchserve import documents
-from millstream.services.errors import Code, Failure, invalid, not_found
+from millstream.services.errors import Code, Failure, Subject, invalid, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.records import State
 
@@ -59,7 +59,7 @@ async def described(model: str, deps: DepsOf) -> Any:
     if deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
-            raise not_found(f"Model not found: {shown(model)}")
+            raise not_found(f"Model not found: {shown(model)}", Subject.MODEL)
         return {"modelName": model, "modelUrl": documents.model_url(view)}
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, None))]
 
@@ -146,7 +146,12 @@ async def registered(
     responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504)},
 )
 async def invoked(model: str, request: Request, deps: DepsOf) -> Response:
-    return await invoke(request, deps, model)
+    try:
+        return await invoke(request, deps, model)
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            raise
+        raise not_found(failure.message) from None  # without its subject: TorchServe's API has no such call
 
 
 async def _asked(request: Request, deps: Deps) -> LoadModel:
