@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millstream.gateway.protocols.sagemaker import forms
 from millstream.gateway.protocols.torchserve.predictions import read as read_prediction
+from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.services.errors import Code, Failure

@@ -11,9 +11,11 @@ import pytest
 from botocore.eventstream import EventStreamBuffer
 
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
-from millstream.gateway.protocols.sagemaker import binary, forms
+from millstream.gateway.protocols.sagemaker import binary
 from millstream.gateway.protocols.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
+from millstream.gateway.protocols.sagemaker.forms import chosen, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
+from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import Code, Failure
@@ -153,15 +155,15 @@ def test_forms_of_the_reply() -> None:
     ],
 )
 def test_accept(accept: str | None, form: str | None) -> None:
-    assert forms.chosen(accept) == form
+    assert chosen(accept) == form
 
 
 def test_which_json_is_v2() -> None:
-    assert forms.is_v2({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]})
-    assert forms.is_v2({"inputs": []}), "no inputs at all are what the reference container reads there"
+    assert is_v2({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]})
+    assert is_v2({"inputs": []}), "no inputs at all are what the reference container reads there"
     others: list[Any] = [[1], {"inputs": [[1]]}, {"inputs": {"x": 1}}, {"inputs": [{"name": "a"}]}]
     for other in others:
-        assert not forms.is_v2(other)
+        assert not is_v2(other)
 
 
 def test_frames_are_read_by_botocore() -> None:

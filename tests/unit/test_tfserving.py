@@ -6,8 +6,9 @@ import numpy as np
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView
 from millstream.gateway.protocols.tfserving.documents import model_status
-from millstream.gateway.protocols.tfserving.predict import write_classes, write_predict
+from millstream.gateway.protocols.tfserving.predict import write_classes
 from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.rows_json import write_predict
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.wire.records import State

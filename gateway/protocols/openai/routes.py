@@ -10,8 +10,8 @@ from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.model_list import model_list
 from millstream.gateway.protocols.openai.embeddings import Embeddings
-from millstream.gateway.protocols.tfserving.documents import model_list
 
 router = APIRouter()
 

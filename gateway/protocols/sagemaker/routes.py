@@ -11,16 +11,18 @@ from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.sagemaker import binary, forms
+from millstream.gateway.protocols.sagemaker import binary
 from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
+from millstream.gateway.protocols.sagemaker.forms import chosen, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
 from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.outputs import size_of
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
@@ -112,6 +114,23 @@ async def invoke_endpoint_async(endpoint: str) -> None:
     )
 
 
+@router.post(
+    "/models/{model}/invoke",
+    summary="Run a model of a multi-model container",
+    description="The calls that load and unload models are TorchServe's, below the same path.",
+    response_class=Response,
+    responses={200: {"content": _FORMS}, **documented(400, 404, 406, 413, 429, 500, 503, 504)},
+    openapi_extra=_BODY,
+)
+async def invoke_model(model: str, request: Request, deps: DepsOf) -> Response:
+    try:
+        return await invoke(request, deps, model)
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND:
+            raise
+        raise not_found(failure.message) from None  # without its subject: errors here have TorchServe's format
+
+
 async def invoke(request: Request, deps: Deps, model: str, accept: str | None = None) -> Response:
     """Run `model` on the request's body, whatever form it has. Raises Failure, or 406.
 
@@ -141,7 +160,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
         return _v2_reply(*await infer_v2(deps.caller, route, body, header_bytes))
     if forms.media_type(content_type) == OCTETS:
         return await _octets(request, deps, route, body)
-    form = forms.chosen(accept or request.headers.get("accept"))
+    form = chosen(accept or request.headers.get("accept"))
     if form is None:
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
@@ -151,7 +170,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
             asked = (
                 None
-                if forms.is_v2(document)
+                if is_v2(document)
                 else await run_in_thread_if_large(len(body), forms.from_json, route.plans, document)
             )
         else:

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving, KServe V1 and OpenAI say of a model, as one object that the clients of all three can read. Pure.
+"""What TensorFlow Serving and KServe V1 say of a model, as one object that OpenAI's clients can read, too. Pure.
 
 Source: TensorFlow Serving, "RESTful API" (status, metadata) and types.proto; KServe, "V1 Protocol"; OpenAI, "Models".
 """
@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, VersionView
+from millstream.gateway.protocols.http.model_list import model_card
 from millstream.gateway.protocols.tfserving.predict import SIGNATURE_NAME
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.wire.records import State
-
-OWNER = "millstream"
 
 _STATE = {
     State.RECEIVING: "START",
@@ -44,20 +43,6 @@ _DTYPE = {
 }
 
 
-def model_list(snapshot: Snapshot) -> dict[str, Any]:
-    """Models that answer requests: `models` for KServe, `object` and `data` for OpenAI."""
-    serving = sorted(
-        (name, view.versions[view.serving])
-        for name, view in snapshot.models.items()
-        if view.serving is not None and view.serving in view.versions
-    )
-    return {
-        "models": [name for name, _ in serving],
-        "object": "list",
-        "data": [_card(view.manifest) for _, view in serving],
-    }
-
-
 def model_status(model: ModelView, asked: VersionView, *, ready: bool, all_versions: bool) -> dict[str, Any]:
     """One model: `name` and `ready` for KServe, `model_version_status` for TensorFlow, the rest for OpenAI."""
     views = [view for _, view in sorted(model.versions.items(), reverse=True)] if all_versions else [asked]
@@ -65,12 +50,8 @@ def model_status(model: ModelView, asked: VersionView, *, ready: bool, all_versi
         "name": model.name,
         "ready": ready,
         "model_version_status": [_version_status(view) for view in views],
-        **_card(asked.manifest),
+        **model_card(asked.manifest),
     }
-
-
-def _card(manifest: Manifest) -> dict[str, Any]:
-    return {"id": manifest.model, "object": "model", "created": int(manifest.created), "owned_by": OWNER}
 
 
 def _version_status(view: VersionView) -> dict[str, Any]:

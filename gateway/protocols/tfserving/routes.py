@@ -12,21 +12,21 @@ from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.model_list import model_list
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
 from millstream.gateway.protocols.tfserving.predict import (
     read_document,
     read_examples,
-    read_predict,
     unknown,
     write_classes,
-    write_predict,
     write_values,
 )
 from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
+from millstream.gateway.tensors.rows_json import read_predict, write_predict
 from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -74,7 +74,7 @@ async def alive() -> dict[str, str]:
 
 @router.get("/v1/models", summary="Models that answer requests, for KServe's and OpenAI's clients")
 async def models(deps: DepsOf) -> dict[str, Any]:
-    return documents.model_list(deps.catalog.snapshot)
+    return model_list(deps.catalog.snapshot)
 
 
 @router.get("/v1/models/{model}", summary="State of a model's versions", responses=_STATUS)

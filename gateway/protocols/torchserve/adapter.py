@@ -11,8 +11,7 @@ _TAG = Tag("TorchServe", "Predictions, and the management of models from files o
 ADAPTER = Adapter(
     routes=(
         Routes(routes.router, _TAG),
-        Routes(routes_management.router, _TAG),
-        Routes(routes_management.protected, _TAG, management_api),
+        Routes(routes_management.router, _TAG, management_api),
     ),
     error_format=errors.FORMAT,
     error_paths=("/predictions/", "/explanations/", "/models", "/ping", "/api-description"),

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from millstream.gateway.protocols.sagemaker import forms
-from millstream.gateway.protocols.tfserving.predict import TENSOR_DEPTH, read_predict
 from millstream.gateway.protocols.torchserve.form import parts_of
+from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.elements import raw_from_strings
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
@@ -27,6 +26,7 @@ from millstream.gateway.tensors.number_list import NumberList
 from millstream.gateway.tensors.numpy_arrays import from_array
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_predict
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.signature import Signature

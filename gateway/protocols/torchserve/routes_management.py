@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.exceptions import HTTPException
 
@@ -22,14 +22,12 @@ from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
-from millstream.gateway.protocols.sagemaker.routes import invoke
 from millstream.gateway.protocols.torchserve import documents
 from millstream.services.errors import Code, Failure, Subject, invalid, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.records import State
 
-router = APIRouter()
-protected = APIRouter(responses=documented(400))
+router = APIRouter(responses=documented(400))
 
 _JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {}}}}}
 _LOAD_S_MAX = 600.0
@@ -45,7 +43,7 @@ class LoadModel(BaseModel):
     url: str
 
 
-@protected.get("/models", summary="List models", responses=_JSON)
+@router.get("/models", summary="List models", responses=_JSON)
 async def listed(
     deps: DepsOf,
     limit: Annotated[int, Query(ge=1, le=documents.LIMIT_MAX)] = 100,
@@ -54,7 +52,7 @@ async def listed(
     return documents.page(deps.catalog.snapshot, limit, next_page_token)
 
 
-@protected.get("/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404)})
+@router.get("/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404)})
 async def described(model: str, deps: DepsOf) -> Any:
     if deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
@@ -64,7 +62,7 @@ async def described(model: str, deps: DepsOf) -> Any:
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, None))]
 
 
-@protected.get(
+@router.get(
     "/models/{model}/all",
     summary="Describe all versions",
     responses={**_JSON, **documented(404)},
@@ -74,7 +72,7 @@ async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
     return [_description(deps, found, view) for _, view in sorted(found.versions.items())]
 
 
-@protected.get(
+@router.get(
     "/models/{model}/{version}",
     summary="Describe one version",
     responses={**_JSON, **documented(404)},
@@ -83,17 +81,17 @@ async def described_version(model: str, version: str, deps: DepsOf) -> list[dict
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
 
 
-@protected.put("/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404))
+@router.put("/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404))
 async def scaled(model: str, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, None))
 
 
-@protected.put("/models/{model}/{version}", summary="The same of one version", responses=documented(404))
+@router.put("/models/{model}/{version}", summary="The same of one version", responses=documented(404))
 async def scaled_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, version))
 
 
-@protected.put(
+@router.put(
     "/models/{model}/{version}/set-default",
     summary="Make this the version that answers",
     responses=documented(404, 409),
@@ -105,17 +103,17 @@ async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return {"status": f'Default version successfully updated for model "{model}" to "{number}"'}
 
 
-@protected.delete("/models/{model}", summary="Unregister a model of one version", responses=documented(404))
+@router.delete("/models/{model}", summary="Unregister a model of one version", responses=documented(404))
 async def unregistered(model: str, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, None)
 
 
-@protected.delete("/models/{model}/{version}", summary="Unregister one version", responses=documented(404))
+@router.delete("/models/{model}/{version}", summary="Unregister one version", responses=documented(404))
 async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, version)
 
 
-@protected.post(
+@router.post(
     "/models",
     summary="Register a model from a file of this machine",
     description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
@@ -137,21 +135,6 @@ async def registered(
             raise Failure(Code.CONFLICT, f"model '{shown(asked.model_name)}' is already loaded")
         return await unless_gone(request, _load(deps, uploads, asked.url, asked.model_name, wait=True))
     return await unless_gone(request, _load(deps, uploads, url, model_name, wait=synchronous))
-
-
-@router.post(
-    "/models/{model}/invoke",
-    summary="SageMaker: run a model of a multi-model container",
-    response_class=Response,
-    responses={**_JSON, **documented(400, 404, 406, 413, 429, 500, 503, 504)},
-)
-async def invoked(model: str, request: Request, deps: DepsOf) -> Response:
-    try:
-        return await invoke(request, deps, model)
-    except Failure as failure:
-        if failure.code is not Code.NOT_FOUND:
-            raise
-        raise not_found(failure.message) from None  # without its subject: TorchServe's API has no such call
 
 
 async def _asked(request: Request, deps: Deps) -> LoadModel:

@@ -1,0 +1,32 @@
+"""The list of models that clients of KServe V1 and of OpenAI can both read: they ask for it under the same path. Pure.
+
+Source: KServe, "V1 Protocol"; OpenAI, "Models".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.services.model.manifest import Manifest
+
+OWNER = "millstream"
+
+
+def model_list(snapshot: Snapshot) -> dict[str, Any]:
+    """Models that answer requests: `models` for KServe, `object` and `data` for OpenAI."""
+    serving = sorted(
+        (name, view.versions[view.serving])
+        for name, view in snapshot.models.items()
+        if view.serving is not None and view.serving in view.versions
+    )
+    return {
+        "models": [name for name, _ in serving],
+        "object": "list",
+        "data": [model_card(view.manifest) for _, view in serving],
+    }
+
+
+def model_card(manifest: Manifest) -> dict[str, Any]:
+    """A model as OpenAI describes it."""
+    return {"id": manifest.model, "object": "model", "created": int(manifest.created), "owned_by": OWNER}

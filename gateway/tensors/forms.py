@@ -1,0 +1,213 @@
+"""Forms of bodies that several protocols share: JSON in row or column form, CSV, and numpy's file. Pure.
+
+Content-Type ─> reader ─> Inputs        outputs ─> write ─> the form that the client accepts
+Source: SageMaker, "Common Data Formats for Inference"; numpy, "NPY format".
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from millstream.gateway.tensors.input_plan import InputPlan
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
+from millstream.gateway.tensors.nested_lists import from_lists
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
+from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, read_instances, read_predict, write_predict
+from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.datatypes import BYTES, ELEMENTS_MAX
+from millstream.services.model.signature import Signature
+
+JSON = "application/json"
+CSV = "text/csv"
+NPY = "application/x-npy"
+
+_HEADER_BYTES_MAX = 10_000
+_DIMS_MAX = 32  # of numpy's arrays in each of its versions
+
+
+class ParsedBody(NamedTuple):
+    """What a body brought. `row_form`: whether JSON in reply is that of V1's row form."""
+
+    inputs: Inputs
+    row_form: bool
+
+
+def media_type(value: str | None) -> str:
+    """The type in a Content-Type; JSON where there is none."""
+    return (value or "").partition(";")[0].strip().lower() or JSON
+
+
+def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
+    """What reads bodies of this type. Raises Failure(ENCODING)."""
+    read = _READERS.get(media_type(content_type))
+    if read is None:
+        known = ", ".join(_READERS)
+        raise Failure(Code.ENCODING, f"Content-Type '{shown(content_type)}' is not taken; these are: {known}")
+    return read
+
+
+def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
+    """The JSON value of a body; long lists of numbers are NumberLists. Raises Failure: INVALID, TOO_LARGE."""
+    return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
+
+
+def from_json(plans: InputPlans, document: Any) -> ParsedBody:
+    """V1's row or column form, or a list alone, which is the instances. Raises Failure(INVALID)."""
+    if type(document) is list or type(document) is NumberList:
+        return ParsedBody(read_instances(plans, document), row_form=True)
+    if type(document) is not dict:
+        raise invalid("the body is a JSON object with 'instances' or 'inputs', or a list of instances")
+    return ParsedBody(*read_predict(plans, document))
+
+
+def _read_json(plans: InputPlans, body: bytes) -> ParsedBody:
+    return from_json(plans, parse_json(body, plans.json_limits))
+
+
+def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
+    plan = _only(plans, CSV)
+    try:
+        text = body.decode("utf-8-sig")
+        rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
+    except UnicodeDecodeError:
+        raise invalid("the CSV is not UTF-8") from None
+    except csv.Error as error:
+        raise invalid(f"the CSV cannot be read: {error}") from None
+    if not rows:
+        raise invalid("the CSV has no rows")
+    width = len(rows[0])
+    for at, row in enumerate(rows):
+        if len(row) != width:
+            raise invalid(f"line {at + 1} of the CSV has {len(row)} columns, the first has {width}")
+    cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in enumerate(rows)]
+    return ParsedBody(_joined(plans, plan, from_lists(plan, _shaped(plan, cells))), row_form=True)
+
+
+def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
+    if plan.datatype == BYTES:
+        return cell
+    try:
+        if "_" in cell:  # Python's own, and nobody else's
+            raise ValueError
+        if plan.datatype == "BOOL":
+            return {"true": True, "false": False, "1": True, "0": False}[cell.strip().lower()]
+        return float(cell) if plan.datatype in {"FP16", "BF16", "FP32", "FP64"} else int(cell)
+    except (ValueError, KeyError):
+        raise invalid(
+            f"line {line + 1} of the CSV, column {column + 1}: '{shown(cell)}' is no {plan.datatype}"
+        ) from None
+
+
+def _shaped(plan: InputPlan, rows: list[list[Any]]) -> Any:
+    """Lines as rows of the input: one column may be no dimension at all, and many may be several."""
+    inner = plan.shape[1:]
+    if not inner and len(rows[0]) == 1:
+        return [row[0] for row in rows]
+    if len(inner) > 1 and -1 not in inner and prod(inner) == len(rows[0]):
+        table = np.empty((len(rows), len(rows[0])), object)
+        table[:] = rows
+        return table.reshape((len(rows), *inner)).tolist()
+    return rows
+
+
+def _read_npy(plans: InputPlans, body: bytes) -> ParsedBody:
+    plan = _only(plans, NPY)
+    return ParsedBody(_joined(plans, plan, from_array(plan, array_of(body))), row_form=True)
+
+
+def array_of(body: bytes) -> np.ndarray[Any, Any]:
+    """The array in a file of numpy's format; a view. Raises Failure(INVALID).
+
+    Not np.load: that allocates whatever the header claims before it looks at what is there.
+    """
+    file = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        if version not in {(1, 0), (2, 0)}:
+            raise invalid(f"version {version[0]}.{version[1]} of numpy's format is not read: save with version 1.0")
+        shape, fortran_order, dtype = read(file, max_header_size=_HEADER_BYTES_MAX)
+    except Failure:
+        raise
+    except Exception as error:  # numpy reads the header with Python's own parser, which trips over much
+        raise invalid(f"the body is no array in numpy's format: {shown(str(error).partition(chr(10))[0])}") from None
+    if dtype.hasobject or dtype.fields or dtype.subdtype or not dtype.itemsize:
+        raise invalid(f"an array of {shown(str(dtype))} is not taken: numbers, booleans or strings alone")
+    _check_shape(shape, dtype.itemsize)
+    data = memoryview(body)[file.tell() :]
+    if prod(shape) * dtype.itemsize != len(data):
+        raise invalid(f"the array's header says {prod(shape) * dtype.itemsize} bytes, {len(data)} are there")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran_order else "C")
+
+
+def _check_shape(shape: tuple[Any, ...], item_bytes: int) -> None:
+    """Numpy's reader takes any literal for a dimension, and its arrays refuse products that overflow behind a 0."""
+    if len(shape) > _DIMS_MAX:
+        raise invalid(f"the array has {len(shape)} dimensions: at most {_DIMS_MAX}")
+    if any(type(dim) is not int or not 0 <= dim <= ELEMENTS_MAX for dim in shape):
+        raise invalid(f"the array's shape {shown(str(shape))} is not taken")
+    if prod(dim or 1 for dim in shape) * item_bytes > ELEMENTS_MAX:
+        raise invalid(f"the array's shape {shown(str(shape))} is larger than any memory")
+
+
+def _only(plans: InputPlans, form: str) -> InputPlan:
+    if len(plans) != 1:
+        raise invalid(f"{form} is for models of one input; this one takes {len(plans)}: send JSON")
+    return next(iter(plans))
+
+
+def _joined(plans: InputPlans, plan: InputPlan, found: CheckedInput) -> Inputs:
+    return join(plans, {plan.name: found})
+
+
+_READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {JSON: _read_json, CSV: _read_csv, NPY: _read_npy}
+
+
+# --- replies ---
+
+
+def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, row_form: bool) -> bytes:
+    """The outputs in `form`. Raises Failure(INVALID): CSV and numpy's format hold one output."""
+    if form == JSON:
+        return write_predict(signature, outputs, row_form=row_form)
+    if len(outputs) != 1:
+        raise invalid(f"{form} holds one output, and the model gives {len(outputs)}: accept {JSON}")
+    return _write_csv(outputs[0]) if form == CSV else _write_npy(outputs[0])
+
+
+def _write_csv(output: OutputTensor) -> bytes:
+    """A line for each index of dimension 0, all its elements in it."""
+    lines = output.shape[0] if output.shape else 1
+    flat: list[Any]
+    if isinstance(output.array, list):
+        try:
+            flat = [element.decode() for element in output.array]
+        except UnicodeDecodeError:
+            raise invalid(f"the output holds bytes that are not UTF-8: accept {JSON}") from None
+    else:
+        flat = [str(value) for value in as_numbers(output).reshape(-1)]
+    width = len(flat) // lines if lines else 0
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(flat[at * width : (at + 1) * width] for at in range(lines))
+    return text.getvalue().encode()
+
+
+def _write_npy(output: OutputTensor) -> bytes:
+    if isinstance(output.array, list):
+        array = np.array(output.array, np.bytes_).reshape(output.shape)
+    else:
+        array = as_numbers(output)
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, (1, 0), allow_pickle=False)
+    return file.getvalue()

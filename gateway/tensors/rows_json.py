@@ -1,0 +1,110 @@
+"""JSON in row or column form, which several protocols share: document -> inputs, outputs -> document. Pure.
+
+row form:    {"instances": [...]} ─> {"predictions": [...]}      each instance is one index of dimension 0
+column form: {"inputs": ...}      ─> {"outputs": ...}            whole tensors
+Source: TensorFlow Serving, "RESTful API"; KServe, "V1 Protocol".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from millstream.gateway.tensors.input_plans import InputPlans
+from millstream.gateway.tensors.nested_json import rows_of, text_of
+from millstream.gateway.tensors.nested_lists import from_lists, is_b64
+from millstream.gateway.tensors.number_list import NumberList
+from millstream.gateway.tensors.outputs import OutputTensor
+from millstream.gateway.tensors.request_inputs import Inputs, join
+from millstream.services.errors import invalid
+from millstream.services.model.signature import Signature
+
+#: a document, its 'instances', one of them, an input of it: where long lists of numbers may be
+TENSOR_DEPTH = 3
+
+_BYTES_SUFFIX = "_bytes"
+
+
+def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, bool]:
+    """The inputs, and whether they came in row form. Raises Failure(INVALID)."""
+    if ("instances" in document) == ("inputs" in document):
+        raise invalid("give either 'instances' (row form) or 'inputs' (column form)")
+    if "instances" in document:
+        return read_instances(plans, document["instances"]), True
+    return _read_columns(plans, document["inputs"]), False
+
+
+def read_instances(plans: InputPlans, instances: object) -> Inputs:
+    """The row form. Raises Failure(INVALID)."""
+    if type(instances) is not list and type(instances) is not NumberList:
+        raise invalid("Expected 'instances' to be a list")
+    if not instances:
+        raise invalid("'instances' is empty")
+    if type(instances) is list and all(type(one) is dict and not is_b64(one) for one in instances):
+        return _join_rows(plans, {name: [one[name] for one in instances] for name in row_names(plans, instances)})
+    if len(plans) != 1:
+        raise invalid(f"the model takes {len(plans)} inputs: each instance is an object {{input: value}}")
+    plan = next(iter(plans))
+    return join(plans, {plan.name: from_lists(plan, instances)})
+
+
+def row_names(plans: InputPlans, instances: Sequence[dict[str, Any]]) -> list[str]:
+    """The names of the inputs in `instances`, which all name the same. Raises Failure(INVALID)."""
+    names = list(instances[0])
+    for at, one in enumerate(instances):
+        if len(one) != len(names) or any(name not in one for name in names):
+            raise invalid(f"instances[{at}] names other inputs than instances[0]")
+    for name in names:
+        plans.named(name)
+    return names
+
+
+def _join_rows(plans: InputPlans, columns: dict[str, list[Any]]) -> Inputs:
+    return join(plans, {name: from_lists(plans.named(name), column) for name, column in columns.items()})
+
+
+def _read_columns(plans: InputPlans, inputs: object) -> Inputs:
+    if type(inputs) is dict and not is_b64(inputs):
+        return join(plans, {name: from_lists(plans.named(name), value) for name, value in inputs.items()})
+    if len(plans) != 1:
+        raise invalid(f"the model takes {len(plans)} inputs: 'inputs' is an object {{input: tensor}}")
+    plan = next(iter(plans))
+    return join(plans, {plan.name: from_lists(plan, inputs)})
+
+
+def write_predict(signature: Signature, outputs: Sequence[OutputTensor], *, row_form: bool) -> bytes:
+    """The reply. Outputs whose name ends in `_bytes` are written as base64. Raises Failure(INVALID)."""
+    if row_form:
+        return b'{"predictions":%b}' % _rows(signature, outputs)
+    texts = _texts(signature, outputs)
+    if len(texts) == 1:
+        return b'{"outputs":%b}' % texts[0]
+    return b'{"outputs":%b}' % _object(_keys(signature), texts)
+
+
+def _keys(signature: Signature) -> list[bytes]:
+    return [orjson.dumps(spec.name) for spec in signature.outputs]
+
+
+def _object(keys: Sequence[bytes], values: Sequence[bytes]) -> bytes:
+    return b"{%b}" % b",".join([b"%b:%b" % pair for pair in zip(keys, values, strict=True)])
+
+
+def _texts(signature: Signature, outputs: Sequence[OutputTensor]) -> list[bytes]:
+    return [
+        text_of(output, b64=spec.name.endswith(_BYTES_SUFFIX))
+        for spec, output in zip(signature.outputs, outputs, strict=True)
+    ]
+
+
+def _rows(signature: Signature, outputs: Sequence[OutputTensor]) -> bytes:
+    for spec, output in zip(signature.outputs, outputs, strict=True):
+        if not output.shape or output.shape[0] != outputs[0].shape[0]:
+            raise invalid(f"output '{spec.name}' has no row for each instance: use 'inputs' (column form)")
+    if len(outputs) == 1:
+        return _texts(signature, outputs)[0]
+    keys = _keys(signature)
+    rows = zip(*map(rows_of, outputs), strict=True)
+    return b"[%b]" % b",".join([_object(keys, _texts(signature, row)) for row in rows])
