@@ -22,6 +22,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
+from millstream.gateway.catalog.upload_slots import Uploads
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
@@ -30,6 +31,8 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
 from millstream.gateway.memory_trim import MemoryTrim
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.openai.embeddings import Embeddings
+from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
@@ -38,6 +41,7 @@ from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
+from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.loader import RepositoryLoader
 from millstream.gateway.triton.log import SharedLogSettings
 from millstream.gateway.triton.metrics import Page
@@ -126,6 +130,8 @@ class Gateway:
             self.lanes, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max
         )
         self.caller = Caller(self.lanes.find, settings.request_timeout_s_max)
+        json_limits = JsonLimits(settings.json_bytes_max, settings.json_values_max)
+        self.embeddings = Embeddings(self.caller, Tokenizers(self.repository), json_limits)
         self.statistics = MachineStatistics(self.registry, lambda: self.catalog.snapshot)
         self.page = Page(lambda: self.catalog.snapshot)
         self.metrics_page = MetricsPage(self.registry)
@@ -236,8 +242,10 @@ class Gateway:
             settings=self.settings,
             repository=self.repository,
             catalog=self.catalog,
+            uploads=Uploads(self.catalog),
             infer=self.infer,
             caller=self.caller,
+            embed=self.embeddings.answer,
             client_memory=self.client_memory,
             receive_budget=self.receive_budget,
             reply_budget=self.reply_budget,

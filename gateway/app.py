@@ -11,20 +11,16 @@ from fastapi.params import Depends
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.admin import adapter as admin
-from millstream.gateway.catalog.upload_slots import Uploads
 from millstream.gateway.protocols.http import operation
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
 from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, describe_errors, documented
 from millstream.gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
 from millstream.gateway.protocols.openai import adapter as openai
-from millstream.gateway.protocols.openai.embeddings import Embeddings
-from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.protocols.sagemaker import adapter as sagemaker
 from millstream.gateway.protocols.tfserving import adapter as tfserving
 from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
-from millstream.gateway.tensors.json_text import JsonLimits
 
 _DESCRIPTION = "Model serving: upload a model, send it requests."
 
@@ -63,12 +59,6 @@ def build_app(deps: Deps) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.deps = deps
-    app.state.uploads = Uploads(deps.catalog)
-    app.state.embeddings = Embeddings(
-        deps.caller,
-        Tokenizers(deps.repository),
-        JsonLimits(deps.settings.json_bytes_max, deps.settings.json_values_max),
-    )
     _include_routes(app)
     replies = ErrorReplies(formats)
     replies.handle_errors_of(app)

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from millstream.gateway.admin import schemas_models as schemas
-from millstream.gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
 from millstream.gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
+from millstream.gateway.admin.upload_form import CONFIG_BYTES_MAX, UploadForm
 from millstream.gateway.protocols.http.body import declared_bytes, disconnected
-from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
+from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.multipart import is_form
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 
@@ -88,17 +89,15 @@ _OptionsOf = Annotated[_Options, Depends()]
     openapi_extra=_BODY,
 )
 async def put(
-    name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
+    name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
 ) -> schemas.Version:
-    manifest = await receive(deps, uploads, _upload(name, version, options, request, deps), request.stream())
+    manifest = await receive(deps, _upload(name, version, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
 
 @router.post("/models/{name}/versions", status_code=201, summary="Upload the next version", openapi_extra=_BODY)
-async def post(
-    name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf, uploads: UploadsOf
-) -> schemas.Version:
-    manifest = await receive(deps, uploads, _upload(name, None, options, request, deps), request.stream())
+async def post(name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf) -> schemas.Version:
+    manifest = await receive(deps, _upload(name, None, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
 
@@ -108,7 +107,7 @@ def _upload(name: str, version: int | None, options: _Options, request: Request,
     if encoding.strip().lower() != "identity":
         raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload as it is")
     content_type = request.headers.get("content-type", "")
-    form = MultipartUpload(content_type) if is_form(content_type) else None
+    form = UploadForm(content_type) if is_form(content_type) else None
     bytes_max = deps.settings.upload_bytes_max
     if declared_bytes(request) > bytes_max + (_FORM_BYTES_MAX if form else 0):
         raise Failure(Code.TOO_LARGE, f"the upload is larger than the limit of {bytes_max} bytes")

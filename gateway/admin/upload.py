@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from millstream.gateway.admin.multipart import MultipartUpload
-from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import invalid
 from millstream.services.ingest.upload import ModelUpload
@@ -31,7 +30,7 @@ class Upload:
     config: ModelConfig | None
     sha256: str | None  # of the model's bytes, in hex; other bytes are refused
     activate: bool
-    form: MultipartUpload | None  # the form that the body is, which may have the config; None: the body is the model
+    form: UploadForm | None  # the form that the body is, which may have the config; None: the body is the model
 
 
 def parse_config(text: str | bytes) -> ModelConfig:
@@ -46,7 +45,7 @@ def parse_config(text: str | bytes) -> ModelConfig:
     return config
 
 
-async def receive(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
+async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
     """Publish `body` as a version and activate it if asked to. The catalog knows the version when this returns.
 
     Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
@@ -55,7 +54,7 @@ async def receive(deps: Deps, uploads: Uploads, upload: Upload, body: AsyncItera
     # Incoming refuses a bad name and an existing version here, before the caller has sent a gigabyte
     async with (
         ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
-        uploads.permit(upload.model, upload.version) as show,
+        deps.uploads.permit(upload.model, upload.version) as show,
     ):
         await _receive(incoming, upload, body)
         manifest = await incoming.publish(upload.sha256, show, activate=upload.activate)

@@ -15,13 +15,17 @@ from starlette.types import Message, Scope
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
+from millstream.gateway.catalog.upload_slots import Uploads
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.protocols.http.deps import Deps
+from millstream.gateway.protocols.openai.embeddings import Embeddings
+from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.scheduling.traces import Traces
+from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.loader import RepositoryLoader
 from millstream.gateway.triton.log import SharedLogSettings
 from millstream.gateway.triton.model_config import VersionConfigurations
@@ -123,13 +127,17 @@ class Application:
         self.is_ready: Callable[[], bool] = lambda: self.ready
         self.accepts: list[str | None] = []
         self.events: list[str] = []
+        caller = Caller(self._find, 600)
+        limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         self.app: FastAPI = build_app(
             Deps(
                 settings=self.settings,
                 repository=self.repository,
                 catalog=self.catalog,
+                uploads=Uploads(self.catalog),
                 infer=self.inbox,
-                caller=Caller(self._find, 600),
+                caller=caller,
+                embed=Embeddings(caller, Tokenizers(self.repository), limits).answer,
                 statistics=MachineStatistics(MetricsRegistry(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,

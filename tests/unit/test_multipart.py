@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.admin.multipart import CONFIG_BYTES_MAX, MultipartUpload, is_form
+from millstream.gateway.admin.upload_form import CONFIG_BYTES_MAX, UploadForm
+from millstream.gateway.protocols.http.multipart import is_form
 from millstream.services.errors import Code, Failure
 
 TYPE = 'multipart/form-data; boundary="xYz"'
@@ -25,7 +26,7 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 
 
 def parse(chunks: list[bytes]) -> tuple[bytes, bytes | None]:
-    parser = MultipartUpload(TYPE)
+    parser = UploadForm(TYPE)
     model = b"".join(piece for chunk in chunks for piece in parser.feed(chunk))
     parser.close()
     return model, parser.config
@@ -75,7 +76,7 @@ def test_config_is_none_until_its_part_comes() -> None:
 )
 def test_a_bad_form_is_refused_with_the_reason(content_type: str, body: bytes, says: str) -> None:
     with pytest.raises(Failure, match=says) as refused:
-        parser = MultipartUpload(content_type)
+        parser = UploadForm(content_type)
         parser.feed(body)
         parser.close()
     assert refused.value.code is Code.INVALID

@@ -1,10 +1,10 @@
-"""receiver: reads the messages of calls, and bounds what half-received ones take and how long they may take.
+"""receiver: reads the messages of calls, and bounds the memory and the time that half-received messages take.
 
-The library holds a message until all of it is there, and does not tell how much that is. The kernel tells how many bytes
-came over a connection: what came since its oldest unfinished read began, less the messages that were delivered since, is
-what the connection's unfinished messages hold at most. These bytes count in the receive budget of the gateway.
+The gRPC library holds a message until it is complete, and does not report how much it holds. The kernel reports how many
+bytes came over a connection: the bytes since its oldest unfinished read began, less the messages delivered since, are an
+upper bound on what its unfinished messages hold. These bytes count in the receive budget of the gateway.
 
-    read ─> (done within TICK_S: never looked at) ─> tracked by connection ─> held bytes count in the budget
+    read ─> (done within TICK_S: not tracked) ─> tracked by connection ─> held bytes count in the budget
     over the budget, too slow, or too many ─> the oldest reads fail
 """
 
@@ -17,23 +17,30 @@ from typing import Any
 from grpc.aio import EOF
 
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
-from millstream.gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
+from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
+from millstream.gateway.protocols.grpc.tcp_info import Address, address_of
 from millstream.services.errors import Code, Failure, invalid
 
-#: how often unfinished reads are looked at: what a client can send in between is not bounded
+#: Period of the checks of unfinished reads. What a client can send in between is not bounded.
 TICK_S = 0.025
-SENT_BYTES_MIN = 64 * 1024  # a client that sends so many a second is not slow
-#: reads younger than this are not ended to make room for others
+SENT_BYTES_MIN = 64 * 1024  # a client that sends this many bytes a second is not slow
+#: Reads younger than this are not ended to make room for others.
 CROWDED_S_MIN = 1.0
-#: a message of 16 KiB comes in a frame with so many bytes of head, behind its own prefix
-_SMALL_BYTES_MAX = 16 * 1024  # a unary message that is not worth being noted when it was delivered at once
-_DELIVERED_MAX = 10_000  # connections of which it is known what they delivered
-_SEEN_MAX = 4
+_SMALL_BYTES_MAX = 16 * 1024  # a smaller unary message that was delivered at once is not counted as delivered
+_DELIVERED_MAX = (
+    10_000  # connections whose delivered bytes are counted; beyond it, those without open reads are dropped
+)
+_SEEN_MAX = 4  # measurements kept of a connection
+#: HTTP/2 and gRPC framing: payload of a frame, its head, and the prefix of a message
 _FRAME_BYTES, _FRAME_HEAD_BYTES, _PREFIX_BYTES = 16384, 9, 5
 
 
 class _Read:
-    """An unfinished read of one call. `timed`: it may not take for ever; a stream may be silent between messages."""
+    """An unfinished read of one call.
+
+    Args:
+        timed: whether its duration is bounded; a stream may be silent between messages.
+    """
 
     __slots__ = ("began", "connection", "context", "failure", "mark", "task", "timed")
 
@@ -53,16 +60,17 @@ class _Read:
             self.task.cancel()
 
 
-def _tell(read: _Read) -> None:
-    """Raise the failure for which the read was cancelled, if it was and its call was not."""
+def _raise_failure(read: _Read) -> None:
+    """Raise the failure for which the read was cancelled, unless its call was cancelled, too."""
     if read.failure is not None and read.task.uncancel() == 0:
         raise read.failure from None
 
 
 class _ReceivingConnection:
-    """A connection with unfinished reads. `received`: bytes that came, less those that were delivered in messages.
+    """A connection with unfinished reads.
 
-    `moved`: when SENT_BYTES_MIN bytes more had come than the time before, `moved_bytes`.
+    `received`: bytes that came, less those delivered in messages. `moved`: the last instant at which SENT_BYTES_MIN more
+    bytes had come than at the instant before; `moved_bytes`: how many that were.
     """
 
     __slots__ = ("moved", "moved_bytes", "peer", "reads", "received", "seen", "timed")
@@ -70,14 +78,14 @@ class _ReceivingConnection:
     def __init__(self, peer: Address) -> None:
         self.peer = peer
         self.received = 0
-        self.seen: deque[tuple[float, int]] = deque(maxlen=_SEEN_MAX)  # `received` at the last looks
+        self.seen: deque[tuple[float, int]] = deque(maxlen=_SEEN_MAX)  # `received` at the last measurements
         self.moved = 0.0
         self.moved_bytes = 0
         self.reads: dict[_Read, None] = {}  # the oldest first
         self.timed: dict[_Read, None] = {}
 
     def received_at(self, instant: float) -> int:
-        """At the last look before `instant`; 0, so that all that ever came counts, where there was none."""
+        """`received` at the last measurement before `instant`; 0 where there was none, so that every byte counts."""
         return next((received for at, received in reversed(self.seen) if at <= instant), 0)
 
     @property
@@ -86,39 +94,32 @@ class _ReceivingConnection:
         return 0 if oldest is None else max(0, self.received - oldest.mark)
 
 
-class Receiver:
-    """Reads for all calls of a server. All calls in the event loop.
+class Receiver(PeriodicCheck):
+    """Reads for all calls of a server.
 
     Args:
-        inbound: the gateway's receive budget.
-        slow_s_max: how long a call may send less than SENT_BYTES_MIN a second.
+        receive_budget: of the gateway.
+        client_stall_s_max: how long a call may send less than SENT_BYTES_MIN a second.
         reads_max: unfinished reads; beyond it the oldest are ended.
     """
 
     def __init__(self, receive_budget: ReceiveBudget, client_stall_s_max: float, reads_max: int) -> None:
+        super().__init__(TICK_S)
         self._receive_budget = receive_budget
         self._slow_s_max = client_stall_s_max
         self._reads_max = reads_max
-        self._connections: TcpConnections | None = None
         self._new: dict[_Read, None] = {}  # the oldest first
         self._tracked: dict[_Read, None] = {}
         self._by_peer: dict[Address, _ReceivingConnection] = {}
         self._delivered: dict[Address, int] = {}
-        self._held_bytes = 0  # of all, as they count in the budget
-        self._timer: asyncio.TimerHandle | None = None
-
-    def listen(self, port: int) -> None:
-        """The server's port, once it is known."""
-        self._connections = TcpConnections(port)
+        self._held_bytes = 0  # of all connections, as counted in the budget
 
     def close(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        super().close()
         self._charge(0)
 
     async def message(self, context: Any) -> bytes:
-        """The one message of a unary call. Raises Failure: INVALID (there is none), UNAVAILABLE, EXPIRED."""
+        """Read the one message of a unary call. Raises Failure: INVALID (there is none), UNAVAILABLE, EXPIRED."""
         body = await self._body(context, timed=True)
         if body is EOF:
             raise invalid("the call ended without a message")
@@ -126,18 +127,18 @@ class Receiver:
         return message
 
     async def next(self, context: Any) -> bytes | None:
-        """The next message of a stream; None: the client has ended it. Raises Failure(UNAVAILABLE)."""
+        """Read the next message of a stream; None: the client has ended it. Raises Failure(UNAVAILABLE)."""
         body = await self._body(context, timed=False)
         return None if body is EOF else body
 
     async def _body(self, context: Any, *, timed: bool) -> Any:
-        """What the call sends next, counted while it arrives; EOF: nothing more."""
+        """Read what the call sends next, counted while it arrives; EOF: it sends nothing more."""
         read = self._begin(context, timed=timed)
         body = EOF
         try:
             body = await context.read()
         except asyncio.CancelledError:
-            _tell(read)
+            _raise_failure(read)
             raise
         finally:
             self._end(read, body)
@@ -149,7 +150,7 @@ class Receiver:
         read = _Read(context, task, loop.time(), timed=timed)
         self._new[read] = None
         if self._timer is None:
-            self._timer = loop.call_later(TICK_S, self._tick, loop)
+            self._start_timer(loop)
         return read
 
     def _end(self, read: _Read, body: Any) -> None:
@@ -181,9 +182,7 @@ class Receiver:
         if not connection.reads:
             del self._by_peer[connection.peer]
 
-    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        now = loop.time()
+    def _check(self, now: float) -> bool:
         self._track(now)
         for connection in self._by_peer.values():
             self._measure(connection, now)
@@ -191,11 +190,10 @@ class Receiver:
         self._end_oldest(now)
         self._charge(sum(connection.held_bytes for connection in self._by_peer.values()))
         self._make_room()
-        if self._new or self._tracked:
-            self._timer = loop.call_later(TICK_S, self._tick, loop)
+        return bool(self._new or self._tracked)
 
     def _track(self, now: float) -> None:
-        """Have a closer look at reads that began TICK_S ago and have not ended."""
+        """Track reads that began TICK_S ago and have not ended."""
         old = []
         for read in self._new:
             if read.began > now - TICK_S:
@@ -220,7 +218,7 @@ class Receiver:
         if traffic is not None:
             received = traffic.received
             if received < self._delivered.get(connection.peer, 0):
-                del self._delivered[connection.peer]  # of a connection before this one
+                del self._delivered[connection.peer]  # of an earlier connection with this address
             connection.received = received - self._delivered.get(connection.peer, 0)
             connection.seen.append((now, connection.received))
             if received >= connection.moved_bytes + SENT_BYTES_MIN:
@@ -252,7 +250,7 @@ class Receiver:
     def _make_room(self) -> None:
         """While all bodies take more than the budget, end the reads of the connection whose oldest read is oldest.
 
-        The one that holds most would be the wrong choice: a client with many connections would outlast one large message.
+        Ending the connection that holds most would favour a client with many connections over one large message.
         """
         over_bytes = self._receive_budget.bytes - self._receive_budget.bytes_max
         if over_bytes <= 0:

@@ -1,7 +1,7 @@
-"""stalled_replies: ends the connections of clients that do not take the replies of their calls.
+"""stalled_replies: resets the connections of clients that do not take the replies of their calls.
 
-The library holds a reply until the client's windows let it go. A call that has been answered cannot be taken back, so what
-ends is its connection.
+The gRPC library holds a reply until the client's flow-control windows let it pass. A call that has been answered cannot
+be taken back, so its connection is closed instead.
 """
 
 from __future__ import annotations
@@ -10,55 +10,43 @@ import asyncio
 import logging
 from typing import Any
 
+from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
 from millstream.gateway.protocols.grpc.tcp_info import Address, TcpConnections, address_of
 
 log = logging.getLogger("millstream.grpc")
 
-LOOK_S = 0.5
-READ_BYTES_MIN = 64 * 1024  # a client that reads so many a second is not slow
+CHECK_S = 0.5
+READ_BYTES_MIN = 64 * 1024  # a client that reads this many bytes a second is not slow
 
 
-class StalledReplies:
-    """All calls in the event loop.
+class StalledReplies(PeriodicCheck):
+    """Tracks the replies that the gRPC library holds.
 
     Args:
-        slow_s_max: how long a client may read less than READ_BYTES_MIN a second of one reply, and how long its connection may
-            take less than READ_BYTES_MIN of all replies that wait.
+        client_stall_s_max: how long a client may read less than READ_BYTES_MIN a second of one reply, and how long its
+            connection may take less than READ_BYTES_MIN of all waiting replies.
     """
 
     def __init__(self, client_stall_s_max: float) -> None:
+        super().__init__(CHECK_S)
         self._slow_s_max = client_stall_s_max
-        self._connections: TcpConnections | None = None
-        self._waiting: dict[
-            Any, tuple[float, float]
-        ] = {}  # by context of the call: since when, and when it must be over
+        #: context of a call -> when its reply began to wait, and when it must have been taken
+        self._waiting: dict[Any, tuple[float, float]] = {}
         self._progress: dict[Address, tuple[int, float]] = {}  # bytes that a connection had taken, and when
-        self._timer: asyncio.TimerHandle | None = None
-
-    def listen(self, port: int) -> None:
-        """The server's port, once it is known."""
-        self._connections = TcpConnections(port)
-
-    def close(self) -> None:
-        """Look no more."""
-        if self._timer is not None:
-            self._timer.cancel()
 
     def begin(self, context: Any, size_bytes: int) -> None:
-        """A reply of a call, or its status, is given to the library. `end` must be called when the call is over."""
+        """Call before a reply, or a status, is given to the library; call `end` when the call is over."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._waiting[context] = now, now + self._slow_s_max + size_bytes / READ_BYTES_MIN
         if self._timer is None:
-            self._timer = loop.call_later(LOOK_S, self._look, loop)
+            self._start_timer(loop)
 
     def end(self, context: Any) -> None:
-        """The transport has it, or the call is over."""
+        """Call when the transport has the reply, or the call is over."""
         self._waiting.pop(context, None)
 
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
-        now = loop.time()
+    def _check(self, now: float) -> bool:
         old = [(context, due) for context, (began, due) in self._waiting.items() if began <= now - self._slow_s_max]
         late: dict[Address, bool] = {}
         for context, due in old:
@@ -69,12 +57,11 @@ class StalledReplies:
             if self._connections is not None and (over or self._stuck(self._connections, peer, now)):
                 self._progress.pop(peer, None)
                 if self._connections.reset(peer):
-                    log.warning("the connection of %s port %d ends: its replies are not read", *peer)
-        if self._waiting:
-            self._timer = loop.call_later(LOOK_S, self._look, loop)
+                    log.warning("the connection of %s port %d is reset: its replies are not read", *peer)
+        return bool(self._waiting)
 
     def _stuck(self, connections: TcpConnections, peer: Address, now: float) -> bool:
-        """Whether a connection with replies that have waited for long takes nothing of them."""
+        """Whether a connection has taken less than READ_BYTES_MIN of its replies for too long."""
         traffic = connections.bytes_of(peer)
         taken = 0 if traffic is None else traffic.acknowledged
         before, at = self._progress.setdefault(peer, (taken, now))

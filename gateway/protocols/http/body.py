@@ -13,8 +13,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.connection.receive_budget import BodyReservation, ReceiveBudget
+from millstream.gateway.connection.receive_budget import BodyReservation
 from millstream.gateway.protocols.http.compression import decompress, inflated_bytes_max
+from millstream.gateway.protocols.http.context import deps_of
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.services.errors import invalid
@@ -54,7 +55,7 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     Raises Failure: TOO_LARGE, before reading when the length is declared, else as soon as it is known; UNAVAILABLE when
     all bodies that are being received take too much.
     """
-    with _receive_budget(request).reserve() as held:
+    with deps_of(request).receive_budget.reserve() as held:
         return await _read(request, bytes_max, held)
 
 
@@ -68,11 +69,6 @@ async def _read(request: Request, bytes_max: int, held: BodyReservation) -> byte
             raise too_large(bytes_max)
         chunks.append(chunk)
     return b"".join(chunks)
-
-
-def _receive_budget(request: Request) -> ReceiveBudget:
-    deps: Deps = request.app.state.deps
-    return deps.receive_budget
 
 
 def declared_bytes(request: Request) -> int:

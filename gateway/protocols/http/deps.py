@@ -1,11 +1,13 @@
-"""What the HTTP application stands on, handed to it in one value. Knows nothing of HTTP frameworks."""
+"""What the routes are built on: made in gateway/__main__.py and handed to them in one value. Knows no HTTP framework."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
+from millstream.gateway.catalog.upload_slots import Uploads
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -17,29 +19,26 @@ from millstream.services.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """`version`: of the product. `ready`: a recent canary inference came back; `answering`: one of this content id did.
-
-    `receive_budget`: the receive budget of the gateway; `reply_budget`: its reply budget. `metrics`: Accept header -> page, content type.
-
-    `start` and `stop` are awaited when the application starts and stops.
-    """
+    """The parts of a gateway that routes use."""
 
     settings: Settings
     repository: Repository
     catalog: ModelCatalog
-    infer: InferHandler
-    caller: Caller
+    uploads: Uploads
+    infer: InferHandler  # v2 over HTTP
+    caller: Caller  # the other protocols
+    embed: Callable[[bytes], Coroutine[Any, Any, bytes]]  # body of an embeddings request -> body of its reply
     statistics: interfaces.Statistics
     traces: interfaces.TraceSettings
     logs: interfaces.LogSettings
     configurations: interfaces.Configurations
     control: interfaces.ModelLoader
     client_memory: interfaces.MemoryRegistry
-    receive_budget: ReceiveBudget
-    reply_budget: ReplyBudget
-    ready: Callable[[], bool]
-    answering: Callable[[str], bool]
-    metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]
-    start: Callable[[], Awaitable[None]]
-    stop: Callable[[], Awaitable[None]]
-    version: str
+    receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
+    reply_budget: ReplyBudget  # bounds replies that clients have not read
+    ready: Callable[[], bool]  # whether a recent readiness probe came back
+    answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
+    metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]  # Accept header -> page, content type
+    start: Callable[[], Awaitable[None]]  # awaited when the application starts
+    stop: Callable[[], Awaitable[None]]  # awaited when the application stops
+    version: str  # of Millstream

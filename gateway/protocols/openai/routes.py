@@ -11,7 +11,6 @@ from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.model_list import model_list
-from millstream.gateway.protocols.openai.embeddings import Embeddings
 
 router = APIRouter()
 
@@ -69,7 +68,6 @@ async def models(deps: DepsOf) -> dict[str, Any]:
 
 
 async def _embed(request: Request, deps: Deps) -> Response:
-    answering: Embeddings = request.app.state.embeddings
     async with whole_body(request, deps) as body:
-        text = await unless_gone(request, answering.answer(body))
+        text = await unless_gone(request, deps.embed(body))
     return Response(text, media_type="application/json")

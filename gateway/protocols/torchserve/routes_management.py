@@ -17,11 +17,11 @@ from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown
-from millstream.gateway.catalog.upload_slots import Uploads
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
-from millstream.gateway.protocols.http.context import DepsOf, UploadsOf
+from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.torchserve import documents
 from millstream.services.errors import Code, Failure, Subject, invalid, not_found
 from millstream.services.model.manifest import Manifest
@@ -52,42 +52,36 @@ async def listed(
     return documents.page(deps.catalog.snapshot, limit, next_page_token)
 
 
-@router.get("/models/{model}", summary="Describe a model", responses={**_JSON, **documented(404)})
-async def described(model: str, deps: DepsOf) -> Any:
-    if deps.settings.management_api == "sagemaker":
+@router.get("/models/{model}/all", summary="Describe all versions", responses={**_JSON, **documented(404)})
+async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
+    view, _ = documents.find(deps.catalog.snapshot, model, None)
+    return [_description(deps, view, version) for _, version in sorted(view.versions.items())]
+
+
+@versioned(
+    router,
+    "GET",
+    "/models/{model}[/{version}]",  # behind /models/{model}/all: "all" is no version
+    ("Describe a model", "Describe one version"),
+    responses={**_JSON, **documented(404)},
+)
+async def described(model: str, version: str | None, deps: DepsOf) -> Any:
+    if version is None and deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
             raise not_found(f"Model not found: {shown(model)}", Subject.MODEL)
         return {"modelName": model, "modelUrl": documents.model_url(view)}
-    return [_description(deps, *documents.find(deps.catalog.snapshot, model, None))]
-
-
-@router.get(
-    "/models/{model}/all",
-    summary="Describe all versions",
-    responses={**_JSON, **documented(404)},
-)
-async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
-    found, _ = documents.find(deps.catalog.snapshot, model, None)
-    return [_description(deps, found, view) for _, view in sorted(found.versions.items())]
-
-
-@router.get(
-    "/models/{model}/{version}",
-    summary="Describe one version",
-    responses={**_JSON, **documented(404)},
-)
-async def described_version(model: str, version: str, deps: DepsOf) -> list[dict[str, Any]]:
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
 
 
-@router.put("/models/{model}", summary="Scale: tells how many workers hold it", responses=documented(404))
-async def scaled(model: str, deps: DepsOf) -> dict[str, str]:
-    return _workers(*documents.find(deps.catalog.snapshot, model, None))
-
-
-@router.put("/models/{model}/{version}", summary="The same of one version", responses=documented(404))
-async def scaled_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
+@versioned(
+    router,
+    "PUT",
+    "/models/{model}[/{version}]",
+    ("Scale: tells how many workers hold it", "The same of one version"),
+    responses=documented(404),
+)
+async def scaled(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, version))
 
 
@@ -103,13 +97,14 @@ async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     return {"status": f'Default version successfully updated for model "{model}" to "{number}"'}
 
 
-@router.delete("/models/{model}", summary="Unregister a model of one version", responses=documented(404))
-async def unregistered(model: str, deps: DepsOf) -> dict[str, str]:
-    return await _unregister(deps, model, None)
-
-
-@router.delete("/models/{model}/{version}", summary="Unregister one version", responses=documented(404))
-async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
+@versioned(
+    router,
+    "DELETE",
+    "/models/{model}[/{version}]",
+    ("Unregister a model of one version", "Unregister one version"),
+    responses=documented(404),
+)
+async def unregistered(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, version)
 
 
@@ -124,7 +119,6 @@ async def unregistered_version(model: str, version: str, deps: DepsOf) -> dict[s
 async def registered(
     request: Request,
     deps: DepsOf,
-    uploads: UploadsOf,
     url: Annotated[str | None, Query(description="A file, or a folder with model.onnx in it.")] = None,
     model_name: Annotated[str | None, Query(description="Default: the file's name.")] = None,
     synchronous: Annotated[bool, Query(description="Answer when it is ready.")] = False,
@@ -133,8 +127,8 @@ async def registered(
         asked = await _asked(request, deps)
         if asked.model_name in deps.catalog.snapshot.models:
             raise Failure(Code.CONFLICT, f"model '{shown(asked.model_name)}' is already loaded")
-        return await unless_gone(request, _load(deps, uploads, asked.url, asked.model_name, wait=True))
-    return await unless_gone(request, _load(deps, uploads, url, model_name, wait=synchronous))
+        return await unless_gone(request, _load(deps, asked.url, asked.model_name, wait=True))
+    return await unless_gone(request, _load(deps, url, model_name, wait=synchronous))
 
 
 async def _asked(request: Request, deps: Deps) -> LoadModel:
@@ -150,10 +144,10 @@ async def _asked(request: Request, deps: Deps) -> LoadModel:
             raise invalid(f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}") from None
 
 
-async def _load(deps: Deps, uploads: Uploads, url: str, name: str | None, *, wait: bool) -> dict[str, str]:
+async def _load(deps: Deps, url: str, name: str | None, *, wait: bool) -> dict[str, str]:
     path = await asyncio.to_thread(locate, deps.settings.importable_dir, url)
     upload = Upload(name or path.name.partition(".")[0], None, None, None, activate=True, form=None)
-    manifest = await receive(deps, uploads, upload, content(path))
+    manifest = await receive(deps, upload, content(path))
     if wait:
         await wait_until_ready(deps, manifest, _LOAD_S_MAX)
         _check_serves(deps, manifest)

@@ -8,6 +8,7 @@ from fastapi import APIRouter
 
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.versioned import versioned
 
 router = APIRouter()
 
@@ -31,13 +32,12 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/v2/models/{model}/config", summary="Configuration of the model's serving version", responses=_RESPONSES)
-async def config(model: str, deps: DepsOf) -> dict[str, Any]:
-    return deps.configurations.of(model, None)
-
-
-@router.get(
-    "/v2/models/{model}/versions/{version}/config", summary="Configuration of one version", responses=_RESPONSES
+@versioned(
+    router,
+    "GET",
+    "/v2/models/{model}[/versions/{version}]/config",
+    ("Configuration of the model's serving version", "Configuration of one version"),
+    responses=_RESPONSES,
 )
-async def config_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
+async def config(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
     return deps.configurations.of(model, version)

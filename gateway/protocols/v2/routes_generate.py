@@ -10,6 +10,7 @@ from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.v2.generate import event, read, write
 from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from millstream.gateway.tensors.outputs import size_of
@@ -44,54 +45,36 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post(
-    "/v2/models/{model}/generate",
-    summary="Run the serving version on a plain JSON object",
+@versioned(
+    router,
+    "POST",
+    "/v2/models/{model}[/versions/{version}]/generate",
+    ("Run the serving version on a plain JSON object", "The same of one version"),
     response_class=Response,
     responses=_ANSWER,
     openapi_extra=_BODY,
 )
-async def generate(model: str, request: Request, deps: DepsOf) -> Response:
-    return await _generate(model, None, request, deps)
+async def generate(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
+    return Response(await _generate(model, version, request, deps), media_type="application/json")
 
 
-@router.post(
-    "/v2/models/{model}/versions/{version}/generate",
-    summary="The same of one version",
-    response_class=Response,
-    responses=_ANSWER,
-    openapi_extra=_BODY,
-)
-async def generate_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
-    return await _generate(model, version, request, deps)
-
-
-@router.post(
-    "/v2/models/{model}/generate_stream",
-    summary="The same as a stream of events, of which there is one",
+@versioned(
+    router,
+    "POST",
+    "/v2/models/{model}[/versions/{version}]/generate_stream",
+    ("The same as a stream of events, of which there is one", "The same of one version, as a stream of events"),
     response_class=Response,
     responses=_STREAM,
     openapi_extra=_BODY,
 )
-async def generate_stream(model: str, request: Request, deps: DepsOf) -> Response:
-    return _streamed(await _generate(model, None, request, deps))
+async def generate_stream(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
+    text = await _generate(model, version, request, deps)
+    return Response(event(text), headers={"content-type": _EVENTS, "cache-control": "no-cache"})
 
 
-@router.post(
-    "/v2/models/{model}/versions/{version}/generate_stream",
-    summary="The same of one version, as a stream of events",
-    response_class=Response,
-    responses=_STREAM,
-    openapi_extra=_BODY,
-)
-async def generate_stream_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
-    return _streamed(await _generate(model, version, request, deps))
-
-
-async def _generate(model: str, version: str | None, request: Request, deps: Deps) -> Response:
+async def _generate(model: str, version: str | None, request: Request, deps: Deps) -> bytes:
     async with whole_body(request, deps) as body:
-        text = await unless_gone(request, _answer(model, version, body, deps))
-    return Response(text, media_type="application/json")
+        return await unless_gone(request, _answer(model, version, body, deps))
 
 
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
@@ -100,7 +83,3 @@ async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> b
         prompt = await run_in_thread_if_large(len(body), read, route.plans, body)
     outputs = await infer_arrays(deps.caller, route, prompt.inputs, prompt.terms)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)
-
-
-def _streamed(reply: Response) -> Response:
-    return Response(event(bytes(reply.body)), headers={"content-type": _EVENTS, "cache-control": "no-cache"})

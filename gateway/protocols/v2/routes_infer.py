@@ -15,6 +15,7 @@ from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.protocols.http.body import disconnected, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.versioned import versioned
 
 router = APIRouter()
 
@@ -70,29 +71,16 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.post(
-    "/v2/models/{model}/infer",
-    summary="Run the model's serving version",
+@versioned(
+    router,
+    "POST",
+    "/v2/models/{model}[/versions/{version}]/infer",
+    ("Run the model's serving version", "Run one version of the model"),
     response_class=Response,
     responses=_RESPONSES,
     openapi_extra=_REQUEST_BODY,
 )
-async def infer(model: str, request: Request, deps: DepsOf) -> Response:
-    return await _answer(model, None, request, deps)
-
-
-@router.post(
-    "/v2/models/{model}/versions/{version}/infer",
-    summary="Run one version of the model",
-    response_class=Response,
-    responses=_RESPONSES,
-    openapi_extra=_REQUEST_BODY,
-)
-async def infer_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
-    return await _answer(model, version, request, deps)
-
-
-async def _answer(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
+async def infer(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
     body = await read_body(request, deps.settings.request_bytes_max)
     answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
 
