@@ -18,7 +18,8 @@ UNCOUNTED_BYTES_MAX = 64 * 1024
 COUNTED_INLINE_MAX = 10_000
 _VARINT_BYTES_MAX = 10
 _SHAPE = 3 << 3 | 2  # tag of an input's dimensions in one piece
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT, _LENGTH = 0, 2  # wire types
+_FIXED_BYTES = {1: 8, 5: 4}
 
 _Fields = dict[int, Any]
 _LEAVES: _Fields = {}
@@ -47,10 +48,6 @@ def within(body: bytes, units_max: int, fields: _Fields = INFER) -> bool:
         kind = tag & 7
         if kind == _VARINT:
             _, at = _varint(body, at)
-        elif kind == _FIXED64:
-            at += 8
-        elif kind == _FIXED32:
-            at += 4
         elif kind == _LENGTH:
             size, at = _varint(body, at)
             inner = fields.get(tag >> 3)
@@ -62,6 +59,8 @@ def within(body: bytes, units_max: int, fields: _Fields = INFER) -> bool:
                 units += MESSAGE_UNITS - 1
                 outer.append((end, fields))
                 end, fields = min(at + size, end), inner
+        else:
+            at += _FIXED_BYTES.get(kind, 0)
         if units > units_max:
             return False
 

@@ -58,17 +58,25 @@ def _entries(value: Any) -> list[str] | list[list[int]]:
         raise invalid(f"'input' has {len(value)} entries: at most {ENTRIES_MAX}")
     kinds = set(map(type, value))
     if kinds == {str}:
-        for at, text in enumerate(value):
-            if not text:
-                raise invalid(f"'input[{at}]' is an empty string")
-        return list(value)
-    if kinds != {list}:
+        _check_texts(value)
+    elif kinds == {list}:
+        _check_ids(value)
+    else:
         raise invalid("'input' holds strings alone, or lists of token ids alone")
-    for at, ids in enumerate(value):
+    return list(value)
+
+
+def _check_texts(texts: list[str]) -> None:
+    for at, text in enumerate(texts):
+        if not text:
+            raise invalid(f"'input[{at}]' is an empty string")
+
+
+def _check_ids(entries: list[list[Any]]) -> None:
+    for at, ids in enumerate(entries):
         if not ids or not all(type(one) is int and one >= 0 for one in ids):
             raise invalid(f"'input[{at}]' is a list of token ids: whole numbers, at least one")
-    check_tokens([len(ids) for ids in value])
-    return list(value)
+    check_tokens([len(ids) for ids in entries])
 
 
 def check_tokens(counts: list[int]) -> None:

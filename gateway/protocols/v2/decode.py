@@ -106,16 +106,7 @@ class V2Decoder:
                 call = _read_numbers(body, last)
                 if call is not None:
                     return call
-            # the numbers stand between the last "[" and the "]" after it; the rest is the envelope
-            start = body.rfind(b"[")
-            if start < PREFIX_BYTES_MAX:
-                known = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
-                if known is not None:
-                    self._last = known
-                    call = _read_numbers(body, known)
-                    if call is not None:
-                        return call
-            return self._decode_json(body)
+            return self._decode_new(body)
         parts = self._last_parts
         if (
             parts is None
@@ -135,6 +126,19 @@ class V2Decoder:
         for shape, at, end in parts[2]:
             inputs.append(_new(InputTensor, (shape, view[at:end], end - at)))
         return _new(InferCall, (inputs, parts[3]))
+
+    def _decode_new(self, body: bytes) -> InferCall:
+        """Return the request in a JSON body whose envelope is not that of the request before it."""
+        # The numbers are between the last "[" and the "]" after it; the rest is the envelope.
+        start = body.rfind(b"[")
+        if start < PREFIX_BYTES_MAX:
+            known = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
+            if known is not None:
+                self._last = known
+                call = _read_numbers(body, known)
+                if call is not None:
+                    return call
+        return self._decode_json(body)
 
     def _decode_parts(self, body: memoryview, header_bytes: int) -> InferCall:
         """A JSON part of `header_bytes` and binary tensors after it, in full; a raw request if there is no JSON."""
@@ -169,15 +173,10 @@ class V2Decoder:
         return call
 
     def _read(self, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
-        items = document.get("inputs")
-        if type(items) is not list:
-            if "inputs" not in document:
-                missing("inputs")
-            mistyped("inputs", "array")
         found: list[InputTensor | None] = [None] * len(self._plans)
         rows = -1
         at = held = 0
-        for item in items:
+        for item in _items(document):
             plan = self._plan(item)
             if found[plan.index] is not None:
                 raise self._plans.twice(plan)
@@ -265,6 +264,16 @@ class V2Decoder:
             f"the JSON part of the request has {size_bytes} bytes, which exceeds the maximum allowed input size of "
             f"{self._json_bytes_max} bytes: send large tensors in binary form",
         )
+
+
+def _items(document: dict[str, Any]) -> list[Any]:
+    """The elements of `inputs`. Raises Failure(INVALID)."""
+    items = document.get("inputs")
+    if type(items) is not list:
+        if "inputs" not in document:
+            missing("inputs")
+        mistyped("inputs", "array")
+    return items
 
 
 def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
