@@ -37,7 +37,7 @@ ADAPTERS = (
 
 
 def build_app(deps: Deps) -> FastAPI:
-    """The application over `deps`; its lifespan awaits `deps.start` and `deps.stop`."""
+    """Return the application over `deps`; its lifespan awaits `deps.start` and `deps.stop`."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,7 +83,7 @@ def _include_routes(app: FastAPI) -> None:
 
 
 class _App(FastAPI):
-    """Describes itself as it behaves: a parameter that does not fit is a 400, and no route answers 422."""
+    """Its OpenAPI document has no 422: a parameter that does not fit is answered with 400."""
 
     def __init__(self, error_formats: ErrorFormats, **options: Any) -> None:
         super().__init__(**options)
@@ -102,7 +102,7 @@ class _App(FastAPI):
 
 
 class _HeadAsGet:
-    """ASGI middleware: HEAD is answered as GET; the server leaves the body out and keeps its length."""
+    """ASGI middleware: runs HEAD as GET; the server drops the body and keeps Content-Length."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

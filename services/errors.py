@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """What went wrong, in terms of who can mend it."""
+    """What kind of failure it is: whose mistake, and whether another attempt can succeed."""
 
     INVALID = "invalid"  # the request is wrong and will be wrong again
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
@@ -20,16 +20,16 @@ class Code(StrEnum):
     METHOD = "method"  # the path exists, the method does not
     CONFLICT = "conflict"  # already there, or changed in between
     TOO_LARGE = "too_large"  # over a limit on bytes
-    ENCODING = "encoding"  # a content encoding that is not spoken
-    OVERLOADED = "overloaded"  # this lane is full: come back later
-    UNAVAILABLE = "unavailable"  # nothing can take the request now: come back later
-    EXPIRED = "expired"  # the deadline passed before an answer was there
+    ENCODING = "encoding"  # a content encoding that is not supported
+    OVERLOADED = "overloaded"  # this lane is full: try again later
+    UNAVAILABLE = "unavailable"  # nothing can take the request now: try again later
+    EXPIRED = "expired"  # the deadline passed before the answer came
     SLOW = "slow"  # the caller sent its request too slowly
-    CANCELLED = "cancelled"  # the caller went away
+    CANCELLED = "cancelled"  # the caller disconnected
     MODEL = "model"  # the model itself failed on this input
     STORAGE = "storage"  # the disk is full
-    UNSUPPORTED = "unsupported"  # a valid request for something not offered
-    INTERNAL = "internal"  # our fault
+    UNSUPPORTED = "unsupported"  # a valid request for something that is not supported
+    INTERNAL = "internal"  # a defect of Millstream
 
 
 HTTP_STATUS: dict[Code, int] = {

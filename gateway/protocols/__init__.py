@@ -1,1 +1,1 @@
-"""One folder for each protocol: its routes or calls, and its codec."""
+"""One folder for each protocol: its adapter, its routes or calls, and its codec."""

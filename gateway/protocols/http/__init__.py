@@ -1,1 +1,1 @@
-"""What every HTTP protocol shares."""
+"""What all protocols over HTTP share."""

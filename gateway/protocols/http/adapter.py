@@ -27,7 +27,7 @@ class Routes(NamedTuple):
 
     router: APIRouter
     tag: Tag | None = None  # None: not on the OpenAPI page
-    authorize: Callable[..., Awaitable[None]] | None = None  # a FastAPI dependency that raises for others; None: open
+    authorize: Callable[..., Awaitable[None]] | None = None  # a dependency that raises for callers without the right
 
 
 @dataclass(frozen=True, slots=True)

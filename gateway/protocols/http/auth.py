@@ -1,8 +1,9 @@
 """Who may use the admin API: holders of the key; without a key, callers on this machine.
 
-Without a key there are two dangers that also come from loopback. A web page in the operator's own browser gives itself
-away by a Host that it had to point at this machine (DNS rebinding), or by an Origin that is not ours (forged requests). A
-reverse proxy on this machine speaks for others: gateway/protocols/http/local_caller.py says how it is known.
+Without a key, two kinds of harmful requests come from loopback, too. A web page in the operator's own browser is
+recognised by its Host, which does not name this machine (DNS rebinding), or by its Origin, which is not this server
+(forged requests). A reverse proxy on this machine passes on requests of other machines;
+gateway/protocols/http/local_caller.py recognises it.
 """
 
 from __future__ import annotations
@@ -29,14 +30,19 @@ _bearer = HTTPBearer(
 async def admin(
     request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """Let the call pass. Raises Failure(UNAUTHENTICATED), or 403 where no key is set and the caller is not local."""
+    """Return if the caller may use the admin API.
+
+    Raises:
+        Failure: UNAUTHENTICATED, without the key that is set.
+        HTTPException: 403, where no key is set and the caller is not local.
+    """
     key = deps.settings.admin_key
     if key is None:
         _check_local(request)
         return
     if credentials is None:
         raise Failure(Code.UNAUTHENTICATED, "send the admin key: 'Authorization: Bearer KEY'")
-    # as bytes: compare_digest refuses text that is not ASCII
+    # As bytes, since compare_digest does not take text that is not ASCII.
     if not secrets.compare_digest(credentials.credentials.encode(), key.get_secret_value().encode()):
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
 
@@ -44,7 +50,7 @@ async def admin(
 async def management_api(
     request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """The same for /models, unless they are SageMaker's, whose calls carry no key: it alone reaches the container."""
+    """The same for /models. SageMaker's calls carry no key and pass: only SageMaker reaches its containers."""
     if deps.settings.management_api == "torchserve":
         await admin(request, deps, credentials)
 
@@ -58,7 +64,8 @@ def _check_local(request: Request) -> None:
     if not is_loopback(_hostname(host)):
         raise HTTPException(
             403,
-            f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set MILLSTREAM_ADMIN_KEY",
+            f"Host '{host}' is not this machine: call http://127.0.0.1 or http://localhost, or set "
+            "MILLSTREAM_ADMIN_KEY",
         )
     _check_direct(request)
     origin = request.headers.get("origin")
@@ -67,22 +74,21 @@ def _check_local(request: Request) -> None:
 
 
 def _check_direct(request: Request) -> None:
-    """Raises 403 for a request that a proxy passed on."""
+    """Raise HTTPException(403) for a request that a proxy passed on."""
     name = forwarding_header(request.headers.keys())
     if name is None and request.scope.get("http_version") != "1.0":
         return
     sign = f"header '{name}'" if name is not None else "HTTP/1.0"
     raise HTTPException(
         403,
-        f"the call came through a proxy ({sign}), so its caller may be anybody: set MILLSTREAM_ADMIN_KEY to use the admin "
-        "API through a proxy",
+        f"the call came through a proxy ({sign}), so its caller may be anybody: set MILLSTREAM_ADMIN_KEY to use the "
+        "admin API through a proxy",
     )
 
 
 def _hostname(host: str) -> str:
-    """`host` without port and brackets."""
+    """The name or address in `host`, without port and brackets; "" where it cannot be parsed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        # such as an open bracket: no name of ours
         return ""

@@ -1,4 +1,4 @@
-"""What a route asks about a body and its sender: how long it says it is, the body itself, whether anybody still waits."""
+"""Bodies of requests: their declared length, reading, decompressing and parsing them, and noticing a disconnect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millstream.services.errors import invalid
 
 T = TypeVar("T")
 
-#: more digits than any limit has; converting a number of any length would cost the square of it
+#: More digits than any limit has. The time to convert a number grows with the square of its digits.
 _DIGITS_MAX = 18
 DOCUMENT_BYTES_MAX = 64 * 1024
 
@@ -30,9 +30,9 @@ _Document = TypeVar("_Document", bound=BaseModel)
 
 
 async def read_document(request: Request, kind: type[_Document], bytes_max: int = DOCUMENT_BYTES_MAX) -> _Document:
-    """The JSON object in the body, whatever it calls itself: many clients name no content type; an empty body is {}.
+    """Return the JSON object in the body as a `kind`; an empty body is {}.
 
-    Raises Failure(INVALID, TOO_LARGE).
+    The content type is ignored, since many clients send none. Raises Failure(INVALID, TOO_LARGE).
     """
     body = await read_body(request, bytes_max)
     try:
@@ -44,16 +44,16 @@ async def read_document(request: Request, kind: type[_Document], bytes_max: int 
 
 
 def describes(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """The same for the OpenAPI page: the `openapi_extra` of a route that reads such a document."""
+    """The `openapi_extra` of a route that reads a `kind` with `read_document`."""
     schema = kind.model_json_schema()
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """The body.
+    """Read the body.
 
-    Raises Failure: TOO_LARGE, before reading when the length is declared, else as soon as it is known; UNAVAILABLE when
-    all bodies that are being received take too much.
+    Raises Failure: TOO_LARGE, before reading where the length is declared, else as soon as it is exceeded; UNAVAILABLE
+    when the bodies that are being received exceed the receive budget.
     """
     with deps_of(request).receive_budget.reserve() as held:
         return await _read(request, bytes_max, held)
@@ -72,7 +72,7 @@ async def _read(request: Request, bytes_max: int, held: BodyReservation) -> byte
 
 
 def declared_bytes(request: Request) -> int:
-    """The Content-Length, or 0 for a body that comes in chunks."""
+    """The Content-Length; 0 for a body that comes in chunks."""
     declared = request.headers.get("content-length", "")
     return int(declared[:_DIGITS_MAX]) if declared.isdecimal() else 0
 
@@ -85,9 +85,9 @@ async def disconnected(receive: Receive) -> None:
 
 @asynccontextmanager
 async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
-    """The body as it was before it was compressed, held within the limit on all bodies until the block ends.
+    """Read and decompress the body; it counts in the receive budget until the block ends.
 
-    Raises Failure: TOO_LARGE, UNAVAILABLE (all bodies together), ENCODING, INVALID.
+    Raises Failure: TOO_LARGE, UNAVAILABLE (receive budget), ENCODING, INVALID.
     """
     bytes_max = deps.settings.request_bytes_max
     with deps.receive_budget.reserve() as held:
@@ -101,7 +101,7 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; it is cancelled when the client goes away. The request's body must have been read."""
+    """Return what `work` returns; cancel it when the client disconnects. The request's body must have been read."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))
     try:

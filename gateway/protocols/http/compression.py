@@ -1,4 +1,4 @@
-"""Compressed bodies: request bodies out, response bodies in. Pure.
+"""Decompresses request bodies and compresses response bodies. Pure.
 
 Source: RFC 9110 section 8.4 (content codings) and 12.5.3 (Accept-Encoding); RFC 1952 (gzip), RFC 1950 (zlib, which
 HTTP calls deflate).
@@ -14,25 +14,31 @@ from millstream.services.errors import Code, Failure, invalid
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 _FAST = 1
 _PIECE_BYTES = 65536
-#: what a body becomes may be so many times its size, or as large as `_ANY_RATIO_BYTES_MAX`. What people send is far
-#: below: numbers as text shrink to a third, sparse ones to a twentieth
+#: The content of a body may be this many times its size, or up to `_ANY_RATIO_BYTES_MAX`; more is TOO_LARGE. Real
+#: requests are far below: numbers as text shrink to a third, sparse ones to a twentieth.
 RATIO_MAX = 100
 _ANY_RATIO_BYTES_MAX = 4 << 20
-#: members of a gzip body, at most: empty ones cost time and no bytes
+#: Members of a gzip body; more are INVALID. Empty members cost time and no bytes.
 _MEMBERS_MAX = 10_000
 
 
 def inflated_bytes_max(size_bytes: int, bytes_max: int) -> int:
-    """The most that `decompress` makes of a body of this size: what to reserve for it beforehand."""
+    """The largest content that `decompress` returns for a body of this size: how much to reserve for it."""
     return min(bytes_max, max(_ANY_RATIO_BYTES_MAX, RATIO_MAX * size_bytes))
 
 
 def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max: int) -> bytes:
-    """Return the content of `body`; never holds more of it than it may have, and one piece.
+    """Return the content of `body`; never holds more than the allowed size and one piece.
 
-    `encoding`: value of the Content-Encoding header: gzip (also of several members), deflate (a zlib stream) or
-    identity. Raises Failure(ENCODING) on any other, Failure(INVALID) on bytes that are not such a stream, stop early
-    or go on after its end, Failure(TOO_LARGE).
+    Args:
+        body: compressed.
+        encoding: value of the Content-Encoding header: gzip (also of several members), deflate (a zlib stream) or
+            identity.
+        bytes_max: of the content.
+
+    Raises:
+        Failure: ENCODING for another encoding; INVALID for bytes that are no such stream, end early or continue after
+            its end; TOO_LARGE.
     """
     name = encoding.strip().lower()
     if name in {b"", b"identity"}:
@@ -62,7 +68,7 @@ def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
             piece = body[at : at + _PIECE_BYTES]
             if not piece:
                 raise invalid("the compressed body is truncated")
-            # one byte more than there is room for tells that it is too large
+            # One byte above the limit shows that the content is too large.
             part = engine.decompress(piece, left + 1)
             left -= len(part)
             if left < 0:
@@ -84,8 +90,8 @@ def _too_large(bytes_max: int) -> Failure:
 def choose_encoding(accept_encoding: bytes | None) -> bytes | None:
     """Return gzip or deflate for an Accept-Encoding header, None to leave the response as it is.
 
-    The one with the larger q-value, gzip when they are equal; none if `identity` is asked for more than either. A `*`
-    alone asks for neither.
+    The one with the larger q-value is chosen, gzip when they are equal, none if `identity` has a larger q-value than
+    both. A `*` alone chooses neither.
     """
     if not accept_encoding:
         return None

@@ -1,4 +1,4 @@
-"""What the routes are built on: made in gateway/__main__.py and handed to them in one value. Knows no HTTP framework."""
+"""Deps: the parts of a gateway that routes and gRPC calls use, made in gateway/__main__.py. Knows no HTTP framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millstream.services.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """The parts of a gateway that routes use."""
+    """The parts of one gateway process."""
 
     settings: Settings
     repository: Repository

@@ -1,7 +1,7 @@
-"""local_caller: whether a request really comes from this machine, or only its last hop does.
+"""local_caller: whether a request comes from this machine, or was only passed on by a proxy on it. Pure.
 
-A reverse proxy on this machine connects from loopback for everybody on the internet. Proxies give themselves away by
-the headers that name the client they speak for, and nginx in its default configuration by HTTP/1.0. Pure.
+A reverse proxy on this machine connects from loopback for clients on other machines. A proxy is recognised by the
+headers that name its client, and nginx in its default configuration by HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORWARDING_PREFIXES = ("x-forwarded-", "x-envoy-", "x-proxyuser-")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own, whatever form it comes in."""
+    """Whether `host` is localhost or a loopback address: IPv4, IPv6, or IPv4 mapped into IPv6."""
     if host.lower() == "localhost":
         return True
     try:
@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
 
 
 def forwarding_header(names: Iterable[str]) -> str | None:
-    """The first of the header `names` that only a proxy adds; None: there is none. Case does not matter."""
+    """The first of the header `names`, in any case, that only a proxy adds; None: there is none."""
     for name in names:
         lowered = name.lower().replace("_", "-")
         if lowered in _FORWARDING or lowered.startswith(_FORWARDING_PREFIXES):

@@ -1,4 +1,4 @@
-"""The list of models that clients of KServe V1 and of OpenAI can both read: they ask for it under the same path. Pure.
+"""The list of models under /v1/models, which clients of KServe V1 and of OpenAI can both read. Pure.
 
 Source: KServe, "V1 Protocol"; OpenAI, "Models".
 """

@@ -1,4 +1,4 @@
-"""Reads a multipart/form-data body in chunks as they come: the bytes of each part go to the sink that the caller gives.
+"""Reads a multipart/form-data body chunk by chunk and passes the bytes of each part to a sink that the caller gives.
 
 Content-Type ─> boundary; chunk ─> feed ─> (a part begins) ─> open_part(name) ─> sink(bytes)
 """
@@ -32,7 +32,8 @@ class MultipartReader:
         open_part: takes the name of a part that begins and returns the sink for its bytes; may raise Failure.
 
     Raises:
-        Failure: INVALID, from the constructor, `feed` and `close`, for a form that is broken, ends early, or has a name twice.
+        Failure: INVALID, from the constructor, `feed` and `close`, for a form that is broken, ends early, or has two
+            parts of one name.
     """
 
     def __init__(self, content_type: str, open_part: Callable[[str], Sink]) -> None:

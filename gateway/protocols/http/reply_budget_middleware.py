@@ -1,4 +1,4 @@
-"""ASGI middleware: what a route makes of a reply counts in the reply budget until the server has it."""
+"""ASGI middleware: replies of routes count in the reply budget until the HTTP server has taken them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from millstream.gateway.connection.reply_budget import PERMIT, ReplyBudget, Repl
 
 
 class ReplyBudgetMiddleware:
-    """From the moment in which tensors come back until the server has taken the reply made of them."""
+    """Counts a reply from the arrival of its tensors until the server has taken the reply written from them.
+
+    Args:
+        reply_budget: of the gateway.
+    """
 
     def __init__(self, app: ASGIApp, reply_budget: ReplyBudget) -> None:
         self.app = app

@@ -1,7 +1,8 @@
-"""Token ids (or texts) -> inputs of an embedding model; its outputs -> one vector for each entry. Pure.
+"""Makes inputs of an embedding model from token ids or texts, and one vector for each entry from its outputs. Pure.
 
 ids ─> padded to the longest ─> input_ids, attention_mask, token_type_ids        output ─> pool ─> vectors, FP32
-(rows, dim) is taken as it is; (rows, tokens, dim) is averaged over the tokens that are there and made a unit vector.
+An output of (rows, dim) is taken unchanged; one of (rows, tokens, dim) is averaged over the entry's own tokens, without
+padding, and made a unit vector.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _INTEGERS = frozenset({"INT32", "INT64"})
 _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 
-#: outputs that are embeddings, the best first, where a model gives more than one
+#: Names of outputs that are embeddings, the preferred first, for models with several outputs.
 _OUTPUTS = ("sentence_embedding", "embeddings", "embedding", "token_embeddings", "last_hidden_state")
 
 Array = np.ndarray[Any, Any]
 
 
 class Embedder(NamedTuple):
-    """How a version embeds. `output`: index of the one that counts. `text`: its one input takes the texts themselves."""
+    """How a version embeds. `output`: index of the embeddings. `text`: its one input takes texts instead of token ids."""
 
     plans: InputPlans
     output: int
     text: bool
 
     def inputs(self, entries: Sequence[Any]) -> tuple[Inputs, Array]:
-        """The entries as one request, and which of the tokens are there. Raises Failure(INVALID)."""
+        """Return the entries as one request, and a mask of the tokens that are not padding. Raises Failure(INVALID)."""
         if self.text:
             plan = next(iter(self.plans))
             rows = [[entry] for entry in entries] if len(plan.shape) == 2 else list(entries)
@@ -50,7 +51,7 @@ class Embedder(NamedTuple):
         return join(self.plans, found), mask
 
     def vectors(self, outputs: Sequence[OutputTensor], mask: Array) -> Array:
-        """(entries, dim) in FP32. Raises Failure(INVALID) for outputs of another shape than was promised."""
+        """Return (entries, dim) in FP32. Raises Failure(INVALID) for an output of a shape that is no embedding."""
         output = outputs[self.output]
         array = as_numbers(output).astype(np.float32)
         if array.ndim == 3 and array.shape[:2] == mask.shape:
@@ -67,7 +68,7 @@ class Embedder(NamedTuple):
 
 
 def embedder(plans: InputPlans) -> Embedder:
-    """How the version of `plans` embeds. Raises Failure(INVALID) for one that does not."""
+    """Return how the version of `plans` embeds. Raises Failure(INVALID) for a version that does not."""
     output = _output(plans.model, plans.signature)
     only = next(iter(plans)) if len(plans) == 1 else None
     if only is not None and only.datatype == BYTES and len(only.shape) in {1, 2}:
@@ -117,13 +118,13 @@ def _mean(array: Array, mask: Array) -> Array:
 
 
 def unit(vectors: Array) -> Array:
-    """Each of them with length 1; one of zeros stays."""
+    """Return the vectors scaled to length 1; a vector of zeros is unchanged."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(np.divide(vectors, lengths, out=vectors.copy(), where=lengths > 0), np.float32)
 
 
 def shortened(vectors: Array, dimensions: int) -> Array:
-    """The first `dimensions` of each, as unit vectors; 0: all of them as they are. Raises Failure(INVALID)."""
+    """Return the first `dimensions` of each vector, scaled to length 1; 0: unchanged. Raises Failure(INVALID)."""
     if not dimensions:
         return vectors
     if dimensions > vectors.shape[1]:

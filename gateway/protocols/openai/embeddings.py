@@ -1,6 +1,6 @@
-"""embeddings: a request of OpenAI's, from its bytes to the reply's.
+"""embeddings: answers an embeddings request of OpenAI's API, bytes to bytes.
 
-read ─> route ─> tokens ─> runs of at most rows_max entries, some at once ─> vectors, in the order asked for
+read ─> route ─> tokens ─> runs of at most rows_max entries, several at once ─> vectors, in the order of the entries
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ RUNS_AT_ONCE_MAX = 16
 
 
 class Embeddings:
-    """`caller`: finds versions and runs them. `json_limits`: of a request."""
+    """Answers embeddings requests.
+
+    Args:
+        caller: finds versions and runs them.
+        tokenizers: of the repository's versions.
+        json_limits: of a request.
+    """
 
     def __init__(self, caller: Caller, tokenizers: Tokenizers, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
         self._caller = caller
@@ -38,7 +44,7 @@ class Embeddings:
         self._tokenizing = TokenizerThread()
 
     async def answer(self, body: bytes) -> bytes:
-        """The reply to `body`. Raises Failure."""
+        """Return the body of the reply to the request in `body`. Raises Failure."""
         wanted = await run_in_thread_if_large(len(body), read, body, self._json_limits)
         route = self._caller.find(wanted.model, wanted.version)
         with count_rejections(route):
@@ -50,11 +56,11 @@ class Embeddings:
         return await run_in_thread_if_large(vectors.nbytes, _written, wanted, vectors, tokens)
 
     async def _entries(self, route: ModelRoute, how: Embedder, wanted: EmbeddingRequest) -> tuple[Sequence[Any], int]:
-        """What the model takes for each entry, and how many tokens that is."""
+        """Return what the model takes for each entry, texts or token ids, and the number of tokens."""
         entries: Sequence[Any] = wanted.entries
         texts = isinstance(entries[0], str)
         if how.text:
-            how.inputs(entries[:1])  # refuses token ids
+            how.inputs(entries[:1])  # raises for token ids
             return entries, 0
         if texts:
             manifest = route.lane.manifest

@@ -23,7 +23,7 @@ _TYPES = {
 
 
 class OpenAIErrorDetail(BaseModel):
-    """What went wrong, as OpenAI says it."""
+    """What went wrong."""
 
     message: str
     type: str
@@ -38,7 +38,9 @@ class OpenAIError(BaseModel):
 
 
 def _write(error: ErrorContext) -> FormattedError:
-    unknown_model = error.code is Code.NOT_FOUND and error.subject is not None  # `model` names the version, too
+    unknown_model = (
+        error.code is Code.NOT_FOUND and error.subject is not None
+    )  # the member `model` names the version, too
     document = {
         "message": unicode_text(error.message),
         "type": _TYPES.get(error.code, "invalid_request_error"),

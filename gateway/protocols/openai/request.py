@@ -1,4 +1,4 @@
-"""A request for embeddings: JSON -> texts or token ids, within limits. Pure.
+"""Reads an embeddings request: JSON -> texts or token ids, within limits. Pure.
 
 Source: OpenAI, API reference, "Create embeddings", with its limits on entries and tokens.
 """
@@ -17,17 +17,17 @@ TOKENS_TOTAL_MAX = 300_000
 
 
 class EmbeddingRequest(NamedTuple):
-    """`entries`: texts, or lists of token ids. `version` None: `model` names none. `dimensions` 0: as many as there are."""
+    """A request. `version` None: `model` names no version. `dimensions` 0: all that the model gives."""
 
     model: str
     version: str | None
-    entries: list[str] | list[list[int]]
+    entries: list[str] | list[list[int]]  # texts, or token ids
     base64: bool
     dimensions: int
 
 
 def read(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> EmbeddingRequest:
-    """Raises Failure: INVALID naming the member, TOO_LARGE."""
+    """Read a request. Raises Failure: INVALID, with the name of the member; TOO_LARGE."""
     document = parse(body, limits)
     if type(document) is not dict:
         raise invalid("the body is not a JSON object")
@@ -80,7 +80,7 @@ def _check_ids(entries: list[list[Any]]) -> None:
 
 
 def check_tokens(counts: list[int]) -> None:
-    """Raises Failure(INVALID): too many tokens in an entry, or in all."""
+    """Raise Failure(INVALID) for too many tokens in an entry, or in all entries."""
     for at, count in enumerate(counts):
         if count > TOKENS_MAX:
             raise invalid(f"'input[{at}]' has {count} tokens: at most {TOKENS_MAX}")
@@ -89,5 +89,5 @@ def check_tokens(counts: list[int]) -> None:
 
 
 def unknown_words(name: str) -> str:
-    """How a message calls a model that takes no text."""
+    """The message for texts to a model without a tokenizer."""
     return f"model '{shown(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its tokenizer.json"

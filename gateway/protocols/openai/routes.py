@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI's clients send it. Models are listed by /v1/models, whose objects serve them too."""
+"""POST /v1/embeddings, as OpenAI's clients send it. GET /v1/models, which lists models for them, too, is tfserving's."""
 
 from __future__ import annotations
 

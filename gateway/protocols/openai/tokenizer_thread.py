@@ -1,7 +1,7 @@
 """tokenizer_thread: runs a version's tokenizer in a thread of its own, and for a bounded time.
 
-A tokenizer.json is somebody else's: its regular expressions may take for ever on the right text. A thread cannot be ended,
-so one that does not end keeps its version's turn, and nothing else: neither other versions nor the event loop's threads.
+A tokenizer.json comes with an upload: its regular expressions may not terminate on some text. A thread cannot be killed,
+so each version has its own: one that hangs blocks its version's texts, but no other version and no shared thread.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from millstream.services.errors import Code, Failure
 
 T = TypeVar("T")
 
-#: How long the texts of one request may take, waiting for the version's turn included.
+#: How long the texts of one request may take, waiting for the version's thread included; beyond it, EXPIRED.
 SECONDS_MAX = 20.0
-#: Versions whose tokenizers may run at once; beyond it, requests with texts are refused.
+#: Versions whose tokenizers may run at once; beyond it, requests with texts are UNAVAILABLE.
 VERSIONS_MAX = 16
 
 
 class TokenizerThread:
-    """One run at a time for each version. For one event loop."""
+    """Runs one tokenizer at a time for each version. Use it in one event loop.
+
+    Args:
+        seconds_max: how long the texts of one request may take, waiting for the version's thread included.
+    """
 
     def __init__(self, seconds_max: float = SECONDS_MAX) -> None:
         self._seconds_max = seconds_max
         self._running: dict[str, asyncio.Future[None]] = {}  # content id -> done when its thread has ended
 
     async def run(self, content_id: str, work: Callable[[], T]) -> T:
-        """What `work` returns. Raises what it raises, and Failure: EXPIRED (too slow), UNAVAILABLE (too many)."""
+        """Return what `work` returns. Raises what it raises, and Failure: EXPIRED (too slow), UNAVAILABLE (too many)."""
         try:
             async with asyncio.timeout(self._seconds_max):
                 while (before := self._running.get(content_id)) is not None:
@@ -57,15 +61,15 @@ class TokenizerThread:
                 tell: Callable[[], None] = partial(outcome.set_exception, error)
             else:
                 tell = partial(outcome.set_result, result)
-            with suppress(RuntimeError):  # the event loop has gone
+            with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(end, tell)
 
         def end(tell: Callable[[], None]) -> None:
             del self._running[content_id]
             ended.set_result(None)
-            if not outcome.done():  # else nobody waits any more
+            if not outcome.done():  # done: the request timed out or was cancelled
                 tell()
 
-        # A daemon: a tokenizer that does not end must not keep the process from leaving.
+        # A daemon thread, so that a tokenizer that hangs does not keep the process from exiting.
         threading.Thread(target=run, name=f"tokenize {content_id}", daemon=True).start()
         return outcome

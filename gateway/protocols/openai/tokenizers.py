@@ -1,6 +1,6 @@
-"""tokenizers: the tokenizer.json that came with a version, read once and kept for the versions used last.
+"""tokenizers: reads the tokenizer.json that came with a version once, and keeps those of the versions used last.
 
-The library is loaded when the first text comes: who serves no text need not have it.
+The library is imported with the first text, so that gateways that serve no texts need not have it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ KEPT_MAX = 8
 
 
 class Tokenizers:
-    """Blocking: call in a thread."""
+    """Tokenizes texts. Its methods block: call them in a thread.
+
+    Args:
+        repository: with the files of versions.
+    """
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -32,21 +36,21 @@ class Tokenizers:
         self._changing = threading.Lock()
 
     def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text. Raises Failure(INVALID): the version has no tokenizer, or a broken one.
+        """Return the token ids of each text.
 
-        Raises Failure(UNSUPPORTED): the library is not installed.
+        Raises Failure: INVALID, the version has no tokenizer, or a broken one; UNSUPPORTED, the library is not installed.
         """
         tokenizer = self._of(manifest)
         try:
             return [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # the library is in Rust: a panic is not an Exception
             raise invalid(f"the text cannot be tokenized: {error}") from None
 
     def _of(self, manifest: Manifest) -> Any:
         with self._changing:
             tokenizer = self._kept.get(manifest.content_id)
         if tokenizer is None:
-            tokenizer = self._load(manifest)  # without the lock: it may take long, and others need not wait for it
+            tokenizer = self._load(manifest)  # without the lock, since loading may take long
         with self._changing:
             self._kept[manifest.content_id] = tokenizer
             self._kept.move_to_end(manifest.content_id)
@@ -66,15 +70,15 @@ class Tokenizers:
 
         try:
             tokenizer = Tokenizer.from_buffer(content)
-            tokenizer.no_padding()  # it is padded here, to the longest entry of a run
-        except BaseException as error:  # the library is no Python: what it trips over may be no Exception
+            tokenizer.no_padding()  # Embedder pads to the longest entry of a run
+        except BaseException as error:  # as above: a panic is not an Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             raise invalid(f"the {FILE} of model '{manifest.model}' cannot be read: {error}") from None
         return tokenizer
 
     def _content(self, manifest: Manifest) -> bytes:
-        """The file beside the model, as it was uploaded, or in the version's folder. Raises Failure(INVALID)."""
+        """Read the file beside the model, in the uploaded archive, or in the version's folder. Raises Failure(INVALID)."""
         folder = self._repository.local_path(manifest.model, manifest.version)
         for place in (PurePosixPath(manifest.served).parent, PurePosixPath("source"), PurePosixPath()):
             path = str(place / FILE)

@@ -1,4 +1,4 @@
-"""The adapter of SageMaker: what its containers answer, and its runtime API."""
+"""The adapter of SageMaker: the calls of its containers, and its runtime API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames of `application/vnd.amazon.eventstream`, in which SageMaker's runtime streams a reply. Pure.
+"""Writes frames of `application/vnd.amazon.eventstream`, in which SageMaker's runtime streams a reply. Pure.
 
 total length u32 · headers length u32 · crc32 of both · headers · payload · crc32 of all before; big-endian
 Source: AWS, "Event stream encoding" (Amazon Transcribe developer guide); the service model "sagemaker-runtime".
@@ -17,7 +17,7 @@ PAYLOAD_BYTES_MAX = 1 << 20
 
 
 def payload_parts(body: bytes) -> bytes:
-    """The whole stream: `body` as events PayloadPart."""
+    """Return the whole stream: `body` as PayloadPart events."""
     pieces = [body[at : at + PAYLOAD_BYTES_MAX] for at in range(0, len(body), PAYLOAD_BYTES_MAX)] or [b""]
     return b"".join(map(_payload_part, pieces))
 
@@ -32,7 +32,7 @@ def _payload_part(payload: bytes) -> bytes:
 
 
 def frame(headers: dict[str, str], payload: bytes) -> bytes:
-    """One message."""
+    """Return one message of the stream."""
     head = b"".join(map(_header, headers.items()))
     prelude = struct.pack(">II", _FRAME_BYTES + len(head) + len(payload), len(head))
     message = b"".join((prelude, struct.pack(">I", zlib.crc32(prelude)), head, payload))

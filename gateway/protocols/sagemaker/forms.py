@@ -1,4 +1,4 @@
-"""Which form a container of SageMaker reads and writes, beside those of v2. Pure. The forms are in tensors/forms.py."""
+"""Selects the form of a request and of its reply among those of tensors/forms.py and v2. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from millstream.gateway.tensors.forms import CSV, JSON, NPY
 
 
 def chosen(accept: str | None) -> str | None:
-    """The first form in an Accept header that can be given; None: none of them can."""
+    """The first supported form in an Accept header; None: none of them is supported."""
     for part in (accept or "*/*").split(","):
         wanted = part.partition(";")[0].strip().lower()
         if wanted in {JSON, CSV, NPY}:
@@ -19,7 +19,7 @@ def chosen(accept: str | None) -> str | None:
 
 
 def is_v2(document: object) -> bool:
-    """Whether a JSON body is a request of v2: its inputs say their names and shapes, if there are any."""
+    """Whether a JSON body is a request of v2: all its inputs, if any, have a name, and a datatype or a shape."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
     return type(inputs) is list and all(
         type(one) is dict and "name" in one and ("datatype" in one or "shape" in one) for one in inputs

@@ -128,13 +128,22 @@ async def invoke_model(model: str, request: Request, deps: DepsOf) -> Response:
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
-        raise not_found(failure.message) from None  # without its subject: errors here have TorchServe's format
+        raise not_found(failure.message) from None  # no subject, which TorchServe's format, used here, would show
 
 
 async def invoke(request: Request, deps: Deps, model: str, accept: str | None = None) -> Response:
-    """Run `model` on the request's body, whatever form it has. Raises Failure, or 406.
+    """Run `model` on the request's body in any supported form, and reply in the form that the client accepts.
 
-    A type or an encoding that is not spoken is a 400: the reference container knows no other refusal of a body.
+    Args:
+        request: with its body unread.
+        deps: of the gateway.
+        model: its name.
+        accept: as the header Accept; None: that header decides.
+
+    Raises:
+        Failure: of any kind. INVALID for a content type or encoding that is not supported: the reference container
+            refuses bodies with 400 only.
+        HTTPException: 406.
     """
     route = deps.caller.find(model, variant_version(request.headers))
     try:
@@ -186,12 +195,12 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
 
 
 def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
-    """JSON, or JSON with binary outputs behind it, whose length the content type tells."""
+    """A reply of JSON, or of JSON with binary outputs after it; then the content type holds the length of the JSON."""
     return Response(text, media_type=forms.JSON if header_bytes is None else f"{binary.PREFIX}{header_bytes}")
 
 
 async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) -> Response:
-    """v2 with binary tensors, as Triton's own header announces them."""
+    """Answer a v2 request with binary tensors, announced by Triton's own header."""
     length = request.headers.get("inference-header-content-length")
     with count_rejections(route):
         header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
@@ -202,5 +211,5 @@ async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) 
 
 
 def _with_type(text: bytes, form: str) -> Response:
-    # as a header: for text types the framework would add a charset
+    # As a header, since the framework adds a charset to the media type of texts.
     return Response(text, headers={"content-type": form})

@@ -1,4 +1,4 @@
-"""GET /ping: what SageMaker asks of a container, and TorchServe's clients of a server."""
+"""GET /ping: the health check of SageMaker for containers, and of TorchServe's clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model and version a request of SageMaker's is for. Pure."""
+"""Finds the model and the version that a request of SageMaker names. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUFFIX = ".tar.gz"
 
 
 def default_model(snapshot: Snapshot, configured: str | None) -> str:
-    """The model of calls that name none: the configured one, or the only one. Raises Failure."""
+    """The model of requests that name none: the configured one, or the only one. Raises Failure."""
     if configured:
         return configured
     serving = sorted(name for name, view in snapshot.models.items() if view.serving is not None)
@@ -29,7 +29,7 @@ def default_model(snapshot: Snapshot, configured: str | None) -> str:
 
 
 def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:
-    """The model that a header names, as it is or without `.tar.gz`; None: none does."""
+    """The model that a header names, with or without `.tar.gz`; None: no header does."""
     name = headers.get(TARGET_MODEL) or headers.get(INFERENCE_COMPONENT)
     if not name:
         return None
@@ -38,7 +38,7 @@ def named_model(snapshot: Snapshot, headers: Mapping[str, str]) -> str | None:
 
 
 def variant_version(headers: Mapping[str, str]) -> str | None:
-    """The version that Target-Variant names. Raises Failure(NOT_FOUND) for a variant that is no number."""
+    """The version that Target-Variant names. Raises Failure(NOT_FOUND) for a variant that is not a number."""
     variant = headers.get(TARGET_VARIANT)
     if variant is None or (variant.isascii() and variant.isdigit()):
         return variant

@@ -1,4 +1,4 @@
-"""CloudEvents around a request of KServe V1: the event's data in, an event around the reply out. Pure.
+"""CloudEvents around requests of KServe V1: extracts the data of an event and wraps the reply in another. Pure.
 
 Binary mode: `ce-…` headers, the body is the data. Structured mode: the body is the event, data within it.
 Source: CloudEvents 1.0.2, HTTP protocol binding sections 3.1 and 3.2, JSON event format section 3.1.
@@ -26,7 +26,7 @@ _HEADER_CHARACTERS_MAX = 1024
 
 
 class Event(NamedTuple):
-    """What a reply needs of the event that asked for it."""
+    """What the reply to an event depends on."""
 
     structured: bool
     id: str
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 def open_event(
     headers: Mapping[str, str], body: bytes, limits: JsonLimits = DEFAULT_LIMITS
 ) -> tuple[Event | None, bytes]:
-    """The event, if the request is one, and the data. Raises Failure(INVALID) for an event that is none."""
+    """Return the event, None if the request is none, and the data. Raises Failure(INVALID) for a broken event."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED:
         return _structured(body, limits)
     if "ce-specversion" not in headers and "ce-id" not in headers:
@@ -71,7 +71,7 @@ def _check(attributes: Mapping[str, Any]) -> None:
 
 
 def close_event(event: Event, model: str, reply: bytes) -> tuple[dict[str, str], bytes]:
-    """Headers and body of the reply to `event`."""
+    """Return headers and body of the reply to `event`."""
     attributes = {
         "specversion": "1.0",
         "id": str(uuid.uuid4()),

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving and KServe V1 say of a model, as one object that OpenAI's clients can read, too. Pure.
+"""Status and metadata of a model for clients of TensorFlow Serving, KServe V1 and, in the same object, OpenAI. Pure.
 
 Source: TensorFlow Serving, "RESTful API" (status, metadata) and types.proto; KServe, "V1 Protocol"; OpenAI, "Models".
 """
@@ -44,7 +44,14 @@ _DTYPE = {
 
 
 def model_status(model: ModelView, asked: VersionView, *, ready: bool, all_versions: bool) -> dict[str, Any]:
-    """One model: `name` and `ready` for KServe, `model_version_status` for TensorFlow, the rest for OpenAI."""
+    """The state of a model: `name` and `ready` for KServe, `model_version_status` for TensorFlow, the rest for OpenAI.
+
+    Args:
+        model: of the path.
+        asked: its version of the path, or its serving one.
+        ready: whether that version answers requests.
+        all_versions: whether to list all versions of the model.
+    """
     views = [view for _, view in sorted(model.versions.items(), reverse=True)] if all_versions else [asked]
     return {
         "name": model.name,
@@ -61,7 +68,7 @@ def _version_status(view: VersionView) -> dict[str, Any]:
 
 
 def model_metadata(manifest: Manifest) -> dict[str, Any]:
-    """The signature, as TensorFlow writes the protobuf message."""
+    """The signature as JSON of TensorFlow's protobuf message."""
     signature = manifest.signature
     described = {
         "inputs": _tensors(signature.inputs),

@@ -1,4 +1,4 @@
-"""Bodies of TensorFlow Serving's REST API, which KServe's V1 protocol is a part of: request -> inputs, outputs -> reply.
+"""Reads and writes bodies of TensorFlow Serving's REST API, of which KServe's V1 protocol is a part. Pure.
 
 predict:            row and column form, as in millstream.gateway.tensors.rows_json
 classify, regress:  {"examples": [...]} ─> {"result": [...]}
@@ -27,13 +27,13 @@ SIGNATURE_NAME = "serving_default"
 
 
 def unknown(model: str, version: str | None) -> Exception:
-    """The words that clients of TensorFlow Serving know."""
+    """The failure for a version that does not exist, in TensorFlow Serving's words."""
     which = f"Latest({shown(model)})" if version is None else f"Specific({shown(model)}, {shown(version)})"
     return not_found(f"Servable not found for request: {which}")
 
 
 def read_document(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """The JSON object in `text`, whose signature is the one there is. Raises Failure(INVALID)."""
+    """Return the JSON object in `text`, and check the signature that it names. Raises Failure(INVALID)."""
     document = parse(text, limits, depth=TENSOR_DEPTH, in_lists=True)
     if type(document) is not dict:
         raise invalid("the request is a JSON object with 'instances' or 'inputs'")
@@ -48,7 +48,7 @@ def check_signature_name(document: dict[str, Any]) -> None:
 
 
 def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
-    """`examples`, each `{feature: value or list}`, with the features of `context` added. Raises Failure(INVALID)."""
+    """Read `examples`, each `{feature: value or list}`, with the features of `context` added. Raises Failure(INVALID)."""
     examples = document.get("examples")
     if type(examples) is not list or not examples:
         raise invalid("'examples' is a list of objects {feature: value}, and not empty")
@@ -65,7 +65,7 @@ def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
 
 
 def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> CheckedInput:
-    """A feature's values as rows: a value alone is a list of one where the input has columns."""
+    """A feature's values as rows; a single value becomes a list of one where the input has columns."""
     plan = plans.named(name)
     column = [example[name] for example in examples]
     if len(plan.shape) == 2:
@@ -74,9 +74,9 @@ def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Ch
 
 
 def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> bytes:
-    """`result`: for each example its [label, score] pairs, in the model's order; without `labels` the numbers of classes.
+    """Write `result`: for each example its [label, score] pairs in the model's order.
 
-    Raises Failure(INVALID) unless there is one output of numbers, (rows, classes).
+    Without `labels` the label is the class's number. Raises Failure(INVALID) unless there is one output of numbers, (rows, classes).
     """
     if len(outputs) != 1 or isinstance(outputs[0].array, list) or len(outputs[0].shape) != 2:
         raise invalid("the model cannot classify: it has not one output of scores, (rows, classes); use :predict")
@@ -89,7 +89,7 @@ def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> byt
 
 
 def write_values(outputs: Sequence[OutputTensor]) -> bytes:
-    """`result`: a value for each example. Raises Failure(INVALID) unless there is one output of one number a row."""
+    """Write `result`: a value for each example. Raises Failure(INVALID) unless the output is one number a row."""
     if len(outputs) != 1 or isinstance(outputs[0].array, list) or not _one_a_row(outputs[0].shape):
         raise invalid("the model cannot regress: it has not one output of one number a row; use :predict")
     output = outputs[0]

@@ -1,4 +1,4 @@
-"""/v1/models…: TensorFlow Serving's REST API and KServe's V1 protocol; GET / for those who only ask whether it is alive."""
+"""/v1/models…: TensorFlow Serving's REST API and KServe's V1 protocol; GET /: liveness."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
 
-#: labels of the version that answers; others cannot be given here
+#: Labels of the serving version. No other labels exist.
 _LABELS = frozenset({"serving", "stable"})
 
 Reader = Callable[[ModelRoute, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
@@ -123,7 +123,7 @@ def _read_regress(route: ModelRoute, document: dict[str, Any]) -> tuple[Inputs, 
 
 
 def _add(call: str, does: str, read: Reader, body: dict[str, Any], answers: dict[int | str, dict[str, Any]]) -> None:
-    """The three paths of a call: of the serving version, of one version, and of the version with a label."""
+    """Add the three paths of a call: for the serving version, for one version, and for the version with a label."""
 
     async def serving(model: str, request: Request, deps: DepsOf) -> Response:
         return await _run(model, None, read, request, deps)
@@ -161,7 +161,7 @@ async def explain(model: str) -> None:
 
 
 def _labelled(label: str) -> str | None:
-    """The version of a label: None, the serving one. Raises Failure(NOT_FOUND)."""
+    """Return the version of a label: None, the serving one. Raises Failure(NOT_FOUND)."""
     if label in _LABELS:
         return None
     raise not_found(f"Unrecognized servable version label: {shown(label)}; known: {', '.join(sorted(_LABELS))}")

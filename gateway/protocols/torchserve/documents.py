@@ -1,4 +1,4 @@
-"""What TorchServe's management API says of models, made from the gateway's views. Pure.
+"""Documents of TorchServe's management API, made from the catalog's snapshot. Pure.
 
 Source: pytorch/serve, "Management API"; DescribeModelResponse and ListModelsResponse of its http package.
 """
@@ -19,7 +19,7 @@ _STATUS = {State.READY: "READY", State.DRAINING: "UNLOADING", State.FAILED: "FAI
 
 
 def page(snapshot: Snapshot, limit: int, token: str | None) -> dict[str, Any]:
-    """`limit` models from the one of number `token` on. Raises Failure(INVALID)."""
+    """Return a page of `limit` models, from number `token` on in the order of names. Raises Failure(INVALID)."""
     start = 0
     if token:
         if not (token.isascii() and token.isdigit()) or len(token) > 9:
@@ -36,7 +36,7 @@ def page(snapshot: Snapshot, limit: int, token: str | None) -> dict[str, Any]:
 
 
 def model_url(model: ModelView) -> str:
-    """Where the serving version lies in the repository; the name of a model that has none."""
+    """The path of the serving version in the repository; the model's name where it has no serving version."""
     view = model.versions.get(model.serving) if model.serving is not None else None
     return model.name if view is None else _url(view)
 
@@ -46,7 +46,7 @@ def _url(view: VersionView) -> str:
 
 
 def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView, VersionView]:
-    """The model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
+    """Find the model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
     model = snapshot.models.get(name)
     if model is None:
         raise not_found(f"Model not found: {shown(name)}", Subject.MODEL)
@@ -57,7 +57,7 @@ def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView,
 
 
 def plain(version: str) -> str:
-    """TorchServe's versions are decimals: `2.0` is 2."""
+    """The version number in TorchServe's decimal: `2.0` is 2."""
     return version.removesuffix(".0")
 
 
@@ -68,7 +68,14 @@ def unknown_version(name: str, version: str | None) -> Failure:
 
 
 def description(view: VersionView, *, default: bool, waiting: int, waiting_max: int) -> dict[str, Any]:
-    """One version. `waiting`: requests in this gateway's lane."""
+    """Describe one version.
+
+    Args:
+        view: of the version.
+        default: whether it serves requests that name no version.
+        waiting: requests in this gateway's lane.
+        waiting_max: rows that may wait there.
+    """
     manifest = view.manifest
     workers = len(view.placed)
     return {

@@ -1,4 +1,4 @@
-"""The parts of a multipart/form-data body that is in memory as a whole. Pure."""
+"""Reads the parts of a multipart/form-data body that is in memory as a whole. Pure."""
 
 from __future__ import annotations
 

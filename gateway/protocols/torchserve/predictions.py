@@ -1,4 +1,6 @@
-"""Bodies of TorchServe's predictions, whose form a handler decides there: read as the signature allows, written as JSON. Pure.
+"""Reads bodies of TorchServe's predictions in every form that fits the signature, and writes replies as JSON. Pure.
+
+In TorchServe a handler of the model decides the form.
 
 multipart ─> each part is an input, `data` is the only one ─┐
 JSON      ─> the only input's value, or {input: value} ─────┼─> Inputs, and whether it was one row without the rows
@@ -34,19 +36,19 @@ from millstream.services.model.signature import Signature
 _DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
 _NUMPY_MAGIC = b"\x93NUMPY"
 _FORM = "multipart/form-data"
-#: types that clients put on a body without knowing what it is
+#: Content types that clients send without regard to the content.
 _UNSAID = frozenset({"", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain"})
 
 
 class Prediction(NamedTuple):
-    """`single`: the request had no dimension for the rows, and its answer has none either."""
+    """The inputs of a request. `single`: it had no dimension for the rows, so its reply gets none."""
 
     inputs: Inputs
     single: bool
 
 
 def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
-    """Raises Failure: INVALID, ENCODING (a type that no input can be made of)."""
+    """Read a request. Raises Failure: INVALID, ENCODING (a content type that no input can be made of)."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == _FORM:
         return _read_form(plans, parts_of(content_type, body))
@@ -55,7 +57,7 @@ def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
     if kind in {forms.CSV, forms.NPY}:
         return Prediction(forms.reader(kind)(plans, body).inputs, single=False)
     if kind not in _UNSAID and not _takes_bytes(plans):
-        forms.reader(kind)  # says which types there are
+        forms.reader(kind)  # raises the failure that lists the supported types
     return _read_raw(plans, _only(plans), body)
 
 
@@ -92,7 +94,7 @@ def _read_raw(plans: InputPlans, plan: InputPlan, part: bytes) -> Prediction:
 
 
 def _parsed(part: bytes, limits: JsonLimits) -> Any:
-    """The JSON value in `part`, if that is what it is: clients seldom say so."""
+    """The JSON value in `part`; None where it is not JSON. Its content type does not tell."""
     if part.lstrip()[:1] not in {b"[", b"{"}:
         return None
     try:
@@ -104,7 +106,7 @@ def _parsed(part: bytes, limits: JsonLimits) -> Any:
 
 
 def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[CheckedInput, bool]:
-    """One input: the bytes themselves as a single element of BYTES; an array; JSON; or a raw tensor."""
+    """Read one input: its bytes as the single element of BYTES, an array, JSON, or a raw tensor."""
     if plan.datatype == BYTES:
         extent = plan.fit(BYTES, (1,) * len(plan.shape))
         raw = raw_from_strings([part])
@@ -149,7 +151,7 @@ def _is_single(plan: InputPlan, value: object) -> bool:
 
 
 def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool) -> bytes:
-    """The only output, or an object of all by name. Raises Failure(INVALID) for bytes that are no text."""
+    """Write the only output, or an object of all outputs by name. Raises Failure(INVALID) for bytes that are not text."""
     if single and signature.batching:
         outputs = [rows_of(output)[0] for output in outputs]
     texts = [

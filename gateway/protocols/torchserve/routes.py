@@ -1,4 +1,4 @@
-"""TorchServe's inference calls: /predictions, and the description of the API where its clients look for it."""
+"""TorchServe's inference calls: /predictions, and the description of the API at the paths that its clients use."""
 
 from __future__ import annotations
 

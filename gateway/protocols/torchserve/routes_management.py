@@ -1,6 +1,6 @@
 """/models: TorchServe's management API or SageMaker's multi-model containers, as MILLSTREAM_MANAGEMENT_API says.
 
-Both stand on what the admin API does, and are protected as it is. POST tells by its body which of them it is.
+Both use the functions of the admin API and are protected as it is. A POST with a JSON body is SageMaker's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BODY_BYTES_MAX = 64 * 1024
 
 
 class LoadModel(BaseModel):
-    """What SageMaker posts. `url`: the folder of the model."""
+    """The body of SageMaker's POST. `url`: the folder of the model."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -61,7 +61,7 @@ async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
 @versioned(
     router,
     "GET",
-    "/models/{model}[/{version}]",  # behind /models/{model}/all: "all" is no version
+    "/models/{model}[/{version}]",  # after /models/{model}/all: "all" is not a version
     ("Describe a model", "Describe one version"),
     responses={**_JSON, **documented(404)},
 )
@@ -166,14 +166,14 @@ def _description(deps: Deps, model: ModelView, view: VersionView) -> dict[str, A
     try:
         route = deps.caller.find(model.name, str(view.manifest.version))
         waiting = route.lane.waiting
-    except Failure:  # no lane yet: nothing waits
+    except Failure:  # no lane yet, so no request waits
         pass
     default = model.serving == view.manifest.version
     return documents.description(view, default=default, waiting=waiting, waiting_max=deps.settings.queue_rows_max)
 
 
 def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
-    """Workers are of a pool and hold all of its versions: they are not scaled for one model."""
+    """Report how many workers hold a version. They serve all models of their pool, so none is scaled for one model."""
     count = len(view.placed)
     return {
         "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of model "

@@ -1,4 +1,4 @@
-"""What is left of an inference request once its bytes are read. Pure data."""
+"""A decoded inference request of v2 REST. Pure data."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from millstream.gateway.tensors.output_options import OutputOption
 
 
 class Options(NamedTuple):
-    """What a request says besides its inputs' data. Requests of one envelope share one."""
+    """What a request holds beside the data of its inputs. Requests with the same envelope share one object."""
 
     rows: int  # dimension 0 when the version batches; 1 otherwise
     id: str = ""  # "": none was given
-    outputs: list[tuple[int, bool]] | None = None  # (index in the signature, binary) as asked; None: all of them
+    outputs: list[tuple[int, bool]] | None = None  # (index in the signature, binary) as requested; None: all
     binary_default: bool = False  # the form of the outputs when `outputs` is None
     timeout_s: float | None = None
     priority: int = 0  # 0: default; 1: highest; larger numbers come later
-    asks: dict[int, OutputOption] | None = None  # by index of the output: what is not its plain tensor in the reply
+    asks: dict[int, OutputOption] | None = None  # by index of the output, where not its plain tensor is wanted
     held_bytes: int = 0  # of inputs that were not in the body
 
 

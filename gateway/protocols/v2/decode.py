@@ -1,10 +1,10 @@
-"""The bytes of an inference request -> an InferCall that fits the version's signature.
+"""Decodes the bytes of an inference request into an InferCall that fits the version's signature.
 
 body ── envelope seen before? ──yes──> only the numbers are read
              └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope remembered
 
-Clients repeat themselves: all of a body but its numbers is mostly the same from request to request. Such envelopes
-are remembered (millstream.gateway.protocols.v2.envelopes), since checking them takes longer than reading the numbers.
+Requests of one client mostly differ in their numbers only. Everything else, the envelope, is remembered
+(millstream.gateway.protocols.v2.envelopes), since checking it takes longer than reading the numbers.
 
 Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 """
@@ -40,14 +40,14 @@ __all__ = ["InferCall", "V2Decoder", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
 VIEW_BYTES_MIN = 16384
-#: longer bodies are not one of many alike: they are read in full, which bounds what one parse may cost
+#: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
 _ENVELOPE_BYTES_MAX = 1 << 20
 _DATA_DEPTH = 3  # document, inputs, input, data
 _FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 
-# What follows looks odd and is measured: this is the path of every request. A global is found faster than an
-# attribute, an int is searched for faster than a bytes of one, tuples are joined faster than unpacked.
+# Measured, since every request takes this path: a global is found faster than an attribute, an int is searched for
+# faster than a bytes object of length one, tuples are joined faster than unpacked.
 _E = ord("e")
 _loads = orjson.loads
 _new = tuple.__new__
@@ -57,7 +57,7 @@ _new = tuple.__new__
 def parse_header_length(value: bytes | None) -> int | None:
     """Return the number in an Inference-Header-Content-Length header, None if there is none. Raises Failure(INVALID).
 
-    A negative number is returned as it is: `V2Decoder.decode` refuses it, with the range that it should be in.
+    A negative number is returned: `V2Decoder.decode` refuses it with the valid range.
     """
     if value is None:
         return None
@@ -70,9 +70,12 @@ def parse_header_length(value: bytes | None) -> int | None:
 
 
 class V2Decoder:
-    """Reads the requests of one version.
+    """Decodes the requests of one version.
 
-    `json_bytes_max`: bytes of the JSON part at most; binary tensors are not counted.
+    Args:
+        plans: of the version's inputs.
+        json_bytes_max: of the JSON part; binary tensors are not counted.
+        extensions: of the version; None: without class names and shared memory.
     """
 
     def __init__(self, plans: InputPlans, json_bytes_max: int, extensions: Extensions | None = None) -> None:
@@ -84,15 +87,19 @@ class V2Decoder:
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
         self._json: dict[bytes, JsonEnvelope] = {}
         self._binary: dict[bytes, BinaryEnvelope] = {}
-        # those in use are tried before any is looked up
+        # The envelopes of the last request are compared before any is looked up.
         self._last: JsonEnvelope | None = None
         self._last_parts: BinaryEnvelope | None = None
 
     def decode(self, body: bytes | bytearray | memoryview, header_bytes: int | None) -> InferCall:
         """Return the request in `body`; large binary tensors are views on it.
 
-        `header_bytes`: length of its JSON part; None: all of it is JSON. Raises Failure(INVALID) on what is wrong
-        with it, Failure(TOO_LARGE), and Failure(UNSUPPORTED) for sequences, and shared memory where it is not allowed.
+        Args:
+            body: of the HTTP request, decompressed.
+            header_bytes: length of its JSON part; None: all of it is JSON.
+
+        Raises:
+            Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
         """
         if header_bytes is None:
             if type(body) is not bytes:
@@ -120,7 +127,7 @@ class V2Decoder:
             if parts is None or len(body) != parts[1] or len(head) != header_bytes:
                 return self._decode_parts(memoryview(body), header_bytes)
             self._last_parts = parts
-        # A small piece is copied sooner than a view of it is made, and joined faster.
+        # Copying a small piece is faster than making a view of it, and joining the copy is faster, too.
         view = body if len(body) < VIEW_BYTES_MIN else memoryview(body)
         inputs: list[InputTensor] = []
         for shape, at, end in parts[2]:
@@ -141,7 +148,7 @@ class V2Decoder:
         return self._decode_json(body)
 
     def _decode_parts(self, body: memoryview, header_bytes: int) -> InferCall:
-        """A JSON part of `header_bytes` and binary tensors after it, in full; a raw request if there is no JSON."""
+        """Decode a JSON part of `header_bytes` with binary tensors after it; without a JSON part, a raw request."""
         if header_bytes == 0:
             return self._decode_raw(body)
         if not 0 < header_bytes <= len(body):
@@ -158,7 +165,7 @@ class V2Decoder:
         return call
 
     def _decode_json(self, body: bytes) -> InferCall:
-        """A body that is all JSON, in full; a raw request if it is empty."""
+        """Decode a body that is all JSON; an empty body is a raw request."""
         if not body:
             return self._decode_raw(memoryview(body))
         document = parse_json(body, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
@@ -207,7 +214,7 @@ class V2Decoder:
         return InferCall(inputs, options._replace(held_bytes=held) if held else options)
 
     def _plan(self, item: object) -> InputPlan:
-        """The plan of the input that `item`, an element of `inputs`, names."""
+        """Return the plan of the input that `item`, an element of `inputs`, names. Raises Failure(INVALID)."""
         if type(item) is not dict:
             mistyped("inputs", "object")
         name = item.get("name")
@@ -226,7 +233,7 @@ class V2Decoder:
         text: bytes,
         tail: memoryview,
     ) -> InputTensor:
-        """An input with parameters: its data is in the JSON, in the next bytes of `tail`, or in shared memory."""
+        """Return an input with parameters: its data is in the JSON, in the next bytes of `tail`, or in shared memory."""
         binary = "binary_data_size" in parameters
         span = read_span(parameters, plan.where)
         given = ("data" in item) + binary + (span is not None)
@@ -247,7 +254,7 @@ class V2Decoder:
         return raw_tensor(plan, extent, tail[:size_bytes])
 
     def _decode_raw(self, body: memoryview) -> InferCall:
-        """A raw request: the whole body is the one input's tensor, and all outputs are binary."""
+        """Decode a raw request: the whole body is the one input's tensor, and all outputs are binary."""
         plan = self._first
         if plan is None or len(self._plans) != 1:
             raise invalid(
@@ -267,7 +274,7 @@ class V2Decoder:
 
 
 def _items(document: dict[str, Any]) -> list[Any]:
-    """The elements of `inputs`. Raises Failure(INVALID)."""
+    """Return the elements of `inputs`. Raises Failure(INVALID)."""
     items = document.get("inputs")
     if type(items) is not list:
         if "inputs" not in document:
@@ -277,7 +284,7 @@ def _items(document: dict[str, Any]) -> list[Any]:
 
 
 def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
-    """The request in a body with a known envelope; None when what stands in it is not as many plain numbers."""
+    """Return the request in a body with a known envelope; None unless its data is the right count of plain numbers."""
     prefix, suffix, pack, shape, size_bytes, options = envelope
     numbers = body[len(prefix) - 1 : len(body) - len(suffix) + 1]
     try:
@@ -285,7 +292,7 @@ def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
         data = pack(*values)
     except _NOT_NUMBERS:
         return None
-    # true, false and exponents hold an e
+    # true, false and numbers with exponents contain an e.
     if _E in numbers and bool in set(map(type, values)):
         return None
     return _new(InferCall, ([_new(InputTensor, (shape, data, size_bytes))], options))

@@ -1,4 +1,4 @@
-"""A v2 request that came by another protocol's path: bytes in, bytes out, on the same codec and lane."""
+"""Answers a v2 request that came by another protocol's path: bytes in, bytes out, on the same codec and lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from millstream.gateway.scheduling.router import ModelRoute
 async def infer_v2(
     caller: Caller, route: ModelRoute, body: bytes, header_bytes: int | None
 ) -> tuple[bytes, int | None]:
-    """The reply's body and the length of its JSON part; None: all of it is JSON. Raises Failure."""
+    """Run the request in `body`; return the body of its reply and the length of that body's JSON part.
+
+    Args:
+        caller: of the gateway.
+        route: of the version.
+        body: of the request.
+        header_bytes: length of its JSON part; None, here and in the result: all of it is JSON.
+
+    Raises:
+        Failure: of any kind.
+    """
     with count_rejections(route):
         call: InferCall = route.decoder.decode(body, header_bytes)
     inputs, options = call

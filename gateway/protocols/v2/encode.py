@@ -1,9 +1,9 @@
-"""A reply -> the bytes of a v2 inference response.
+"""Encodes a reply as the bytes of a v2 inference response.
 
 {"id"?, "model_name", "model_version", "outputs":[{"name","datatype","shape","data"|"parameters"}]} blob blob …
 
-The text around the data depends only on shapes: it is remembered by shape, and a reply of one output is then one
-join. Everything is copied: what a reply shows may be shared memory that is reused after the call.
+The text around the data depends on shapes only and is remembered by shape; encoding a reply of one output is then one
+join. Everything is copied, since a reply may be a view of shared memory that is reused after the call.
 
 Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 """
@@ -44,14 +44,14 @@ class V2Encoder:
         count = len(signature.outputs)
         self._all = ([(index, False) for index in range(count)], [(index, True) for index in range(count)])
         self._start = b'"model_name":' + _dumps(model) + b',"model_version":"%d","outputs":[' % version
-        # whole responses of one output, up to the data: index of the output, then shape
+        # Whole responses of one output up to the data, by index of the output and shape.
         self._json: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]
         self._binary: list[dict[tuple[int, ...], bytes]] = [{} for _ in range(count)]
 
     def encode_all(self, options: Options, outputs: Outputs, count: int) -> tuple[list[bytes], int | None] | None:
-        """Return the bodies for `count` requests that said the same, and the bytes of their JSON parts as `encode` does.
+        """Return the bodies for `count` requests with the same options, and the lengths of their JSON parts.
 
-        One call writes the numbers of all. None when their one output has no remembered text, or is not one.
+        All numbers are written by one call. None where there is not one output, or its text is not remembered.
         """
         wanted = options.outputs or self._all[options.binary_default]
         if len(wanted) != 1 or options.id or options.asks is not None:
@@ -101,7 +101,7 @@ class V2Encoder:
         return self._encode_any(options.id, wanted, options.asks or {}, reply)
 
     def _encode_first(self, index: int, binary: bool, output: OutputTensor) -> tuple[bytes, int | None]:
-        """A response of one output whose text is not remembered, or cannot be."""
+        """Encode a response whose text is not remembered, or cannot be."""
         text = self._outputs[index]
         if binary:
             blob = raw_bytes(output)
@@ -148,7 +148,7 @@ class _OutputText:
         self.name = spec.name
         self.datatype = spec.datatype
         self.item_bytes = ITEM_BYTES.get(spec.datatype, 0)
-        #: its arrays are written by orjson as they are
+        #: Whether orjson writes its arrays without conversion.
         self.plain = spec.datatype != BYTES and spec.datatype not in BINARY_ONLY
         self._start = b'{"name":' + _dumps(spec.name) + b',"datatype":"' + spec.datatype.encode() + b'","shape":['
 
@@ -156,15 +156,15 @@ class _OutputText:
         return self._start + ",".join(map(str, shape)).encode()
 
     def json(self, shape: tuple[int, ...]) -> bytes:
-        """The output up to its data."""
+        """The text of the output up to its data."""
         return self._shape(shape) + b'],"data":'
 
     def binary(self, shape: tuple[int, ...], size_bytes: int) -> bytes:
-        """The whole output; its data stands after the JSON."""
+        """The whole text of an output whose data follows the JSON."""
         return self._shape(shape) + b'],"parameters":{"binary_data_size":%d}}' % size_bytes
 
     def placed(self, shape: tuple[int, ...]) -> bytes:
-        """The whole output, whose data is in the client's memory."""
+        """The whole text of an output whose data is in the client's shared memory."""
         return self._shape(shape) + b"]}"
 
     def data(self, output: OutputTensor) -> bytes:

@@ -1,10 +1,10 @@
-"""Envelopes: what a request says around its numbers, remembered so that it need not be checked again.
+"""Envelopes: all of a request but its numbers, remembered so that it is checked only once.
 
 {"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[ 1.5,2,0,4 ]}]}      JSON: prefix, numbers, suffix
 {"inputs":[{"name":"x", … "parameters":{"binary_data_size":16}}]} 16 bytes          binary: the whole JSON part
 
-Remembered only for one request without an id, after it was decoded in full. JSON is read from left to right, so a
-body with the same prefix and suffix and another flat list between them means the same but for that list.
+Only the envelope of a request without an id is remembered, after the request was decoded in full. JSON is read from
+left to right, so two bodies with the same prefix and suffix around a flat list differ in that list only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX_BYTES_MAX = 1024
 _SUFFIX_BYTES_MAX = 512
 _ENVELOPES_MAX = 256
 
-#: prefix up to the numbers' "[", suffix from their "]" on, pack function for as many numbers as the shape has, shape,
+#: prefix up to the numbers' "[", suffix from their "]" on, function that packs the shape's count of numbers, shape,
 #: bytes in raw form, options
 JsonEnvelope = tuple[bytes, bytes, Callable[..., bytes], tuple[int, ...], int, Options]
 
@@ -32,12 +32,12 @@ BinaryEnvelope = tuple[bytes, int, list[tuple[tuple[int, ...], int, int]], Optio
 
 _Envelope = TypeVar("_Envelope", JsonEnvelope, BinaryEnvelope)
 
-# Where a number may stand this is a string; within a string it ends that string and then is not JSON.
+# In the place of a number this is a string; inside a string it ends that string, and the rest is not JSON.
 _PROBE = b'"~"'
 
 
 def remember(envelopes: dict[bytes, _Envelope], key: bytes, envelope: _Envelope) -> None:
-    """Keep `envelope`. When there are too many, all go: those that are in use come back with their next request."""
+    """Keep `envelope`. Beyond the limit all are dropped: those in use return with their next request."""
     if len(envelopes) >= _ENVELOPES_MAX:
         envelopes.clear()
     envelopes[key] = envelope
@@ -68,7 +68,11 @@ def binary_envelope(
 ) -> BinaryEnvelope | None:
     """Return the envelope of a body with all its inputs in binary form.
 
-    `text`: its JSON part, `items`: the `inputs` there, `plans`: by name.
+    Args:
+        call: the decoded request.
+        text: its JSON part.
+        items: the elements of `inputs` there.
+        plans: of the version's inputs, by name.
     """
     tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
     at = len(text)

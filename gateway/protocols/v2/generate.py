@@ -1,7 +1,7 @@
-"""Triton's generate extension: a JSON object whose members are inputs -> one object with the outputs. Pure.
+"""Triton's generate extension: reads a JSON object of inputs, writes one of outputs. Pure.
 
-Source: Triton, "Generate Extension": members that name inputs are tensors, `id` and `parameters` are special, all others
-are parameters; a tensor of one element is written without a list.
+Source: Triton, "Generate Extension": members that name inputs are tensors, `id` and `parameters` are special, all
+others are parameters; a tensor of one element is written without a list.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 class Prompt(NamedTuple):
-    """A request. `id` "": none was given."""
+    """A request. `id` is "" where the client gave none."""
 
     inputs: Inputs
     id: str
-    terms: RequestOptions
+    options: RequestOptions
 
 
 def read(plans: InputPlans, body: bytes) -> Prompt:
-    """Raises Failure(INVALID)."""
+    """Read a request. Raises Failure(INVALID)."""
     document = parse_json(body, plans.json_limits, depth=1)
     request_id = document.pop("id", None) or ""
     if type(request_id) is not str:
@@ -55,7 +55,7 @@ def read(plans: InputPlans, body: bytes) -> Prompt:
 
 
 def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -> bytes:
-    """The reply. Raises Failure(INVALID) for bytes that are no text."""
+    """Write the reply. Raises Failure(INVALID) for bytes that are not text."""
     pairs = [
         b"%b:%b" % (orjson.dumps(spec.name), _value(output))
         for spec, output in zip(manifest.signature.outputs, outputs, strict=True)
@@ -67,7 +67,7 @@ def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -
 
 
 def _value(output: OutputTensor) -> bytes:
-    """Flat, as in v2; a single element as it is."""
+    """The output as a flat array, as in v2; a single element without an array."""
     array = output.array
     count = len(array) if isinstance(array, list) else array.size
     text = text_of(output._replace(shape=(count,)))

@@ -1,4 +1,4 @@
-"""The small v2 documents: what this server is, what a model takes and gives, what went wrong."""
+"""Metadata of v2: of the server, and of a model's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 
-#: the extensions of the protocol that are served, under the reference's names
+#: supported extensions of the protocol, under the reference's names
 EXTENSIONS = (
     "classification",
     "model_repository",
@@ -27,12 +27,12 @@ PLATFORM = "onnxruntime_onnx"
 
 
 def server_metadata(name: str, version: str) -> dict[str, Any]:
-    """The answer to GET /v2. `version`: of this software."""
+    """The reply to GET /v2. `version`: of Millstream."""
     return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any]:
-    """The answer to GET /v2/models/{M}. `versions`: those that are being served. -1 marks a variable dimension."""
+    """The reply to GET /v2/models/{M}; -1 marks a variable dimension. `versions`: those that are ready."""
     return {
         "name": manifest.model,
         "versions": [str(version) for version in versions],

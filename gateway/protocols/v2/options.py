@@ -1,4 +1,4 @@
-"""What a request says besides its inputs: id, parameters, outputs asked for."""
+"""Reads what a request holds beside its inputs: id, parameters, requested outputs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ _SCALARS = (str, int, float, bool, type(None))
 def read_options(
     document: dict[str, Any], rows: int, outputs: dict[str, int], model: str, extensions: Extensions
 ) -> Options:
-    """Check everything but `inputs`, of which there are `rows`. `outputs`: name -> index in the signature. Raises Failure.
+    """Read and check everything but `inputs`. Raises Failure.
 
-    Members that are null count as not given: clients that write every field of their classes do so.
+    Members that are null count as absent, since some clients write every field of their classes.
+
+    Args:
+        document: the request.
+        rows: of its inputs.
+        outputs: name -> index in the signature.
+        model: its name.
+        extensions: of the version.
     """
     request_id = document.get("id")
     if request_id is None:
@@ -98,11 +105,11 @@ def _read_outputs(
             ask = extensions.option(index, classes, read_span(parameters, where))
             if ask is not None:
                 asks[index] = ask
-    return list(chosen.items()) or None  # an empty list asks for all of them
+    return list(chosen.items()) or None  # an empty list requests all outputs
 
 
 def read_span(parameters: dict[str, Any], where: str) -> Span | None:
-    """The part of a client's shared memory that `parameters` name, if any. Raises Failure(INVALID)."""
+    """Return the part of a client's shared memory that `parameters` name, if any. Raises Failure(INVALID)."""
     region = parameters.get("shared_memory_region")
     if region is None:
         return None

@@ -1,4 +1,4 @@
-"""Outputs of a batch -> the replies of its v2 REST requests.
+"""Writes the outputs of a batch as the replies to its v2 REST requests.
 
 answer ─> alike? ──yes──> all bodies in one go ─┬─> (compress) ─> done(HttpReply)
              └──no──> body by body ─────────────┘
@@ -29,17 +29,17 @@ log = logging.getLogger("millstream.infer")
 Done = Callable[[HttpReply], None]
 
 OCTETS = b"application/octet-stream"
-#: of the outputs of a batch: writing more as text would keep the event loop's other requests waiting
+#: Outputs of a batch from this size on are written in a thread: as text they would block the event loop.
 LARGE_BYTES_MIN = 256 * 1024
-COMPRESS_BYTES_MIN = 1024  # below this a compressed body is hardly smaller, and both sides pay for it
-COMPRESS_INLINE_BYTES_MAX = 64 * 1024  # above this compressing goes to a thread
+COMPRESS_BYTES_MIN = 1024  # below this a compressed body is hardly smaller and costs both sides time
+COMPRESS_INLINE_BYTES_MAX = 64 * 1024  # a larger body is compressed in a thread
 
-#: makes a NamedTuple without its keyword-friendly constructor, in a third of the time
+#: Makes a NamedTuple in a third of the time that its constructor takes.
 _new = tuple.__new__
 
 
 class RestRequest(Request):
-    """A request of v2 REST: what its reply depends on, and where that goes."""
+    """A request of v2 REST: the options that its reply depends on, and the function that takes the reply."""
 
     options: Options
     accept_encoding: bytes | None
@@ -51,12 +51,17 @@ class RestRequest(Request):
         return self.options.id
 
     def cancel(self) -> None:
-        """Drop it unless it has left the lane; no reply is given any more."""
+        """Drop the request unless it has left the lane; it gets no reply."""
         self.lane.cancel(self)
 
 
 class RestResponder:
-    """For the requests of one version. All of them are RestRequests."""
+    """Answers the requests of one version, all of which are RestRequests.
+
+    Args:
+        encoder: of the version.
+        reply_budget: bounds large replies while they are written.
+    """
 
     def __init__(self, encoder: V2Encoder, reply_budget: ReplyBudget) -> None:
         self._encoder = encoder
@@ -68,7 +73,8 @@ class RestResponder:
         options = mine[0].options
         written = None
         large = outputs.size_bytes >= LARGE_BYTES_MIN
-        if (not large or self._encoder.all_raw(options)) and all([request.options is options for request in mine]):  # noqa: C419 - a list is the faster one here
+        alike = all([request.options is options for request in mine])  # noqa: C419 - a list is faster here
+        if alike and (not large or self._encoder.all_raw(options)):
             try:
                 written = self._encoder.encode_all(options, outputs, len(mine))
             except Exception:
@@ -98,7 +104,7 @@ class RestResponder:
             self._send(mine, _headers(header_length), body)
 
     def _write_large(self, mine: RestRequest, reply: Reply) -> None:
-        """Write a reply for which there is room: numbers as text in a thread, raw bytes at once, which is one copy."""
+        """Write a large reply if the reply budget has room: numbers as text in a thread, raw bytes in the event loop."""
         size_bytes = size_of(reply)
         if not self._reply_budget.has_room(size_bytes):
             self.fail(mine, self._reply_budget.refusal())

@@ -1,4 +1,4 @@
-"""POST /v2/models/{model}[/versions/{version}]/generate and generate_stream: Triton's calls for those who send plain JSON."""
+"""POST /v2/models/{model}[/versions/{version}]/generate and generate_stream: Triton's calls with plain JSON."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> b
     route = deps.caller.find(model, version)
     with count_rejections(route):
         prompt = await run_in_thread_if_large(len(body), read, route.plans, body)
-    outputs = await infer_arrays(deps.caller, route, prompt.inputs, prompt.terms)
+    outputs = await infer_arrays(deps.caller, route, prompt.inputs, prompt.options)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)

@@ -1,4 +1,4 @@
-"""GET /v2, /v2/health/live, /v2/health/ready: is the server there, and would a request be answered?"""
+"""GET /v2, /v2/health/live, /v2/health/ready: server metadata, liveness and readiness."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def live() -> dict[str, Any]:
 
 @router.get(
     "/v2/health/ready",
-    summary="An inference came back through the queue of late",
+    summary="Whether a recent readiness probe came back through the queue",
     responses={
         200: {"content": {"application/json": {"example": {"ready": True}}}},
         503: {

@@ -1,6 +1,6 @@
 """POST /v2/models/{model}[/versions/{version}]/infer as an ASGI route: body in, submit, reply out.
 
-The fast path answers the same requests below ASGI; this is the behaviour that it is held to.
+The fast path answers the same requests below ASGI; tests hold it to the behaviour of this route.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
     finally:
         gone.cancel()
         if not answered.done():
-            # the caller went away, or this task is being stopped
+            # The client disconnected, or this task is being cancelled.
             handle.cancel()
     if not answered.done():
         raise ClientDisconnect

@@ -1,4 +1,4 @@
-"""GET /v2/models…: which models there are, their signatures, and whether they are ready."""
+"""GET /v2/models…: names of models, their signatures, and whether they are ready."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ def _why(view: VersionView) -> str:
 
 
 def _find(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
-    """Raises Failure(NOT_FOUND); for a version that is not a number the path does not exist, as in the v2 reference."""
+    """Find a version. Raises Failure(NOT_FOUND), also where `version` is not a number, as the v2 reference does."""
     view = deps.catalog.snapshot.model(model)
     return view, view.version(None if version is None else version_number(model, version))

@@ -1,4 +1,4 @@
-"""/v2/repository: Triton's model repository over HTTP. The index is for everybody, loading and unloading as the admin API."""
+"""/v2/repository: Triton's model repository over HTTP. The index is open; load and unload need admin rights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v2/repository")
 protected = APIRouter(prefix="/v2/repository")
 
 SMALL_BYTES_MAX = 64 * 1024
-#: of a load with files in it: the whole body is in memory. Larger models come as an upload or lie in a folder
+#: Of a load with files in its body, which is in memory as a whole. Larger models are uploaded or served from a folder.
 LOAD_BYTES_MAX = 256 << 20
 CONFIG_BYTES_MAX = 1 << 20
 _VALUES_MAX = 100_000
@@ -111,8 +111,8 @@ class _Given(NamedTuple):
 
 
 async def _given(request: Request, files_bytes_max: int) -> _Given:
-    """`config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE."""
-    # base64 has four characters for three bytes
+    """Read `config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE."""
+    # Base64 has four characters for three bytes.
     document = await _document(request, min(LOAD_BYTES_MAX, files_bytes_max // 3 * 4 + CONFIG_BYTES_MAX))
     return await asyncio.to_thread(_load_parameters, _parameters(document), files_bytes_max)
 
@@ -141,7 +141,7 @@ def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given
 
 
 def _from_base64(text: str) -> bytes:
-    """In pieces: the decoder holds the interpreter's lock. Raises ValueError."""
+    """Decode `text` in pieces, since the decoder holds the interpreter's lock. Raises ValueError."""
     pieces = [text[at : at + _DECODED_AT_ONCE] for at in range(0, len(text), _DECODED_AT_ONCE)]
     if any(piece.endswith("=") for piece in pieces[:-1]):
         raise ValueError("padding in the middle")
@@ -156,7 +156,7 @@ def _parameters(document: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _document(request: Request, bytes_max: int) -> dict[str, Any]:
-    """The body, a JSON object; none is an empty one. Raises Failure: INVALID, TOO_LARGE."""
+    """Read the body, a JSON object; an empty body is {}. Raises Failure: INVALID, TOO_LARGE."""
     if declared_bytes(request) > bytes_max:
         raise too_large(bytes_max)
     body = bytearray()
@@ -170,6 +170,6 @@ async def _document(request: Request, bytes_max: int) -> dict[str, Any]:
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:
-    """What is not known is left out: a model that was never loaded has only a name."""
+    """The entry without unknown members: a model that was never loaded has only a name."""
     fields = {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
     return {name: value for name, value in fields.items() if value}

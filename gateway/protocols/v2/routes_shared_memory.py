@@ -1,6 +1,6 @@
 """/v2/systemsharedmemory, /v2/cudasharedmemory: memory that clients registered for their tensors.
 
-To register memory is to let the server read and write what its user may: it is for those who may use the admin API.
+Registered memory is read and written with the server's own rights, so these calls are protected as the admin API.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CUDA = "/cudasharedmemory"
 
 
 class SystemRegion(BaseModel):
-    """A region of system shared memory. `key`: its name for shm_open."""
+    """A region of system shared memory. `key` is its name for shm_open."""
 
     name: str
     key: str
@@ -45,7 +45,7 @@ class CudaRegion(BaseModel):
 
 
 class Register(BaseModel):
-    """What to register. `offset`, `byte_size`: the part of the memory object that may be used."""
+    """A registration. `offset` and `byte_size` are the part of the memory object that may be used."""
 
     key: str
     offset: int = Field(0, ge=0, le=ELEMENTS_MAX)
@@ -102,7 +102,7 @@ async def cuda_register(region: str) -> Response:
 
 
 @router.post(f"{_CUDA}/region/{{region:path}}/unregister", summary="Forget a region of GPU memory", **_CHANGES)
-async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - unknown names are no error
+async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - an unknown name is not an error
     return Response()
 
 

@@ -1,6 +1,6 @@
-"""GET and POST of /v2/trace/setting, …/models/{model}/trace/setting and /v2/logging: Triton's trace and logging extensions.
+"""/v2/trace/setting, /v2/models/{model}/trace/setting and /v2/logging: Triton's trace and logging extensions.
 
-Anybody may look; to change them is for those who may use the admin API.
+GET is open; POST is protected as the admin API.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def set_log(request: Request, deps: DepsOf) -> dict[str, Any]:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    """The body, an object of settings; an empty one changes nothing. Raises Failure: INVALID, TOO_LARGE."""
+    """Read the body, an object of settings; an empty body is {}, no change. Raises Failure: INVALID, TOO_LARGE."""
     body = b""
     if declared_bytes(request) <= BODY_BYTES_MAX:
         async for chunk in request.stream():

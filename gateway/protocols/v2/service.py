@@ -1,4 +1,4 @@
-"""service: bytes of a v2 infer request in, bytes of its reply out. Both HTTP adapters call this; it knows neither.
+"""service: bytes of a v2 infer request in, bytes of its reply out. The fast path and the ASGI route both call it.
 
 route look-up ─> decode ─> RestRequest ─> lane ……… RestResponder ─> HttpReply
 """
@@ -23,13 +23,13 @@ from millstream.services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
 
-#: a JSON document of more bytes is read in a thread: it would keep the event loop's other requests waiting
+#: A larger JSON document is decoded in a thread: it would block the event loop.
 JSON_INLINE_BYTES_MAX = 256 * 1024
-_DECODINGS_MAX = 3  # of one request: a version may be replaced while its request is read
+_DECODINGS_MAX = 3  # of one request: its version may be replaced while it is decoded
 
 
 class _Deferred:
-    """A request whose body is being decompressed or read in a thread."""
+    """A request whose body is being decompressed or decoded in a thread."""
 
     __slots__ = ("cancelled", "ticket")
 
@@ -44,7 +44,7 @@ class _Deferred:
 
 
 class _Nothing:
-    """Already answered: nothing to cancel."""
+    """The handle on a request that is already answered."""
 
     def cancel(self) -> None:
         return
@@ -54,7 +54,14 @@ _NOTHING = _Nothing()
 
 
 class InferService:
-    """The InferHandler of a gateway."""
+    """The InferHandler of a gateway.
+
+    Args:
+        lanes: finds the route of a request.
+        receive_budget: bounds bodies that are decompressed or decoded in threads.
+        body_bytes_max: of a body, decompressed.
+        timeout_s_max: the longest timeout that a request may set.
+    """
 
     def __init__(self, lanes: Router, receive_budget: ReceiveBudget, body_bytes_max: int, timeout_s_max: float) -> None:
         self._lanes = lanes
@@ -64,7 +71,7 @@ class InferService:
         self._tasks: set[asyncio.Future[None]] = set()
 
     def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> Cancel:
-        """Take a request; `done` is called once, maybe before this returns."""
+        """Take a request. `done` is called once with the reply, perhaps before this returns."""
         encoding, accept_encoding, length = headers
         if encoding is not None and encoding != b"identity":
             return self._submit_packed(encoding, model, version, headers, body, done)
@@ -106,7 +113,7 @@ class InferService:
         body: bytes,
         done: Done,
     ) -> Cancel:
-        """A request with a large JSON document."""
+        """Take a request whose large JSON document is decoded in a thread."""
         arrival = time.monotonic()
         deferred = _Deferred()
 
@@ -128,7 +135,7 @@ class InferService:
     async def _decoded(
         self, model: str, version: str | None, body: bytes, header_bytes: int | None
     ) -> tuple[ModelRoute, InferCall]:
-        """The request in `body` as the version that serves now reads it. Raises Failure."""
+        """Decode `body` for the version that serves when decoding has ended. Raises Failure."""
         for _ in range(_DECODINGS_MAX):
             route = self._lanes.find(model, version)
             call = await run_in_thread_if_large(len(body), route.decoder.decode, body, header_bytes)
@@ -145,7 +152,7 @@ class InferService:
         accept_encoding: bytes | None,
         done: Done,
     ) -> Cancel:
-        """Give a request that was read in a thread to its lane. Raises Failure."""
+        """Add a request that was decoded in a thread to its lane. Raises Failure."""
         inputs, options = call
         timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
         request = RestRequest(inputs, options.rows, options.priority, arrival, arrival + timeout_s, route.responder)
@@ -153,7 +160,7 @@ class InferService:
         request.accept_encoding = accept_encoding
         request.done_with = done
         request.lane = route.lane
-        # numbers may be larger in their raw form than in their text
+        # Numbers may be larger in raw form than as text.
         size_bytes = max(body_bytes, sum(tensor.size_bytes for tensor in inputs))
         route.lane.add(request, size_bytes + options.held_bytes)
         return request
@@ -183,11 +190,11 @@ class InferService:
         body: bytes,
         done: Done,
     ) -> None:
-        """In a thread: a small body can become a large one, and the neighbours must not wait for it."""
+        """Decompress in a thread, since a small body can have a large content, and submit the request."""
         failure = None
         try:
             with self._receive_budget.reserve() as held:
-                held.grow(len(body))  # what it becomes is bounded by the number of threads
+                held.grow(len(body))  # its content is bounded by the number of threads
                 plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
         except Failure as error:
             failure = error
