@@ -6,7 +6,6 @@ a suspect, in a process of its own first (millstream.workers.trial_load): should
 
 from __future__ import annotations
 
-import hashlib
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from millstream.services.crashes.load_marks import PROBE, take_stale_marks
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
-from millstream.services.model.version_files import open_regular
+from millstream.services.model.version_files import describe_file
 from millstream.services.settings import child_environment
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, Stop
@@ -117,11 +116,10 @@ def verify(folder: Path, manifest: Manifest) -> None:
     """Raises Failure(MODEL) when a file of the version is not what was published."""
     for file in manifest.files:
         try:
-            with open_regular(folder / file.path) as content:
-                digest = hashlib.file_digest(content, "sha256").hexdigest()
+            found = describe_file(folder, file.path)
         except OSError as error:
             raise Failure(
                 Code.MODEL, f"damaged: {file.path} cannot be read: {error.strerror or type(error).__name__}"
             ) from error
-        if digest != file.sha256:
+        if found.sha256 != file.sha256:
             raise Failure(Code.MODEL, f"damaged: {file.path} is not the file that was uploaded (sha256 differs)")

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import check_in_place
-from millstream.services.ingest.digests import describe_file
 from millstream.services.ingest.report import CheckedModel
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Manifest, ModelConfig, SourceFile
-from millstream.services.model.version_files import check_labels
+from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.settings import Settings
 from millstream.services.triton_config.config import ParsedConfig
 from millstream.services.triton_config.model_folder import referenced_files

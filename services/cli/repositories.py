@@ -15,6 +15,7 @@ from millstream.services.cli.client import Api
 from millstream.services.cli.preload import Preload
 from millstream.services.errors import Failure, invalid
 from millstream.services.process.cancel import cancel_all
+from millstream.services.triton_config.repositories import model_names
 
 LOAD_S_MAX = 900.0
 AT_ONCE_MAX = 4
@@ -50,9 +51,12 @@ def repositories(folders: Sequence[Path]) -> list[Path]:
 
 
 async def place(api: Api, folders: Sequence[Path], show: Callable[[RepositoryModel], None]) -> None:
-    """Load every model of `folders` that nobody unloaded, and forget those that are gone from them."""
+    """Load every model of `folders` that is not unloaded, and remove models that are no longer in them.
+
+    Raises Failure(INVALID) for a folder that cannot be listed.
+    """
     known = {model["name"]: model for model in await api.models()}
-    there = [(folder, name) for folder in folders for name in await asyncio.to_thread(_names, folder)]
+    there = [(folder, name) for folder in folders for name in await asyncio.to_thread(model_names, folder)]
     for name, model in known.items():
         if model["source"] is not None and (Path(model["source"]), name) not in there:
             await api.remove(name, None)
@@ -81,7 +85,3 @@ async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None)
     except Failure as failure:
         return RepositoryModel(name, folder, failure=failure.message)
     return RepositoryModel(name, folder, tuple(version["version"] for version in model["versions"]))
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))

@@ -19,12 +19,11 @@ from typing import IO, Self, TypeVar
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_process import check
 from millstream.services.ingest.check_slots import check_slot
-from millstream.services.ingest.digests import describe_file
 from millstream.services.ingest.needed_files import keep_only
 from millstream.services.ingest.report import UPLOAD, CheckedModel, CheckTask
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.names import check_name, check_version
-from millstream.services.model.version_files import check_labels
+from millstream.services.model.version_files import check_labels, describe_file
 from millstream.services.model.warmup_check import check_warmups
 from millstream.services.process.uninterruptible import uninterrupted
 from millstream.services.repository.base import Repository, Staging

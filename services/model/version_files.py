@@ -68,6 +68,14 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(file, "rb")
 
 
+def describe_file(folder: Path, path: str) -> SourceFile:
+    """Return the size and sha256 of the file at `path` below `folder`. Raises OSError."""
+    with open_regular(folder / path) as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+        size_bytes = content.tell()
+    return SourceFile(path=path, size_bytes=size_bytes, sha256=digest)
+
+
 def _is_link(error: OSError) -> bool:
     # With O_DIRECTORY the kernel says ENOTDIR for a link, else ELOOP.
     return isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP

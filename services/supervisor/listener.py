@@ -25,8 +25,8 @@ def resolve(host: str) -> tuple[socket.AddressFamily, str]:
     return family, str(address[0])
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. Raises Failure(INVALID) for a name that does not resolve."""
+def binds_loopback(host: str) -> bool:
+    """Whether only this machine can reach a socket that is bound to `host`. Raises Failure(INVALID) for a name that does not resolve."""
     return ipaddress.ip_address(resolve(host)[1].partition("%")[0]).is_loopback
 
 

@@ -344,7 +344,7 @@ class Supervisor:
 
 def check_exposure(settings: Settings) -> None:
     """Raises Failure(INVALID) if others could reach the admin API without a key."""
-    if settings.admin_key is None and not listener.is_loopback(settings.host):
+    if settings.admin_key is None and not listener.binds_loopback(settings.host):
         raise invalid(
             f"--host {settings.host} lets other machines in and there is no admin key: set MILLSTREAM_ADMIN_KEY to a "
             "secret of your choice, or listen on 127.0.0.1"

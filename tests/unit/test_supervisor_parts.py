@@ -14,7 +14,7 @@ from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan
 from millstream.services.supervisor.cpu_affinity import Cores, keep_apart
-from millstream.services.supervisor.listener import is_loopback, local_url_of, reserve, url_of
+from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.machine import cpus
 from millstream.services.supervisor.plan import Entry, parse_pools
@@ -155,8 +155,8 @@ def test_urls():
     assert local_url_of("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert local_url_of("::", 1) == "http://[::1]:1"
     assert local_url_of("localhost", 1) == "http://localhost:1"
-    assert is_loopback("127.0.0.2")
-    assert not is_loopback("192.0.2.1")
+    assert binds_loopback("127.0.0.2")
+    assert not binds_loopback("192.0.2.1")
 
 
 def test_how_a_process_ended():

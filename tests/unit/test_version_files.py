@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from millstream.services.errors import Failure
-from millstream.services.ingest.digests import describe_file
 from millstream.services.model.manifest import ModelConfig, SourceFile
 from millstream.services.model.version_files import (
     LABEL_BYTES_MAX,
     LABEL_NAMES_MAX,
     check_labels,
+    describe_file,
     read_inside,
     read_label_names,
 )
