@@ -1,4 +1,4 @@
-"""python -m millstream.workers --pool cpu: one worker process. Objects of the worker are built here and nowhere else."""
+"""python -m millstream.workers --pool cpu: one worker process. Its objects are built here and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from millstream.services.extras import exit_without
 
@@ -55,184 +56,268 @@ from millstream.workers.live_check import LiveCheck
 from millstream.workers.load_version import Placement
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import Limits
-from millstream.workers.memory_limit import go_first, limit_memory
+from millstream.workers.memory_limit import limit_memory, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.reconciler import Reconciler
+from millstream.workers.reconciler import LoadGuard, PoolMember, Reconciler
 from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog
 from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
 
-HAND_OVER_S_MAX = 5.0
-DEVICE_GRACE_S = 60.0  # their libraries look seldom whether they should end, and compile in between
-INLINE_BYTES_MAX = 256 * 1024
+HAND_OVER_S_MAX = 5.0  # for giving work back before the process ends
+DEVICE_GRACE_S = 60.0  # libraries of devices seldom check whether they should stop, and compile in between
+INLINE_BYTES_MAX = 256 * 1024  # larger outputs bypass the script in a key of their own
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m millstream.workers", description="Run one worker of a pool.")
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
-    parser.add_argument("--index", help="what tells it from other workers of the pool (default: the host's name)")
-    parser.add_argument("--start-id", help="what tells this process from all others (default: a random one)")
+    parser.add_argument("--index", help="distinguishes the workers of a pool (default: the name of the host)")
+    parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
     parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     create_files_private()
     try:
         settings = read_settings()
-        index = arguments.index or platform.node()
-        worker = worker_id(f"{arguments.pool}-{index}", arguments.start_id or new_start())
-        return serve_pool(settings, arguments.pool, index, worker, arguments.backend)
+        start = arguments.start_id or new_start()
+        identity = Identity(arguments.pool, arguments.index or platform.node(), start, arguments.backend)
+        return run_worker(settings, identity)
     except Failure as failure:
         print(f"error: {failure.message}", file=sys.stderr)
         return 1
 
 
-def serve_pool(settings: Settings, pool: str, index: str, worker: str, backend_name: str) -> int:
-    """Build a worker, run it until SIGTERM, leave in order."""
+class Identity(NamedTuple):
+    """Which worker this process is."""
+
+    pool: str
+    slot: str  # distinguishes it from the other workers of the pool
+    start: str  # unique for each start of a process
+    backend: str
+
+    @property
+    def name(self) -> str:
+        """The name that stays the same when the worker is started again."""
+        return f"{self.pool}-{self.slot}"
+
+    @property
+    def worker(self) -> str:
+        """The id of the worker in Redis."""
+        return worker_id(self.name, self.start)
+
+    @property
+    def number(self) -> int:
+        """The worker's place in its pool; a worker that was started alone has a name, and counts as the first."""
+        return int(self.slot) if self.slot.isdecimal() else 0
+
+
+def run_worker(settings: Settings, identity: Identity) -> int:
+    """Build a worker, serve until SIGTERM, shut down. Returns the exit code."""
     if settings.redis_url is None:
         print("error: set MILLSTREAM_REDIS_URL to the Redis of the gateway", file=sys.stderr)
         return 1
-    address = RedisAddress.parse(settings.redis_url.get_secret_value())
-    keys = InstallationKeys(installation_name(settings)).pool(pool)
-    threads = settings.worker_threads or os.cpu_count() or 1
     memory_bytes_max = _memory_bytes_max(settings)
     limit_memory(memory_bytes_max)
-    go_first()
-    started = time.time()  # noqa: TID251 - for people
-    host = host_token(settings.shm_dir)
-    held = LoadedModels()
-    repository = FolderRepository(settings.repository_dir)
-    run_dir = settings.home / "run"
-    _attribute(repository, run_dir, f"{pool}-{index}-")
-    registry = MetricsRegistry(settings.metrics_dir, f"worker-{pool}-{index}")
-    # Without its pid: a worker that is started again goes on with its series.
-    tallies = WorkerMetrics(registry, pool, f"{pool}-{index}", settings.worker_device)
+    prefer_for_oom_kill()
+    process = WorkerProcess(settings, RedisAddress.parse(settings.redis_url.get_secret_value()), identity)
+    process.metrics.memory_limit(memory_bytes_max)
+    process.start()
+    process.loop.serve()
+    return process.shut_down()
 
-    tallies.memory_limit(memory_bytes_max)
-    clock = RedisClock()
-    spin = Spin(settings.busy_poll_us_max / 1e6)
 
-    def connect() -> Consumer:
-        return Consumer(address, keys, worker, clock)
+class WorkerProcess:
+    """The objects of one worker process and the order in which they start and stop."""
 
-    def connect_loop() -> Consumer:
-        return Consumer(address, keys, worker, clock, spin, tallies.reply_not_taken, tallies.batch_unreadable)
+    def __init__(self, settings: Settings, address: RedisAddress, identity: Identity) -> None:
+        self._settings = settings
+        self._address = address
+        self._identity = identity
+        self._keys = InstallationKeys(installation_name(settings)).pool(identity.pool)
+        self._host = host_token(settings.shm_dir)
+        self._started = time.time()  # noqa: TID251 - for people
+        run_dir, runs = settings.home / "run", runs_dir(settings)
+        self._runs = runs
+        repository = FolderRepository(settings.repository_dir)
+        _blame_for_leftovers(repository, run_dir, f"{identity.name}-")
+        # Named without the process' id, so that a worker that is started again continues its series.
+        self._registry = MetricsRegistry(settings.metrics_dir, f"worker-{identity.name}")
+        self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
+        self._clock = RedisClock()
+        self._spin = Spin(settings.busy_poll_us_max / 1e6)
+        self._models = LoadedModels()
+        self._heartbeat = Heartbeat(self._connect, self._record, self._models.lanes, settings.queue_lease_s)
+        self._models.on_change = self._heartbeat.beat_now
+        self._load_stuck = threading.Event()
+        self._reconciler = Reconciler(
+            repository,
+            PoolMember(identity.pool, identity.number),
+            self._placement(),
+            self._models,
+            self._connect,
+            self.metrics,
+            LoadGuard(
+                LoadMarks(run_dir, identity.worker),
+                Limits(settings.worker_load_s_max, settings.worker_warm_up_s_max),
+                self._replace,
+            ),
+        )
+        self._mark = _run_mark(runs, identity.worker)
+        grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
+        self._watchdog = Watchdog(
+            self._clock, settings.worker_run_s_max, self._give_back_waiting, self._end_stuck, grace_s, self._mark
+        )
+        live_check = LiveCheck(
+            settings.live_check_one_in,
+            self._models,
+            partial(_run_rows, settings.worker_run_s_max),
+            BatchingOff(repository, self._models, self.metrics).settle,
+        )
+        segments = Segments(settings.shm_dir)
+        replies = ReplyWriter(
+            identity.worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, self._heartbeat.lease_valid
+        )
+        self.loop = Worker(
+            self._connect_loop, self._models, replies, self.metrics, self._clock, live_check, self._watchdog
+        )
+        self._drain = DrainThread(self.loop.stop, self._leave_early, settings.drain_s)
 
-    def record() -> WorkerRecord:
-        return WorkerRecord(
-            id=worker,
-            pool=pool,
-            device=settings.worker_device,
-            backend=backend_name,
-            pid=os.getpid(),
-            host=host,
-            batch_formats=BATCH_FORMATS,
-            started=started,
-            instances=held.records(),
+    def start(self) -> None:
+        """Start the threads; the main loop is run by the caller, in the main thread."""
+        if self._settings.worker_metrics_port:
+            serve(self._settings.worker_metrics_port, self._registry)
+        _report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
+        self._drain.start()
+        self._watchdog.start()
+        self._heartbeat.start()
+        self._reconciler.start()
+        IdleTrimmer(lambda: self.loop.runs, lambda: self.loop.waiting).start()
+        freeze_gc()
+
+    def shut_down(self) -> int:
+        """Stop in order, after the main loop has run what was leased; returns the exit code.
+
+        If this takes too long, the drain thread ends the process.
+        """
+        # No entry is delivered any longer: the main loop has left the idle workers.
+        self._reconciler.stop()  # nothing new is loaded, and no lane is added
+        self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
+        _leave(self._connect)  # what it might still lease goes to other workers
+        if self._mark is not None:
+            self._mark.close()  # nothing runs: a later process finds no mark
+        self._registry.close()
+        code = LOAD_STUCK if self._load_stuck.is_set() else 0
+        if self._reconciler.loading:  # Python's own exit would wait for the library, or crash in it
+            logging.shutdown()
+            os._exit(code)
+        return code
+
+    def _placement(self) -> Placement:
+        settings, backend = self._settings, self._identity.backend
+        threads = settings.worker_threads or os.cpu_count() or 1
+        return Placement(get_backend(backend, settings.home), backend, settings.worker_device, threads)
+
+    def _connect(self) -> Consumer:
+        return Consumer(self._address, self._keys, self._identity.worker, self._clock)
+
+    def _connect_loop(self) -> Consumer:
+        on_refused, on_unreadable = self.metrics.reply_refused, self.metrics.batch_unreadable
+        return Consumer(
+            self._address, self._keys, self._identity.worker, self._clock, self._spin, on_refused, on_unreadable
         )
 
-    heartbeat = Heartbeat(connect, record, held.lanes, settings.queue_lease_s)
-    held.on_change = heartbeat.beat_now
-    stuck = threading.Event()
+    def _record(self) -> WorkerRecord:
+        return WorkerRecord(
+            id=self._identity.worker,
+            pool=self._identity.pool,
+            device=self._settings.worker_device,
+            backend=self._identity.backend,
+            pid=os.getpid(),
+            host=self._host,
+            batch_formats=BATCH_FORMATS,
+            started=self._started,
+            instances=self._models.records(),
+        )
 
-    def replace() -> None:
-        stuck.set()
-        drain.begin()
+    def _replace(self) -> None:
+        """Shut down because a load cannot be ended; the supervisor starts a new process."""
+        self._load_stuck.set()
+        self._drain.begin()
 
-    reconciler = Reconciler(
-        repository,
-        pool,
-        Placement(get_backend(backend_name, settings.home), backend_name, settings.worker_device, threads),
-        held,
-        connect,
-        tallies,
-        LoadMarks(run_dir, worker),
-        Limits(settings.worker_load_s_max, settings.worker_warm_up_s_max),
-        replace,
-        # A worker that was started alone has a name, not a number: it holds all.
-        int(index) if index.isdecimal() else 0,
-    )
-    segments = Segments(settings.shm_dir)
-    replies = ReplyWriter(worker, segments, INLINE_BYTES_MAX, settings.reply_bytes_max, heartbeat.lease_valid)
+    def _leave_early(self) -> None:
+        """Give everything back while a run is still in progress near the end of the drain time."""
+        self._reconciler.stop()
+        _leave(self._connect)
 
-    def on_long(guarded: Guarded) -> None:
-        """Nothing shall wait behind a run of which nobody knows when it ends."""
-        heartbeat.forget_leases()
-        with contextlib.suppress(Failure):
-            consumer = connect()
-            try:
-                consumer.give_back(guarded.group)
-            finally:
-                consumer.close()
+    def _give_back_waiting(self, guarded: Guarded) -> None:
+        """Give other workers what waits behind a run that may take long."""
+        self._heartbeat.forget_leases()
+        with contextlib.suppress(Failure), contextlib.closing(self._connect()) as consumer:
+            consumer.give_back(guarded.group)
 
-    def on_stuck(guarded: Guarded) -> None:
-        """A run cannot be ended: its callers are told, all else goes to others, and a fresh process takes over."""
-        log.error("a run of %s cannot be ended: this process ends", guarded.group[0].lane)
-        giving = threading.Thread(target=_hand_over, args=(connect, heartbeat, loop.abandoned(guarded)), daemon=True)
+    def _end_stuck(self, guarded: Guarded) -> None:
+        """End the process because a run cannot be terminated: its requests are answered, the rest is given back."""
+        log.error("a run of %s cannot be terminated: this process ends", guarded.group[0].lane)
+        finished = self.loop.abandoned(guarded)
+        giving = threading.Thread(target=self._hand_over, args=(finished,), name="hand over", daemon=True)
         giving.start()
         giving.join(HAND_OVER_S_MAX)
         logging.shutdown()
         os._exit(RUN_STUCK)
 
-    grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
-    watchdog = Watchdog(clock, settings.worker_run_s_max, on_long, on_stuck, grace_s)
-    mark = _run_mark(runs_dir(settings), worker)
-    settle = BatchingOff(repository, held, tallies).settle
-    live = LiveCheck(settings.live_check_one_in, held, partial(_run_rows, settings.worker_run_s_max), settle)
-    loop = Worker(connect_loop, held, segments, replies, tallies, clock, live, watchdog, mark)
-    if settings.worker_metrics_port:
-        serve(settings.worker_metrics_port, registry)
-
-    def give_back() -> None:
-        reconciler.stop()
-        _leave(connect)
-
-    drain = DrainThread(loop.stop, give_back, settings.drain_s)
-    _tell_of_dead(connect, runs_dir(settings), f"{pool}-{index}-")
-    drain.start()
-    watchdog.start()
-    heartbeat.start()
-    reconciler.start()
-    IdleTrimmer(lambda: loop.runs, lambda: loop.waiting).start()
-    freeze_gc()
-    loop.serve()
-    # In time, or `drain` has ended the process. First nobody gives this worker work any more (serve has left the idle
-    # ones); then nothing new is loaded; the heart stops before the worker leaves, since a beat would bring it back.
-    reconciler.stop()
-    heartbeat.stop()
-    _leave(connect)
-    if mark is not None:
-        mark.close()
-    registry.close()
-    if reconciler.loading:  # inside of the library, whose own end would wait for it, or crash
-        logging.shutdown()
-        os._exit(LOAD_STUCK if stuck.is_set() else 0)
-    return LOAD_STUCK if stuck.is_set() else 0
+    def _hand_over(self, finished: list[Finished]) -> None:
+        """Send what is finished and give back the rest. The heartbeat stops before: a beat would bring it back."""
+        self._heartbeat.stop()
+        with contextlib.suppress(Failure):
+            consumer = self._connect()
+            consumer.send_next(finished, 0, 0)
+            consumer.receive_next()
+            consumer.leave(ATTEMPTS_MAX, dying=True)
+            consumer.announce()
 
 
-def _attribute(repository: FolderRepository, run_dir: Path, name: str) -> None:
-    """What a worker of this name, or a probe, was loading when it died, and no supervisor saw it."""
+def _leave(connect: Callable[[], Consumer]) -> None:
+    """Take the worker out of its pool; other workers get what it still leases. Without Redis its leases expire."""
+    with contextlib.suppress(Failure), contextlib.closing(connect()) as consumer:
+        consumer.leave(ATTEMPTS_MAX)
+        consumer.announce()
+
+
+def _blame_for_leftovers(repository: FolderRepository, run_dir: Path, name: str) -> None:
+    """Count the loads during which earlier workers of this name, or trial loads, died without a supervisor."""
     for worker in (name, f"{PROBE}-"):
         marks = take_stale_marks(run_dir, worker)
         with contextlib.suppress(Failure):
             record_death(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
 
 
-def _run_rows(seconds_max: float, holding: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
-    """Run rows that nobody waits for."""
-    if holding.instance is None:
-        raise Failure(Code.UNAVAILABLE, "the version is not loaded any more")
-    limit = threading.Timer(seconds_max, holding.instance.terminate)
+def _report_unseen_deaths(connect: Callable[[], Consumer], runs: Path, name: str) -> None:
+    """Publish deaths of earlier workers of this name that no supervisor saw: what they ran must run alone next."""
+    for worker in run_marks.marked_workers(runs, name):
+        run = run_marks.take_fatal_run(runs, worker)
+        if run is None:
+            continue
+        death = Death(worker, run.batches if run.batches or not run.lane else None, run.lane)
+        with contextlib.suppress(Failure), contextlib.closing(connect()) as consumer:
+            consumer.publish(death.message())
+
+
+def _run_rows(seconds_max: float, model: LoadedModel, inputs: Mapping[str, Array]) -> Sequence[Array]:
+    """Run rows for the live check, within `seconds_max`."""
+    if model.instance is None:
+        raise Failure(Code.UNAVAILABLE, "the version is no longer loaded")
+    limit = threading.Timer(seconds_max, model.instance.terminate)
     limit.daemon = True
     limit.start()
     try:
-        return holding.instance.run(inputs)
+        return model.instance.run(inputs)
     finally:
         limit.cancel()
 
 
 def _memory_bytes_max(settings: Settings) -> int:
-    """What this worker may take; 0: as much as there is."""
+    """Return the memory limit of this worker in bytes; 0: none."""
     if settings.worker_memory_bytes_max is not None:
         return settings.worker_memory_bytes_max
     return worker_share(total_bytes(), sum(parse_pools(settings.pools).values()))
@@ -242,46 +327,8 @@ def _run_mark(folder: Path, worker: str) -> RunMark | None:
     try:
         return RunMark(folder, worker)
     except OSError as error:
-        log.warning("what runs cannot be noted in %s: %s", folder, error.strerror)
+        log.warning("runs cannot be noted in %s: %s", folder, error.strerror)
         return None
-
-
-def _tell_of_dead(connect: Callable[[], Consumer], runs: Path, name: str) -> None:
-    """Workers of this name that no supervisor saw die: what they were running is not run again beside other work."""
-    for worker in run_marks.marked_workers(runs, name):
-        run = run_marks.take_fatal_run(runs, worker)
-        if run is None:
-            continue
-        with contextlib.suppress(Failure):
-            consumer = connect()
-            try:
-                consumer.publish(
-                    Death(worker, run.batches if run.batches or not run.lane else None, run.lane).message()
-                )
-            finally:
-                consumer.close()
-
-
-def _hand_over(connect: Callable[[], Consumer], heartbeat: Heartbeat, finished: list[Finished]) -> None:
-    """Send what is finished, give back the rest. The heart stops before: a beat would bring the worker back."""
-    heartbeat.stop()
-    with contextlib.suppress(Failure):
-        consumer = connect()
-        consumer.send_next(finished, 0, 0)
-        consumer.receive_next()
-        consumer.leave(ATTEMPTS_MAX, dying=True)
-        consumer.announce()
-
-
-def _leave(connect: Callable[[], Consumer]) -> None:
-    """Take the worker out of its pool; what it might still lease goes to others. While Redis is away its leases run out."""
-    with contextlib.suppress(Failure):
-        consumer = connect()
-        try:
-            consumer.leave(ATTEMPTS_MAX)
-            consumer.announce()
-        finally:
-            consumer.close()
 
 
 if __name__ == "__main__":

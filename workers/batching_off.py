@@ -1,4 +1,4 @@
-"""What follows from a live check: it is counted, and a version whose rows influence each other is batched no more."""
+"""Acts on the outcome of a live check: counts it, and turns batching off if rows influence each other."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ log = logging.getLogger("millstream.live_check")
 
 
 class BatchingOff:
-    """Turns batching off: in this worker at once, and by the version's verdict in all others and in the gateways."""
+    """Turns batching off: in this worker at once, in other workers and in gateways through the version's verdict."""
 
-    def __init__(self, repository: Repository, held: LoadedModels, tallies: WorkerMetrics) -> None:
+    def __init__(self, repository: Repository, models: LoadedModels, metrics: WorkerMetrics) -> None:
         self._repository = repository
-        self._held = held
-        self._tallies = tallies
+        self._models = models
+        self._metrics = metrics
 
     def settle(self, manifest: Manifest, outcome: Outcome, why: str) -> None:
-        """The end of a check of a live batch; `why`: what was found."""
-        self._tallies.batch_checked(manifest, outcome)
+        """Handle the outcome of a check; `why` describes the difference, or why there is no decision."""
+        self._metrics.batch_checked(manifest, outcome)
         if outcome is Outcome.UNDECIDED:
             log.info("a batch of %s was not checked: %s", manifest.content_id, why)
         if outcome is not Outcome.DIFFERS:
             return
-        reason = f"a live batch gave what its rows do not give alone: {why}"
+        reason = f"rows of a live batch gave other outputs than they give alone: {why}"
         log.error(
             "version %s of %s: %s; its requests run one at a time from now on", manifest.version, manifest.model, reason
         )
-        self._held.run_alone(manifest.content_id, reason)
+        self._models.run_alone(manifest.content_id, reason)
 
-        def off(verdict: Verdict) -> Verdict:
+        def turn_off(verdict: Verdict) -> Verdict:
             counted = verdict.model_copy(update={"mismatches": verdict.mismatches + 1})
             return counted if verdict.batching_off else counted.with_batching_off(reason, time.time())  # noqa: TID251 - for people
 
         try:
-            self._repository.verdicts.change(manifest, off)
+            self._repository.verdicts.change(manifest, turn_off)
         except Failure as failure:
-            log.error("other workers go on batching %s: %s", manifest.content_id, failure.message)  # noqa: TRY400
+            log.error("other workers still batch %s: %s", manifest.content_id, failure.message)  # noqa: TRY400

@@ -1,4 +1,4 @@
-"""A worker's side of the exchange: the scripts it calls, over blocking links. Commands in, leases out."""
+"""consumer: a worker's calls to the queue in Redis, over a blocking link. Replies in, leases out."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SCRIPTS = ("next", "add_lanes", "remove_lane", "recover", "pass_on", "beat", "r
 log = logging.getLogger("millstream.consumer")
 
 BLOB_LIFE_MS = 60_000
-ALONE_MS = 3_600_000
-POOLS_LIFE_S = 86_400  # of the list of pools, after the last beat in any of them
+ALONE_MS = 3_600_000  # after which the note about the batch that runs alone expires
+POOLS_LIFE_S = 86_400  # after the last beat in any pool, the list of pools expires
 
 
 class Finished(NamedTuple):
-    """A run batch: its lease, its reply, and bytes that go to a blob key first."""
+    """A batch that was run: its lease, its reply, and the bytes that are stored in a blob key before it, or b""."""
 
     lease: Lease
     reply: bytes
@@ -38,7 +38,16 @@ class Finished(NamedTuple):
 
 
 class Consumer:
-    """Calls of one worker over one connection. Not shared between threads."""
+    """Calls of one worker over one connection. Not thread-safe.
+
+    Raises Failure(UNAVAILABLE) when Redis cannot be reached.
+
+    Args:
+        clock: is measured with every connection and beat.
+        spin: decides how long `receive_wait` busy-polls before it blocks; None: it blocks at once.
+        on_refused: called when Redis refused the outputs of a batch.
+        on_unreadable: called when a batch cannot be read, and was passed on.
+    """
 
     def __init__(
         self,
@@ -50,11 +59,6 @@ class Consumer:
         on_refused: Callable[[], object] = lambda: None,
         on_unreadable: Callable[[], object] = lambda: None,
     ) -> None:
-        """`clock`: is measured with every connection and beat. `spin`: how `receive_wait` waits; None: asleep.
-        `on_refused`: Redis did not take the outputs of a batch. `on_unreadable`: a batch cannot be read, and is passed on.
-
-        Raises Failure(UNAVAILABLE) when Redis cannot be reached.
-        """
         self._on_refused = on_refused
         self._on_unreadable = on_unreadable
         self._keys = keys
@@ -62,121 +66,125 @@ class Consumer:
         self._clock = clock
         self._spin = spin or Spin(0)
         self._link = ConsumerLink(address)
-        self._asked = 0.0  # when what comes next was asked for: it was leased after that
+        self._requested_at = 0.0  # when the entries that come next were requested: not later than their lease
         try:
             for name in _SCRIPTS:
                 self._link.call("SCRIPT", "LOAD", script(name).text)
             self._link.call("CLIENT", "SETNAME", worker)
-            asked = time.monotonic()
+            sent = time.monotonic()
             redis_time = self._link.call("TIME")
-            clock.record_measurement(asked, time.monotonic(), redis_time)
+            clock.record_measurement(sent, time.monotonic(), redis_time)
             self.client_id = int(self._link.call("CLIENT", "ID"))
         except Failure:
             self._link.close()
             raise
         self._next_head = script_call("next", keys, (keys.inbox(worker), keys.lanes(worker)), worker)
 
-    def send_next(self, finished: Sequence[Finished], in_hand: int, wanted: int) -> None:
-        """Send replies, acknowledge, ask for `wanted` entries; read what comes with `receive_next`."""
-        self._asked = time.monotonic()
-        self._link.send(self._next(finished, in_hand, wanted, leave=False))
+    def send_next(self, finished: Sequence[Finished], leased: int, wanted: int) -> None:
+        """Send replies, acknowledge, and ask for up to `wanted` entries, which `receive_next` returns.
+
+        `leased` is the number of batches that the worker leases already: idle workers with fewer come first.
+        """
+        self._requested_at = time.monotonic()
+        self._link.send(self._next(finished, leased, wanted, leave=False))
 
     def _next(
-        self, finished: Sequence[Finished], in_hand: int, wanted: int, *, leave: bool
+        self, finished: Sequence[Finished], leased: int, wanted: int, *, leave: bool
     ) -> tuple[bytes | str | int, ...]:
-        words: list[bytes | str | int] = [*self._next_head, in_hand, wanted, int(leave), len(finished)]
+        words: list[bytes | str | int] = [*self._next_head, leased, wanted, int(leave), len(finished)]
         for lease, reply, blob in finished:
             outputs = b""
             if blob:
                 outputs = self._keys.blob(f"reply-{lease.header.name}-{lease.attempt}")
-                refused = self._leave(lease, outputs, blob)
+                refused = self._store_outputs(lease, outputs, blob)
                 if refused is not None:
-                    log.warning("the outputs of batch %s were not taken: %s", lease.header.name, refused.message)
+                    log.warning("Redis refused the outputs of batch %s: %s", lease.header.name, refused.message)
                     reply = refusal(lease, self._worker, refused)
                     self._on_refused()
             inputs = self._keys.blob(lease.header.blob) if lease.header.blob else b""
             words += (lease.lane, lease.entry, lease.header.replies, reply, inputs, outputs)
         return tuple(words)
 
-    def _leave(self, lease: Lease, key: bytes, blob: bytes) -> Failure | None:
-        """Leave outputs in a blob; returns why Redis does not take them. Raises Failure when the connection is lost."""
+    def _store_outputs(self, lease: Lease, key: bytes, blob: bytes) -> Failure | None:
+        """Store outputs in a blob; returns why Redis refuses them, or None. Raises Failure for a lost connection."""
         if lease.losses >= LOSSES_MAX:
             return Failure(Code.UNAVAILABLE, "the connection to Redis broke each time the outputs were sent")
         lease.losses += 1
         refused: CommandRefused | None = None
-        on_their_way = 0
+        unanswered = 0
         for command in write_commands(key, blob, BLOB_LIFE_MS):
             self._link.send(command)
-            on_their_way += 1
-            if on_their_way == PARTS_AT_ONCE:
-                refused, on_their_way = self._answers(on_their_way), 0
+            unanswered += 1
+            if unanswered == PARTS_AT_ONCE:
+                refused, unanswered = self._read_answers(unanswered), 0
                 if refused is not None:
                     break
-        refused = refused or self._answers(on_their_way)
+        refused = refused or self._read_answers(unanswered)
         lease.losses -= 1
         if refused is not None:
             self._link.call("DEL", key)
         return refused
 
-    def _answers(self, count: int) -> CommandRefused | None:
-        """Read answers; the first by which Redis refused."""
+    def _read_answers(self, count: int) -> CommandRefused | None:
+        """Read this many answers; returns the first refusal."""
         first: CommandRefused | None = None
         for _ in range(count):
             try:
                 self._link.receive()
             except CommandRefused as refused:
-                # Its traceback would keep the outputs that were being sent.
+                # The traceback would keep the outputs in memory.
                 first = first or refused.with_traceback(None)
         return first
 
-    def _blob(self, key: bytes) -> bytes:
-        """What a blob holds; what there is of it where it has expired, or there is no memory for it."""
+    def _read_blob(self, key: bytes) -> bytes:
+        """Return the contents of a blob; less or nothing if it has expired, or there is no memory for it."""
         parts: list[bytes] = []
         last = False
         while not last:
-            got: list[bytes] = self._link.call(*read_command(key, len(parts)))
-            parts += got
-            last = not got or is_last(got)
+            more: list[bytes] = self._link.call(*read_command(key, len(parts)))
+            parts += more
+            last = not more or is_last(more)
         try:
             return b"".join(parts)
         except MemoryError:
             return b""
 
     def receive_next(self) -> list[Lease]:
+        """Return the leases that `send_next` asked for."""
         return self._leases(self._link.receive())
 
     def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float) -> None:
-        """`send_next` for a worker with empty hands, which then blocks on its inbox: both leave in one write."""
-        self._asked = time.monotonic()
+        """Send as `send_next` does, for a worker without leases, which then blocks on its inbox: both in one write."""
+        self._requested_at = time.monotonic()
         wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
         self._link.send_both(self._next(finished, 0, wanted, leave=True), wait)
 
     def receive_wait(self) -> tuple[list[Lease], bool]:
-        """What `send_wait` brought, after the timeout nothing; and whether it had been waiting for a worker."""
+        """Return the leases that `send_wait` asked for, none after the timeout; and whether they had been waiting."""
         spin, began = self._spin, time.perf_counter()
-        waited = int(self._link.receive()) > 0
-        got = self._link.receive(spin.seconds)
-        leases = self._leases(got[1]) if got else []
+        had_waited = int(self._link.receive()) > 0
+        popped = self._link.receive(spin.seconds)
+        leases = self._leases(popped[1]) if popped else []
         spin.waited(time.perf_counter() - began, sum(len(lease.header.rows) for lease in leases))
-        return leases, waited
+        return leases, had_waited
 
-    def leftovers(self) -> list[Lease]:
-        """What lies in the inbox now."""
+    def take_inbox(self) -> list[Lease]:
+        """Return what is in the inbox now."""
         return self._leases(self._link.call("LPOP", self._keys.inbox(self._worker), 64) or ())
 
     def end(self, client_id: int) -> None:
-        """End an earlier connection of ours that Redis may not know to be gone: it would be served what comes next."""
+        """Kill an earlier connection of this worker: if Redis does not know that it is lost, it would serve it next."""
         try:
-            # By its name, too: a Redis that was started again numbers its connections anew.
+            # Its name is compared, too: a restarted Redis numbers its connections from 1 again.
             if f"name={self._worker} ".encode() in self._link.call("CLIENT", "LIST", "ID", client_id):
                 self._link.call("CLIENT", "KILL", "ID", client_id)
-        except Failure as failure:  # not allowed to: then the time of its wait is the bound
-            log.debug("connection %s could not be ended: %s", client_id, failure.message)
+        except Failure as failure:  # not permitted: then the connection lasts until its wait times out
+            log.debug("connection %s could not be killed: %s", client_id, failure.message)
 
     def recover(self, known: Iterable[Lease]) -> list[Lease]:
-        """After a lost connection: what this worker leases beside the `known`, since the answer that brought it was lost.
+        """Return what this worker leases besides `known`: answers were lost with the last connection.
 
-        The worker's inbox is emptied by it, and the worker is not idle.
+        Empties the worker's inbox, and takes it out of the idle workers.
         """
         keys = self._keys
         names = [name for lease in known for name in (lease.lane, lease.entry)]
@@ -188,29 +196,29 @@ class Consumer:
         for item in items:
             lane, entry, data, attempt, *tried = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
             try:
-                lease = Lease(lane.decode(), entry, data, int(attempt), self._asked)
+                lease = Lease(lane.decode(), entry, data, int(attempt), self._requested_at)
             except (ValueError, TypeError) as error:
                 self._pass_on(lane.decode(), entry, tried[0] if tried else (), error)
                 continue
             if lease.header.blob:
-                lease.inline = memoryview(self._blob(self._keys.blob(lease.header.blob)))
+                lease.inline = memoryview(self._read_blob(self._keys.blob(lease.header.blob)))
             leases.append(lease)
         return leases
 
     def _pass_on(self, lane: str, entry: bytes, tried: Sequence[bytes], why: Exception) -> None:
-        """Give a batch back at once that this worker cannot read: to another, or to its gateway when all have tried."""
+        """Pass a batch that this worker cannot read to another worker, or to its gateway when all have tried."""
         keys = self._keys
         passed = self._script("pass_on", (keys.stream(lane),), lane, entry, self._worker, *tried)
-        where = "another worker has it now" if passed else "no worker can: its gateway is told"
-        log.warning("batch %s of %s cannot be read (%s); %s", entry.decode(), lane, why, where)
+        next_step = "another worker tries" if passed else "no worker can: its gateway decides"
+        log.warning("batch %s of %s cannot be read (%s); %s", entry.decode(), lane, why, next_step)
         self._on_unreadable()
 
     def run_alone(self, lease: Lease) -> None:
-        """Say that this lease runs now, and nothing beside it: should the worker die, it is known what killed it."""
+        """Note in Redis that only this lease runs now: if the worker dies, this batch killed it."""
         self._link.call("SET", self._keys.running(self._worker), lease.header.name, "PX", ALONE_MS)
 
     def ran_alone(self) -> None:
-        """What `run_alone` said holds no more."""
+        """Remove the note of `run_alone`."""
         self._link.call("DEL", self._keys.running(self._worker))
 
     def add_lanes(self, lanes: Sequence[str]) -> None:
@@ -226,11 +234,11 @@ class Consumer:
         self._script("remove_lane", own, self._worker, lane)
 
     def pending(self, lane: str) -> int:
-        """Entries of a lane that nobody has acknowledged, delivered or not."""
+        """Return the number of unacknowledged entries of a lane, delivered or not."""
         return int(self._link.call("XLEN", self._keys.stream(lane)))
 
     def leased(self, lane: str) -> bool:
-        """Whether this worker has unacknowledged entries of a lane. Of one that others have tidied up it has none."""
+        """Return whether this worker leases entries of a lane. A lane whose stream was deleted has none."""
         try:
             return bool(self._link.call("XPENDING", self._keys.stream(lane), "w", "-", "+", 1, self._worker))
         except Failure as failure:
@@ -239,14 +247,14 @@ class Consumer:
             return False
 
     def beat(self, record: bytes, life_ms: int) -> bool:
-        """Extend leases and publish the record. False: as far as Redis knows this worker holds nothing: hold again."""
+        """Extend the leases and publish the record. Returns False if the worker must add its lanes again."""
         keys = self._keys
         own = (keys.workers, keys.record(self._worker), keys.lanes(self._worker))
-        asked = time.monotonic()
+        sent = time.monotonic()
         beat = ("EVALSHA", script("beat").sha, len(own), *own, self._worker, record, life_ms)
         known, *redis_time = self._link.call(*beat)
-        self._clock.record_measurement(asked, time.monotonic(), redis_time)
-        # Not in the script: these keys are the installation's, and may be on another shard than the pool's.
+        self._clock.record_measurement(sent, time.monotonic(), redis_time)
+        # Not in the script: this key is the installation's, and may be on another shard than the pool's keys.
         pools = keys.of_installation.pools
         self._link.send_both(("SADD", pools, keys.pool), ("EXPIRE", pools, POOLS_LIFE_S))
         self._link.receive()
@@ -254,25 +262,26 @@ class Consumer:
         return bool(known)
 
     def announce(self) -> None:
-        """Tell the gateways that this worker's record changed."""
+        """Publish that this worker's record changed."""
         self.publish(f"worker:{self._keys.pool}")
 
     def give_back(self, running: Iterable[Lease]) -> int:
-        """Put again for others what this worker leases beside the batches that it runs; returns how many."""
+        """Put again, for other workers, all that this worker leases except `running`; returns how many batches."""
         keys = self._keys
         own = (keys.lanes(self._worker), keys.draining(self._worker), keys.inbox(self._worker))
         names = [lease.header.name for lease in running]
         return int(self._script("give_back", own, self._worker, *names))
 
     def leave(self, attempts_max: int, *, dying: bool = False) -> None:
-        """Take this worker out; whatever it still leases is put again for others.
+        """Remove this worker from its pool; what it still leases is put again for other workers.
 
-        `dying`: what it was running is answered, and the rest has no part in it: no attempt is used up.
+        `dying`: the process ends, and the batch that it was running is answered. The other batches are not at fault,
+        so that no attempt is used up.
         """
         self._script("reclaim", (), 0, attempts_max, self._worker, int(dying), int(dying))
 
     def publish(self, message: str) -> None:
-        """Tell all gateways something (millstream.services.queue.keys)."""
+        """Publish an event to all gateways (millstream.services.queue.keys)."""
         self._link.call("PUBLISH", self._keys.of_installation.changes, message)
 
     def _script(self, name: str, own_keys: tuple[bytes, ...], *arguments: bytes | str | int) -> Any:

@@ -1,7 +1,7 @@
-"""drain: a thread that waits for SIGTERM, and sees to it that the worker has left in time.
+"""drain: a thread that waits for SIGTERM and ends the process if the worker does not leave in time.
 
-A thread, since Python runs signal handlers between two steps of the main thread: one that is inside of a run would hear
-of the signal when the run is over, and nobody could limit it. What is written to the wake-up descriptor comes at once.
+It is a thread because Python runs signal handlers between two steps of the main thread. During a run the handler would
+be called only after the run, which could take any time. The wake-up descriptor is written to at once.
 """
 
 from __future__ import annotations
@@ -17,41 +17,45 @@ from collections.abc import Callable
 log = logging.getLogger("millstream.drain")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GIVE_UP_SHARE = 0.9  # of the time there is; the rest is for giving back
+GIVE_UP_SHARE = 0.9  # of the drain time; the rest is for giving work back
 CUT_SHORT = 3  # exit code of a worker whose run was not over in time
 
 
 class DrainThread:
-    """`stop` tells the main loop to finish what is in hand and to take no more. It may: what is still running near the
-    end of `drain_s` seconds is given to others with `give_back`, and the process ends.
+    """Stops the main loop on SIGTERM or SIGINT, and limits how long it takes.
+
+    Args:
+        stop: tells the main loop to run and answer what is leased, and to lease no more.
+        give_back: gives what still runs near the end of the drain time to other workers; the process ends after it.
+        drain_s: the drain time.
     """
 
     def __init__(self, stop: Callable[[], None], give_back: Callable[[], None], drain_s: float) -> None:
         self._stop = stop
         self._give_back = give_back
         self._drain_s = drain_s
-        self._told, self._hears = socket.socketpair()
+        self._wake_sender, self._wake_receiver = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="drain", daemon=True)
 
     def start(self) -> None:
-        """Take over the signals; call it in the main thread."""
-        self._told.setblocking(False)
-        signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
+        """Install the signal handlers; must be called in the main thread."""
+        self._wake_sender.setblocking(False)
+        signal.set_wakeup_fd(self._wake_sender.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)
         self._thread.start()
 
     def begin(self) -> None:
-        """Leave, as after SIGTERM."""
-        with contextlib.suppress(BlockingIOError):  # it was told so often already
-            self._told.send(b"\0")
+        """Drain as after SIGTERM."""
+        with contextlib.suppress(BlockingIOError):  # the buffer is full of earlier calls
+            self._wake_sender.send(b"\0")
 
     def _run(self) -> None:
-        self._hears.recv(1)
+        self._wake_receiver.recv(1)
         self._stop()
-        # Whoever has left by then is gone, and this thread too.
+        # If the worker leaves in time, the process ends during this wait.
         threading.Event().wait(self._drain_s * GIVE_UP_SHARE)
-        log.warning("what is running is not over after %.3g s: others run it", self._drain_s * GIVE_UP_SHARE)
+        log.warning("a run is not over after %.3g s: it is given to other workers", self._drain_s * GIVE_UP_SHARE)
         giving = threading.Thread(target=self._give_back, name="give back", daemon=True)
         giving.start()
         giving.join(self._drain_s * (1 - GIVE_UP_SHARE))

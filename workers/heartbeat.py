@@ -1,8 +1,8 @@
-"""heartbeat: a thread that says every quarter lease that this worker lives, and what it holds.
+"""heartbeat: a thread that extends the worker's leases and publishes its record every quarter of the lease time.
 
-A beat extends all leases of the worker. When Redis does not know the worker (it was reclaimed while frozen, or Redis
-lost its data) the heart has it hold its lanes again; so too over each new connection, which may be to a replica that
-became the master before it was told of all lanes.
+When Redis does not know the worker (it was reclaimed while frozen, or Redis lost its data), the heartbeat adds its lanes
+again. It also does so over each new connection, which may be to a replica that became the master before it received all
+lanes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKOFF_S_MAX = 2.0
 
 
 class Heartbeat:
-    """`record` builds what is published; `lanes` are held again when Redis may have forgotten them."""
+    """`record` builds what is published; `lanes` are models again when Redis may have forgotten them."""
 
     def __init__(
         self,
@@ -38,29 +38,33 @@ class Heartbeat:
         self._lease_s = lease_s
         self._wake = threading.Event()
         self._stopping = False
-        self._beaten = 0.0
-        self._since = 0.0  # from when on no lease of this worker can have been reclaimed
+        self._last_beat = 0.0  # monotonic
+        self._leases_since = 0.0  # leases that were taken after this time (monotonic) were not reclaimed
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Beat now: something that others should know has changed."""
+        """Publish a changed record without waiting for the next interval."""
         self._wake.set()
 
     def stop(self) -> None:
+        """Stop beating; returns when no beat is in progress."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
 
     def forget_leases(self) -> None:
-        """What was leased until now may be another's from now on."""
-        self._since = time.monotonic()
+        """Declare all leases until now invalid: other workers may have them."""
+        self._leases_since = time.monotonic()
 
-    def lease_valid(self, leased: float) -> bool:
-        """Whether beats reached Redis so closely since `leased` (monotonic) that nobody can have reclaimed that lease."""
-        return leased >= self._since and time.monotonic() - self._beaten < self._lease_s
+    def lease_valid(self, leased_at: float) -> bool:
+        """Return whether a lease taken at `leased_at` (monotonic) cannot have been reclaimed.
+
+        That is so if each beat since then reached Redis within the lease time of the one before.
+        """
+        return leased_at >= self._leases_since and time.monotonic() - self._last_beat < self._lease_s
 
     def _run(self) -> None:
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
@@ -80,24 +84,24 @@ class Heartbeat:
                 log.exception("a heartbeat failed")
             finally:
                 consumer.close()
-            # Also after it was connected: Redis may be out of memory, still loading, …
+            # Also after a connection was made: Redis may be out of memory, still loading, …
             if not self._stopping:
                 self._sleep(backoff.after_death(time.monotonic() - began))
 
     def _beat(self, consumer: Consumer) -> None:
         published: WorkerRecord | None = None
-        holds: list[str] | None = None
+        added: list[str] | None = None
         while not self._stopping:
             record = self._record()
             began = time.monotonic()
             known = consumer.beat(record.model_dump_json().encode(), round(self._lease_s * 2000))
-            if not known or began - self._beaten >= self._lease_s:
-                self._since = time.monotonic()  # before the beat counts: what was leased until now may be another's
-            self._beaten = began
+            if not known or began - self._last_beat >= self._lease_s:
+                self.forget_leases()  # before `_last_beat` changes: `lease_valid` must not see the new value alone
+            self._last_beat = began
             lanes = self._lanes()
-            if not known or lanes != holds:
+            if not known or lanes != added:
                 consumer.add_lanes(lanes)
-                holds = lanes
+                added = lanes
             if published is None or record.instances != published.instances:
                 consumer.announce()
                 published = record

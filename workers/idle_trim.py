@@ -1,4 +1,4 @@
-"""idle_trim: a thread that gives freed memory back after a burst of runs, once the worker has nothing to do."""
+"""idle_trim: a thread that returns freed memory to the system after a burst of runs, once the worker is idle."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LOOK_S = 0.5
 
 
 class IdleTrimmer:
-    """Start it once; it ends with the process.
+    """Runs until the process ends.
 
     Args:
-        runs: how many runs there have been, those of canaries left out.
-        waiting: whether the worker waits for work now.
+        runs: returns the number of runs so far, without readiness probes.
+        waiting: returns whether the worker waits for work now.
     """
 
     def __init__(self, runs: Callable[[], int], waiting: Callable[[], bool]) -> None:
@@ -42,4 +42,4 @@ class IdleTrimmer:
                 after = resident_bytes()
                 policy.trimmed(after)
                 if after < resident:
-                    log.info("gave %d MiB of freed memory back", (resident - after) >> 20)
+                    log.info("returned %d MiB of freed memory to the system", (resident - after) >> 20)

@@ -1,7 +1,7 @@
-"""Leased batches in a worker: an entry from the queue -> arrays to run -> the reply to it.
+"""Leased batches in a worker: an entry of the queue -> arrays to run -> its reply.
 
-A lease is a batch with the entry that must be acknowledged; its inputs are views (of the entry, or of shared memory)
-until they are merged with others.
+A lease is a batch with the id of the entry that must be acknowledged. Its inputs are views (of the entry, or of shared
+memory) until they are merged with those of other leases.
 """
 
 from __future__ import annotations
@@ -36,22 +36,25 @@ Inputs = dict[str, Array]
 
 
 class Lease:
-    """One entry of a stream while this worker has it. `fetch_blob` is called at most once, for entries with a blob."""
+    """An entry of a stream that this worker leases.
+
+    Raises ValueError if the batch cannot be read, or its gateway reads no format of replies that is known here.
+    """
 
     __slots__ = (
-        "alive",
         "attempt",
         "entry",
         "failures",
         "header",
         "inline",
         "lane",
-        "leased",
+        "leased_at",
+        "live_requests",
         "losses",
         "reply_format",
     )
 
-    def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int, leased: float = 0.0) -> None:
+    def __init__(self, lane: str, entry: bytes, data: bytes, attempt: int, leased_at: float = 0.0) -> None:
         self.lane = lane
         self.entry = entry
         self.attempt = attempt
@@ -60,40 +63,40 @@ class Lease:
         newest = REPLY_FORMATS[-1]
         reply_format = newest if newest in readable else agreed_format(REPLY_FORMATS, [readable])
         if reply_format is None:
-            raise ValueError(f"its gateway reads replies of the formats {list(readable)} alone")
+            raise ValueError(f"its gateway reads only replies of the formats {list(readable)}")
         self.reply_format = reply_format
-        self.leased = leased
+        self.leased_at = leased_at  # monotonic; not later than the lease in Redis
         self.losses = 0  # connections that broke while the reply was sent
         self.failures: dict[int, list[str]] = {}
-        self.alive: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
+        self.live_requests: list[int] = list(range(len(self.header.rows)))  # positions of requests that are to run
 
     @property
-    def suspect(self) -> bool:
-        """Whether a worker died or fell silent with it."""
+    def isolated(self) -> bool:
+        """Whether it must run alone, because a worker died or fell silent with it."""
         return self.attempt > 1
 
     @property
     def rows(self) -> int:
-        """Rows that are to run."""
-        if len(self.alive) == len(self.header.rows):
+        """Rows of the live requests."""
+        if len(self.live_requests) == len(self.header.rows):
             return sum(self.header.rows)
-        return sum(self.header.rows[i] for i in self.alive)
+        return sum(self.header.rows[i] for i in self.live_requests)
 
     def fail(self, position: int, code: str, message: str) -> None:
-        """The request at `position` gets an error (a `Code`, or AGAIN) and takes no part in a run any more."""
+        """Give the request at `position` an error (a `Code`, or AGAIN) and take it out of the live requests."""
         self.failures[position] = [str(code), message]
-        self.alive.remove(position)
+        self.live_requests.remove(position)
 
     def drop_expired(self, now_ms: float) -> None:
-        """Requests whose deadline has passed do not run."""
+        """Fail requests whose deadline has passed."""
         if min(self.header.deadlines_ms) > now_ms:
             return
-        for i in [i for i in self.alive if self.header.deadlines_ms[i] <= now_ms]:
+        for i in [i for i in self.live_requests if self.header.deadlines_ms[i] <= now_ms]:
             self.fail(i, Code.EXPIRED, "the deadline passed before the request could run")
 
 
 def input_arrays(lease: Lease, signature: Signature, segments: Segments) -> Inputs:
-    """The inputs of all requests of a lease that are to run, by name; without optional ones that none of them brought."""
+    """Return the inputs of a lease's live requests by name, without optional inputs that the requests do not have."""
     header, offset = lease.header, 0
     arrays: Inputs = {}
     rows = sum(header.rows)
@@ -106,9 +109,9 @@ def input_arrays(lease: Lease, signature: Signature, segments: Segments) -> Inpu
             raw = lease.inline[offset : offset + tensor.size_bytes]
             offset += tensor.size_bytes
         arrays[spec.name] = _array(spec.datatype, tensor, raw, rows if signature.batching else None)
-    if len(lease.alive) < len(header.rows) and signature.batching:
+    if len(lease.live_requests) < len(header.rows) and signature.batching:
         bounds = np.cumsum([0, *header.rows])
-        keep = [slice(bounds[i], bounds[i + 1]) for i in lease.alive]
+        keep = [slice(bounds[i], bounds[i + 1]) for i in lease.live_requests]
         arrays = {name: np.concatenate([array[part] for part in keep]) for name, array in arrays.items()}
     return arrays
 
@@ -123,25 +126,25 @@ def _array(datatype: str, tensor: BatchInput, raw: memoryview, rows: int | None)
 
 
 class RunCost(NamedTuple):
-    """What a run took of time. `began_ms`: when, on Redis' clock. `rows`: of all its leases.
+    """What a run cost."""
 
-    `input_s`, `infer_s`, `split_s`: merging, running, sharing out. `runs`: as in ReplyHeader.
-    """
-
-    began_ms: float
-    input_s: float
-    infer_s: float
-    split_s: float
-    rows: int
-    runs: list[int]
+    began_ms: float  # on the Redis clock
+    input_s: float  # merging inputs
+    infer_s: float  # running the model
+    split_s: float  # splitting outputs
+    rows: int  # of all its leases
+    runs: list[int]  # as in ReplyHeader
 
 
 class ReplyWriter:
     """Turns the outputs of a run into replies.
 
-    `inline_bytes_max`: outputs that are larger go into a blob. `bytes_max`: of the outputs of one reply.
-    `lease_valid`: whether this worker still owns its leases. A worker that was frozen past them must not write into
-    shared memory, which may be somebody else's by now; its reply is dropped by the queue anyway.
+    Args:
+        inline_bytes_max: larger outputs go into a blob.
+        bytes_max: limit of the outputs of one reply.
+        lease_valid: returns whether a lease that was taken at this time (monotonic) is still this worker's. A worker
+            that was frozen past its leases must not write into shared memory, which may belong to another batch by
+            then; the queue drops its reply anyway.
     """
 
     def __init__(
@@ -152,22 +155,23 @@ class ReplyWriter:
         bytes_max: int,
         lease_valid: Callable[[float], bool],
     ) -> None:
+        self.segments = segments
         self._worker = worker
         self._lease_valid = lease_valid
-        self._segments = segments
         self._inline_bytes_max = inline_bytes_max
         self._bytes_max = bytes_max
-        self.too_large = 0  # requests whose outputs were; counted elsewhere and set back, like what follows
+        # Counters, which WorkerMetrics reads and resets.
+        self.too_large = 0  # requests whose outputs were too large
         self.redis_bytes = 0
         self.segment_bytes = 0
 
     def write(
         self, lease: Lease, signature: Signature, outputs: Sequence[Array] | None, cost: RunCost
     ) -> tuple[bytes, bytes]:
-        """The reply to a lease, and the bytes to leave in a blob key beforehand (b"" when they are inline).
+        """Return the reply to a lease, and the bytes to store in a blob key before it (b"" when they are inline).
 
-        `outputs`: of this lease's live requests; None when all of them failed. Requests whose outputs are too large, or
-        find no memory to be encoded in, fail.
+        `outputs` are those of the live requests; None when all of them failed. Requests fail whose outputs are too
+        large, or for which there is no memory to encode them.
         """
         try:
             if outputs is not None:
@@ -175,7 +179,7 @@ class ReplyWriter:
                 self.too_large += refused
             return self._write(lease, signature, outputs, cost)
         except MemoryError:
-            for position in list(lease.alive):
+            for position in list(lease.live_requests):
                 lease.fail(position, Code.MODEL, "there was no memory for the reply")
             return self._write(lease, signature, None, cost)
 
@@ -184,13 +188,13 @@ class ReplyWriter:
     ) -> tuple[bytes, bytes]:
         began = time.perf_counter()
         tensors: list[Any] = []
-        described: list[ReplyOutput] = []
+        headers: list[ReplyOutput] = []
         inline_bytes = 0
         for i, array in enumerate(outputs or ()):
             datatype = signature.outputs[i].datatype
             place = lease.header.room[i] if i < len(lease.header.room) else None
             output, data = self._output(lease, datatype, array, place, signature.batching)
-            described.append(output)
+            headers.append(output)
             if output.place is None and output.size_bytes:
                 tensors.append(data)
                 inline_bytes += output.size_bytes
@@ -207,7 +211,7 @@ class ReplyWriter:
             cost.rows,
             cost.runs,
             lease.failures,
-            described,
+            headers,
             blob,
             lease.attempt,
         )
@@ -229,8 +233,8 @@ class ReplyWriter:
             contiguous = np.ascontiguousarray(array, dtype=NUMPY[datatype])
             size_bytes = contiguous.nbytes
             data = contiguous.reshape(-1).view(np.uint8).data if size_bytes else b""
-        if place is not None and 0 < size_bytes <= place.size_bytes and self._lease_valid(lease.leased):
-            self._segments.view(place)[:size_bytes] = data
+        if place is not None and 0 < size_bytes <= place.size_bytes and self._lease_valid(lease.leased_at):
+            self.segments.view(place)[:size_bytes] = data
             self.segment_bytes += size_bytes
             return ReplyOutput(inner, size_bytes, sizes, Place(place.segment, place.offset, size_bytes)), b""
         return ReplyOutput(inner, size_bytes, sizes, None), data
@@ -239,14 +243,14 @@ class ReplyWriter:
     def _element_parts(lease: Lease, array: Array, batching: bool) -> list[bytes]:
         if not batching:
             return [encode_elements(array.reshape(-1))]
-        bounds = np.cumsum([0, *(lease.header.rows[i] for i in lease.alive)])
+        bounds = np.cumsum([0, *(lease.header.rows[i] for i in lease.live_requests)])
         return [encode_elements(array[a:b].reshape(-1)) for a, b in pairwise(bounds)]
 
 
 def check_outputs(outputs: Sequence[Array], signature: Signature, rows: int) -> None:
-    """Raises Failure(MODEL) for missing outputs, and when a batching version did not give a row for each row of input."""
+    """Raise Failure(MODEL) if an output is missing, or a batching version did not return one row for each input row."""
     if len(outputs) != len(signature.outputs):
-        raise Failure(Code.MODEL, f"the model gave {len(outputs)} outputs in place of {len(signature.outputs)}")
+        raise Failure(Code.MODEL, f"the model returned {len(outputs)} outputs instead of {len(signature.outputs)}")
     if not signature.batching:
         return
     for spec, array in zip(signature.outputs, outputs, strict=True):

@@ -152,13 +152,13 @@ class LiveCheck:
     def __init__(
         self,
         one_in: int,
-        held: LoadedModels,
+        models: LoadedModels,
         run: Run,
         settle: Callable[[Manifest, Outcome, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._one_in = one_in
-        self._held = held
+        self._models = models
         self._run = run
         self._settle = settle
         self._clock = clock
@@ -177,9 +177,9 @@ class LiveCheck:
         """How long an idle worker may wait for work."""
         return otherwise if self._sample is None else IDLE_WAIT_S
 
-    def due(self, content_id: str, holding: LoadedModel) -> bool:
+    def due(self, content_id: str, model: LoadedModel) -> bool:
         """Whether this shared run of a version is to be sampled. Counts it."""
-        if not self._one_in or holding.alone:
+        if not self._one_in or model.alone:
             return False
         left = self._until_next.get(content_id, 0)
         if left > 0:
@@ -190,12 +190,12 @@ class LiveCheck:
         self._until_next[content_id] = self._one_in - 1
         return True
 
-    def keep(self, holding: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
+    def keep(self, model: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
         """Keep copies of some rows of a run, before its memory is somebody else's."""
         if self._sample is not None or not outputs:
             return
         try:
-            self._sample = sampled(holding.manifest.content_id, inputs, outputs)
+            self._sample = sampled(model.manifest.content_id, inputs, outputs)
         except MemoryError:
             return
         if self._sample is not None:
@@ -208,34 +208,38 @@ class LiveCheck:
         if sample is None:
             return
         self._next_step = self._clock() + BUSY_STEP_S
-        holding = self._held.get(sample.content_id)
-        if holding is None or holding.instance is None or holding.alone:
+        model = self._models.get(sample.content_id)
+        if model is None or model.instance is None or model.alone:
             self._sample = self._comparison = None
             return
         if self._comparison is None:
             self._comparison = compare(
-                sample, holding.manifest.signature, lambda inputs: self._run(self._holding_of(sample), inputs)
+                sample, model.manifest.signature, lambda inputs: self._run(self._model_of(sample), inputs)
             )
         try:
             next(self._comparison)
         except StopIteration:
-            self._end(holding, Outcome.AGREES, "")
+            self._end(model, Outcome.AGREES, "")
         except Mismatch as mismatch:
-            self._end(holding, Outcome.DIFFERS, str(mismatch))
+            self._end(model, Outcome.DIFFERS, str(mismatch))
         except Undecided as why:
-            self._undecided = {one for one in self._undecided if self._held.get(one) is not None} | {sample.content_id}
-            self._end(holding, Outcome.UNDECIDED, str(why))
+            self._undecided = {one for one in self._undecided if self._models.get(one) is not None} | {
+                sample.content_id
+            }
+            self._end(model, Outcome.UNDECIDED, str(why))
         except (Failure, MemoryError, ValueError) as error:
-            self._end(holding, Outcome.UNDECIDED, str(error))
+            self._end(model, Outcome.UNDECIDED, str(error))
 
-    def _holding_of(self, sample: RowSample) -> LoadedModel:
-        holding = self._held.get(sample.content_id)
-        assert holding is not None  # `step` looked
-        return holding
+    def _model_of(self, sample: RowSample) -> LoadedModel:
+        model = self._models.get(sample.content_id)
+        assert model is not None  # `step` looked
+        return model
 
-    def _end(self, holding: LoadedModel, outcome: Outcome, why: str) -> None:
+    def _end(self, model: LoadedModel, outcome: Outcome, why: str) -> None:
         self._sample = self._comparison = None
-        if len(self._until_next) > 2 * len(self._held.all()) + 16:
-            held = self._held.all()
-            self._until_next = {content_id: left for content_id, left in self._until_next.items() if content_id in held}
-        self._settle(holding.manifest, outcome, why)
+        if len(self._until_next) > 2 * len(self._models.all()) + 16:
+            models = self._models.all()
+            self._until_next = {
+                content_id: left for content_id, left in self._until_next.items() if content_id in models
+            }
+        self._settle(model.manifest, outcome, why)

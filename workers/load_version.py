@@ -1,7 +1,7 @@
-"""load_version: one version from its files to an instance that has answered its warm-up requests and was measured.
+"""load_version: the files of a version -> an instance that answered its warm-up requests and was measured.
 
-verify digests ─> backend.load ─> warm up, measure ─> Loaded
-a suspect, in a process of its own first (millstream.workers.trial_load): should it crash again, nothing else is lost
+verify digests ─> backend.load ─> warm up, measure ─> LoadedVersion
+A suspect version is loaded in a process of its own first (millstream.workers.trial_load): a crash there loses nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from millstream.workers.reshape import Reshaped
 from millstream.workers.warmup import warm_up
 
 MEASURE_S_MAX = 2.0
-REFUSED = 1  # exit code of a probe whose model fails with an error
+REFUSED = 1  # exit code of a trial load that fails with an error instead of a crash
 
 
 class LoadedVersion(NamedTuple):
-    """A version that can serve, and how long its runs take."""
+    """An instance that can serve, and how long its runs take."""
 
     instance: Instance
     profile: Profile
 
 
 class Placement(NamedTuple):
-    """Where a worker loads versions. `backend_name`: by which a process of its own finds the same."""
+    """Where a worker loads versions."""
 
     backend: Backend
-    backend_name: str
+    backend_name: str  # by which the process of a trial load finds the same backend
     device: str
     threads: int
 
@@ -49,9 +49,9 @@ class Placement(NamedTuple):
 def load(
     manifest: Manifest, folder: Path, at: Placement, stop: Stop, warming: Callable[[Instance], None] = lambda _: None
 ) -> LoadedVersion:
-    """Load `manifest`, whose files are in `folder`. `warming`: called with the instance before its first run.
+    """Load `manifest`, whose files are in `folder`, and call `warming` with the instance before its first run.
 
-    Raises Failure; with `stop.reason` set, because of that.
+    Raises Failure; if `stop.reason` is set, that is the cause.
     """
     verify(folder, manifest)
     instance = at.backend.load(folder / manifest.served, manifest.signature, at.device, at.threads, stop)
@@ -72,11 +72,10 @@ def load(
 
 
 def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, stop: Stop) -> str:
-    """Try to load a version in a process of its own. Returns how that process died; "" if it did not.
+    """Load a version in a process of its own on trial. Returns how that process died; "" if it did not.
 
-    `run_dir`: where it leaves its mark, which is taken away here.
-
-    Raises Failure(MODEL) when it took too long, or `stop` was asked.
+    The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if it takes too long, or `stop` is
+    asked for.
     """
     start = new_start()
     command = [
@@ -108,12 +107,12 @@ def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, 
 
 
 def took_too_long(what: str, seconds: float) -> str:
-    """Why a load was ended."""
+    """Return the reason for ending a load."""
     return f"{what} took longer than {seconds:g} s"
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Raises Failure(MODEL) when a file of the version is not what was published."""
+    """Raise Failure(MODEL) if a file of the version is not the file that was published."""
     for file in manifest.files:
         try:
             found = describe_file(folder, file.path)

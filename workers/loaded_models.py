@@ -61,26 +61,26 @@ class LoadedModels:
     """Versions by content id (which is also the lane's name). `on_change` is called after each change."""
 
     def __init__(self) -> None:
-        self._holdings: dict[str, LoadedModel] = {}
+        self._models: dict[str, LoadedModel] = {}
         self._changing = threading.Lock()
         self._records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}  # as they were published last
         self.on_change: Callable[[], None] = lambda: None
 
     def get(self, content_id: str) -> LoadedModel | None:
-        return self._holdings.get(content_id)
+        return self._models.get(content_id)
 
     def all(self) -> dict[str, LoadedModel]:
-        return dict(self._holdings)
+        return dict(self._models)
 
-    def set(self, holding: LoadedModel) -> None:
+    def set(self, model: LoadedModel) -> None:
         with self._changing:
-            self._holdings[holding.manifest.content_id] = holding
+            self._models[model.manifest.content_id] = model
         self.on_change()
 
     def move(self, content_id: str, state: State, reason: str | None = None) -> None:
-        """Change the state of a holding."""
+        """Change the state of a model."""
         with self._changing:
-            self._holdings[content_id] = replace(self._holdings[content_id], state=state, reason=reason)
+            self._models[content_id] = replace(self._models[content_id], state=state, reason=reason)
         self.on_change()
 
     def learn(self, content_id: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
@@ -89,38 +89,38 @@ class LoadedModels:
         `fitting`: the most that there is memory for, where that was found.
         """
         with self._changing:
-            holding = self._holdings.get(content_id)
-            if holding is None or holding.exploration is not exploration:
+            model = self._models.get(content_id)
+            if model is None or model.exploration is not exploration:
                 return
-            limit = holding.rows_fitting if fitting is None else min(fitting, holding.rows_fitting)
-            self._holdings[content_id] = replace(holding, rows_efficient=rows, rows_fitting=limit)
+            limit = model.rows_fitting if fitting is None else min(fitting, model.rows_fitting)
+            self._models[content_id] = replace(model, rows_efficient=rows, rows_fitting=limit)
         self.on_change()
 
     def run_alone(self, content_id: str, reason: str) -> None:
         """From now on requests of a version share no runs, for `reason`; empty: they may again."""
         with self._changing:
-            holding = self._holdings.get(content_id)
-            if holding is None or holding.alone == reason:
+            model = self._models.get(content_id)
+            if model is None or model.alone == reason:
                 return
-            self._holdings[content_id] = replace(holding, alone=reason)
+            self._models[content_id] = replace(model, alone=reason)
         self.on_change()
 
     def remove(self, content_id: str) -> None:
         with self._changing:
-            self._holdings.pop(content_id, None)
+            self._models.pop(content_id, None)
         self.on_change()
 
     def records(self) -> tuple[InstanceRecord, ...]:
         """What to publish of all of them; of one that did not change, the same object as last time."""
         records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}
-        for content_id, holding in self.all().items():
+        for content_id, model in self.all().items():
             known = self._records.get(content_id)
-            if known is None or known[0] is not holding or known[1].profile != dict(holding.measured):
-                known = (holding, holding.record())
+            if known is None or known[0] is not model or known[1].profile != dict(model.measured):
+                known = (model, model.record())
             records[content_id] = known
         self._records = records
         return tuple(record for _, record in records.values())
 
     def lanes(self) -> list[str]:
         """Content ids that can run now."""
-        return [content_id for content_id, holding in self.all().items() if holding.state is State.READY]
+        return [content_id for content_id, model in self.all().items() if model.state is State.READY]

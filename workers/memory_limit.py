@@ -1,8 +1,8 @@
-"""The memory that a worker may take. Beyond it an allocation fails, which is one failed run or load, not a dead machine.
+"""Limits the memory of a worker: beyond the limit an allocation fails, which fails one run or load, not the machine.
 
-RLIMIT_DATA, not RLIMIT_AS: since Linux 4.7 it counts what a process can write and does not share, wherever it was mapped
-(getrlimit(2)). Shared memory of gateways, files that are only read and reserved address space, of which GPU libraries take
-a hundred times the memory, do not count.
+RLIMIT_DATA is used, not RLIMIT_AS: since Linux 4.7 it counts private writable memory, however it was mapped
+(getrlimit(2)). It does not count the gateways' shared memory, files mapped read-only, and reserved address space, of
+which GPU libraries take a hundred times the memory that they use.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 log = logging.getLogger("millstream.memory")
 
-OOM_SCORE = 500  # added to the kernel's own, of at most 1000
+OOM_SCORE = 500  # added to the kernel's own score, which is at most 1000
 
 
 def limit_memory(bytes_max: int) -> None:
-    """From now on this process may have at most so many bytes of its own; 0: as many as it may now."""
+    """Limit the private memory of this process to `bytes_max`; 0 leaves the limit as it is."""
     if not bytes_max:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -25,10 +25,10 @@ def limit_memory(bytes_max: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def go_first() -> None:
-    """Let the kernel end this process before others when memory runs out: before gateways, Redis and their supervisor."""
+def prefer_for_oom_kill() -> None:
+    """Let the kernel's out-of-memory killer choose this process before gateways, Redis and the supervisor."""
     score = Path("/proc/self/oom_score_adj")
     try:
         score.write_text(str(min(1000, int(score.read_text()) + OOM_SCORE)))
     except (OSError, ValueError) as error:
-        log.debug("the order in which the kernel ends processes stays as it is: %s", error)
+        log.debug("the score of the out-of-memory killer cannot be set: %s", error)

@@ -1,4 +1,4 @@
-"""What a worker counts. Each series is written by the main loop alone."""
+"""The metrics of a worker. Only the main loop writes its series."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class WorkerMetrics:
-    """Counters and histograms of one worker; a run costs three updates."""
+    """Counters and histograms of one worker; a run takes three updates."""
 
     def __init__(self, registry: MetricsRegistry, pool: str, worker: str, device: str) -> None:
         self._registry = registry
@@ -25,22 +25,22 @@ class WorkerMetrics:
         self._segment = registry.counter(catalogue.SEGMENT_BYTES, "worker_out")
         self._too_large = registry.counter(catalogue.REPLIES_REFUSED, "too_large")
         self._unreadable = registry.counter(catalogue.BATCHES_UNREADABLE, pool)
-        self._not_taken = registry.counter(catalogue.REPLIES_REFUSED, "redis")
+        self._refused = registry.counter(catalogue.REPLIES_REFUSED, "redis")
         registry.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
-    def ran(self, holding: LoadedModel, seconds: float, rows: int) -> None:
-        manifest = holding.manifest
+    def ran(self, model: LoadedModel, seconds: float, rows: int) -> None:
+        manifest = model.manifest
         labels = (manifest.model, str(manifest.version), self._pool)
         self._busy.add(seconds)
         self._registry.histogram(catalogue.EXECUTION_SECONDS, *labels).observe(seconds)
         self._registry.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
 
-    def out_of_memory(self, holding: LoadedModel) -> None:
-        manifest = holding.manifest
+    def out_of_memory(self, model: LoadedModel) -> None:
+        manifest = model.manifest
         self._registry.counter(catalogue.OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
 
-    def terminated(self, holding: LoadedModel) -> None:
-        manifest = holding.manifest
+    def terminated(self, model: LoadedModel) -> None:
+        manifest = model.manifest
         self._registry.counter(catalogue.RUNS_TERMINATED, manifest.model, str(manifest.version), self._pool).add()
 
     def sent(self, replies: ReplyWriter) -> None:
@@ -51,28 +51,28 @@ class WorkerMetrics:
         replies.redis_bytes = replies.segment_bytes = replies.too_large = 0
 
     def memory_limit(self, bytes_max: int) -> None:
-        """What this worker may take; 0: no limit."""
+        """Set the memory limit of this worker; 0: no limit."""
         self._registry.gauge(catalogue.WORKER_MEMORY_LIMIT_BYTES, self._pool, self._worker).set(bytes_max)
 
     def batch_checked(self, manifest: Manifest, outcome: str) -> None:
-        """A live batch was compared with runs of one row."""
+        """Count a live batch that was compared with runs of one row."""
         self._registry.counter(catalogue.BATCH_CHECKS, manifest.model, str(manifest.version), outcome).add()
 
-    def reply_not_taken(self) -> None:
-        """Redis refused the outputs of a batch."""
-        self._not_taken.add()
+    def reply_refused(self) -> None:
+        """Count a batch whose outputs Redis refused."""
+        self._refused.add()
 
     def batch_unreadable(self) -> None:
-        """A batch could not be read, and was passed on."""
+        """Count a batch that could not be read, and was passed on."""
         self._unreadable.add()
 
-    def bytes_of(self, holding: LoadedModel, size_bytes: int) -> None:
-        manifest = holding.manifest
+    def bytes_of(self, model: LoadedModel, size_bytes: int) -> None:
+        manifest = model.manifest
         gauge = self._registry.gauge(
             catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
         )
         gauge.set(size_bytes)
 
-    def gone(self, holding: LoadedModel) -> None:
-        manifest = holding.manifest
+    def unloaded(self, model: LoadedModel) -> None:
+        manifest = model.manifest
         self._registry.remove(catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker)

@@ -1,7 +1,7 @@
-"""What a worker does when runs find no memory: it lets go of what it can, and learns which sizes do not fit.
+"""What a worker does when runs find no memory: it frees what it can, and learns which sizes do not fit.
 
-A size is learnt only when its halves ran: then it was the size. A request that finds no memory alone is itself at fault;
-the sizes of everybody else stay as they are.
+A size counts as too large only if its halves ran. A request that finds no memory alone is itself at fault and does not
+change the sizes of other requests.
 """
 
 from __future__ import annotations
@@ -18,33 +18,36 @@ from millstream.workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.memory")
 
-#: an instance is built again, and a line is logged, at most so often: whoever asks for too much again and again shall not
-#: cost the others a load
+#: Least time between two rebuilds of an instance, and between two log lines: a caller who repeats a request that is too
+#: large must not cause a load each time.
 REBUILD_S_MIN = 10.0
-#: what nobody uses any more is given back at most so often
+#: Least time between two garbage collections.
 COLLECT_S_MIN = 1.0
 
 
 class OutOfMemoryPolicy:
-    """For the main loop alone."""
+    """Is called by the main loop only."""
 
-    def __init__(self, held: LoadedModels, tallies: WorkerMetrics, clock: Callable[[], float] = time.monotonic) -> None:
-        self._held = held
-        self._tallies = tallies
+    def __init__(
+        self, models: LoadedModels, metrics: WorkerMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._models = models
+        self._metrics = metrics
         self._clock = clock
         self._collected = float("-inf")
         self._said: dict[str, float] = {}
         self._rebuilt: dict[str, float] = {}
 
     def failed(self, lane: str, rows: int) -> None:
-        """A run of `rows` found no memory. If it can be halved the instance begins without what earlier runs left.
+        """Handle a run of `rows` rows that found no memory.
 
-        Raises RuntimeError if the instance cannot be built again: then this process has to be.
+        If it can be halved, the instance is rebuilt, without the memory that earlier runs left behind. Raises
+        RuntimeError if that fails: then the process must be replaced.
         """
-        holding = self._held.get(lane)
-        if holding is None or holding.instance is None:
+        model = self._models.get(lane)
+        if model is None or model.instance is None:
             return
-        self._tallies.out_of_memory(holding)
+        self._metrics.out_of_memory(model)
         now = self._clock()
         if _first(self._said, lane, now):
             log.warning("no memory for a run of %d rows of %s", rows, lane)
@@ -55,20 +58,20 @@ class OutOfMemoryPolicy:
         if rows < 2 or not _first(self._rebuilt, lane, now):
             return
         try:
-            holding.instance.rebuild()
+            model.instance.rebuild()
         except Failure as failure:
-            raise RuntimeError(f"{lane} cannot be built again: {failure.message}") from failure
+            raise RuntimeError(f"the instance of {lane} cannot be rebuilt: {failure.message}") from failure
 
     def halves_ran(self, lane: str, rows: int) -> None:
-        """What had found no memory with `rows` ran in halves: from now on this instance runs no more than that."""
-        holding = self._held.get(lane)
-        if holding is not None and holding.rows_efficient > rows // 2:
+        """Limit the runs of the instance to half of `rows`, which found no memory together but ran in halves."""
+        model = self._models.get(lane)
+        if model is not None and model.rows_efficient > rows // 2:
             log.warning("%s runs at most %d rows from now on", lane, rows // 2)
-            self._held.learn(lane, holding.exploration, rows // 2, fitting=rows // 2)
+            self._models.learn(lane, model.exploration, rows // 2, fitting=rows // 2)
 
 
 def _first(done: dict[str, float], lane: str, now: float) -> bool:
-    """Whether nothing was done for a lane in the last REBUILD_S_MIN; now it is. `done`: when what was done last."""
+    """Return whether `done` has no entry for a lane from the last REBUILD_S_MIN, and add one."""
     if now - done.get(lane, float("-inf")) < REBUILD_S_MIN:
         return False
     for past in [known for known, at in done.items() if now - at >= REBUILD_S_MIN]:

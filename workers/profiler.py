@@ -1,6 +1,6 @@
-"""Warm-up: run a new instance with made-up inputs of 1, 2, 4, … rows and note how long each takes.
+"""profiler: runs a new instance with generated inputs of 1, 2, 4, … rows and measures how long each size takes.
 
-signature ─> inputs that run ─> for each size: one warm run, then the fastest of a few ─> Profile
+signature ─> inputs that run ─> for each size: one warm-up run, then the fastest of a few ─> Profile
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Clock = Callable[[], float]
 
 RUNS_MIN = 3
 RUNS_MAX = 9
-#: share of the budget that one size may use beyond its first RUNS_MIN runs
+#: Share of the budget that one size may use beyond its first RUNS_MIN runs.
 SIZE_SHARE = 0.05
 
 
 def _runnable(instance: Instance, signature: Signature) -> tuple[int, int] | None:
-    """The first (size, fill) that one row runs with; None if there is none: values or sizes may have to mean something.
+    """Return the first (size, fill) with which one row runs; None if the model accepts only meaningful inputs.
 
-    Raises OutOfMemory if that is why the only size does not run.
+    Raises OutOfMemory if that is the reason why the only size does not run.
     """
     variable = has_variable_dims(signature)
     for size in VARIABLE_SIZES if variable else (1,):
@@ -55,9 +55,9 @@ def _runnable(instance: Instance, signature: Signature) -> tuple[int, int] | Non
 
 
 def _timed(instance: Instance, inputs: dict[str, Array], clock: Clock, budget_s: float) -> float:
-    """Seconds of the fastest run, after one that is not counted: the first of a size sets up its memory.
+    """Return the seconds of the fastest run, after one that is not counted: the first run of a size sets up memory.
 
-    Not the median: a machine that starts something else meanwhile adds to some of them, and sizes are compared.
+    The fastest, not the median: other programs on the machine slow some runs down, and sizes are compared.
     """
     instance.run(inputs)
     spans: list[float] = []
@@ -74,9 +74,9 @@ def measure(
 ) -> Profile:
     """Measure runs of 1, 2, 4, … `rows_max` rows, as many sizes as `budget_s` seconds allow and at least one.
 
-    A size is not begun if it looks as if it would not fit into what is left (twice the last size's time for each
-    run). A model that none of the made-up inputs suits has an empty profile: only real requests can show what it does.
-    Raises Failure(MODEL) if the model runs one row and fails with more, or finds no memory for one.
+    A size is skipped if it is not expected to fit into the rest of the budget (twice the last size's time for each
+    run). A model that accepts none of the generated inputs gets an empty profile: only real requests can be measured.
+    Raises Failure(MODEL) if the model runs one row and fails with more, or finds no memory for one row.
     """
     began = clock()
     found = _runnable(instance, signature)
@@ -94,7 +94,7 @@ def measure(
         except OutOfMemory:
             if not seconds:
                 raise
-            break  # fewer rows do
+            break  # fewer rows fit
         except Failure as failure:
             largest = max(seconds, default=1)
             message = f"the model runs {largest} rows but not {rows}: {failure.message}; set rows_max to {largest}"

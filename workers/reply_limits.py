@@ -1,7 +1,7 @@
-"""Limits of replies: outputs that are too large are found before any of them is encoded, and only their callers are told.
+"""Limits of replies: outputs that are too large are detected before any is encoded, and fail only their own requests.
 
-outputs of a lease ─> fit ─> outputs of the requests whose share fits; the others fail with TOO_LARGE, or run AGAIN alone
-a reply that Redis does not take ─> refusal ─> a small reply with an error for each request
+outputs of a lease ─> fit ─> outputs of the requests that fit; the others fail with TOO_LARGE, or run AGAIN alone
+a reply that Redis refuses ─> refusal ─> a small reply with an error for each request
 """
 
 from __future__ import annotations
@@ -21,22 +21,26 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: times that a connection may break while one reply is sent: Redis may have been restarted, or it may be this reply
+#: How often the connection may break while the same reply is sent. Redis may have been restarted, or the reply breaks it.
 LOSSES_MAX = 3
 
 
 def fit(lease: Lease, outputs: Sequence[Array], batching: bool, bytes_max: int) -> tuple[Sequence[Array] | None, int]:
-    """The outputs of the live requests whose reply is within `bytes_max`, and how many requests are too large.
+    """Return the outputs that fit into `bytes_max`, None if there are none, and how many requests are too large.
 
-    A request whose outputs alone are larger fails with TOO_LARGE. Of the others as many are answered, in order, as fit
-    into one reply; the gateway puts each of the rest again, alone. `outputs`: of all live requests of the lease; None
-    comes back when none is left.
+    `outputs` are those of all live requests of the lease. A request whose own outputs exceed the limit fails with
+    TOO_LARGE. Of the others, in order, those that fit into one reply are answered; the gateway puts each of the rest
+    again, alone.
     """
     if sum(_size_bytes(array) for array in outputs) <= bytes_max:  # nearly always
         return outputs, 0
-    bounds = np.cumsum([0, *(lease.header.rows[position] for position in lease.alive)]).tolist() if batching else [0, 0]
+    bounds = (
+        np.cumsum([0, *(lease.header.rows[position] for position in lease.live_requests)]).tolist()
+        if batching
+        else [0, 0]
+    )
     left, kept, refused = bytes_max, [], 0
-    for position, (start, end) in zip(list(lease.alive), pairwise(bounds), strict=True):
+    for position, (start, end) in zip(list(lease.live_requests), pairwise(bounds), strict=True):
         share = slice(start, end)
         size = sum(_size_bytes(array[share] if batching else array) for array in outputs)
         if size > bytes_max:
@@ -53,7 +57,7 @@ def fit(lease: Lease, outputs: Sequence[Array], batching: bool, bytes_max: int) 
 
 
 def too_large(size_bytes: int, bytes_max: int) -> str:
-    """What the caller is told whose outputs are too large."""
+    """Return the error message for a request whose outputs are too large."""
     return (
         f"the outputs of the request take {size_bytes} bytes, more than the {bytes_max} that a reply may have: "
         "ask for less in one request, or raise MILLSTREAM_REPLY_BYTES_MAX"
@@ -61,14 +65,14 @@ def too_large(size_bytes: int, bytes_max: int) -> str:
 
 
 def _size_bytes(array: Array) -> int:
-    """Bytes of an output in raw form."""
+    """Return the bytes of an output in raw form."""
     if array.dtype != object:
         return array.nbytes
     return LENGTH_BYTES * array.size + sum(map(len, array.reshape(-1).tolist()))
 
 
 def refusal(lease: Lease, worker: str, failure: Failure) -> bytes:
-    """A reply without outputs: every request of the lease that has no error yet gets this one."""
+    """Return a reply without outputs, in which every request without an error gets this failure."""
     failures = {position: [failure.code.value, failure.message] for position in range(len(lease.header.rows))}
     header = ReplyHeader(
         lease.header.name, worker, 0.0, 0.0, 0.0, 0.0, 0, [], failures | lease.failures, [], "", lease.attempt

@@ -1,4 +1,4 @@
-"""An instance whose model takes or gives other shapes than its clients see: the same elements, in the same order."""
+"""Wraps an instance whose model has other shapes than its clients see: the same elements, in the same order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.workers.backends.base import Array, Instance
 
 
 class Reshaped:
-    """`instance`, behind the shapes of `signature`. Variable dimensions correspond in their order."""
+    """An instance with the shapes of `signature`. Variable dimensions correspond in their order."""
 
     def __init__(self, instance: Instance, signature: Signature) -> None:
         self._instance = instance
@@ -57,11 +57,14 @@ class Reshaped:
         self._instance.close()
 
 
-def _reshape(array: Array, given: tuple[int, ...], wanted: tuple[int, ...], batching: bool) -> Array:
-    """`given` and `wanted`: without the rows, -1 for what is variable. Raises ValueError."""
+def _reshape(array: Array, current: tuple[int, ...], target: tuple[int, ...], batching: bool) -> Array:
+    """Reshape from `current` to `target`, which are without rows and have -1 for variable dimensions.
+
+    Raises ValueError.
+    """
     rows = array.shape[:1] if batching else ()
     inner = array.shape[len(rows) :]
-    if len(inner) != len(given):
-        raise ValueError(f"{len(inner)} dimensions in place of {len(given)}")
-    sizes = iter([size for size, dim in zip(inner, given, strict=True) if dim == -1])
-    return array.reshape((*rows, *(next(sizes) if dim == -1 else dim for dim in wanted)))
+    if len(inner) != len(current):
+        raise ValueError(f"{len(inner)} dimensions instead of {len(current)}")
+    sizes = iter([size for size, dim in zip(inner, current, strict=True) if dim == -1])
+    return array.reshape((*rows, *(next(sizes) if dim == -1 else dim for dim in target)))

@@ -1,6 +1,6 @@
-"""python -m millstream.workers.trial_load: load one version as a worker would, and end. Its exit code says whether it survived.
+"""python -m millstream.workers.trial_load: load one version as a worker would, and exit.
 
-stdin: a Manifest as JSON
+stdin: a Manifest as JSON; exit code: whether the load succeeded, failed with an error or crashed
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m millstream.workers.trial_load", description="Load one version and end."
     )
-    parser.add_argument("--parent", type=int, required=True, help="process id of the worker that asks")
-    parser.add_argument("--start-id", required=True, help="what tells this process from all others")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the worker that started this one")
+    parser.add_argument("--start-id", required=True, help="distinguishes this process from all others")
     parser.add_argument("--backend", required=True)
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -42,12 +42,12 @@ def main() -> int:
         with marks.loading(manifest, alone=True):
             load(manifest, folder, at, Stop())
     except Failure:
-        return REFUSED  # the worker comes to the same and says it
+        return REFUSED  # the worker loads it next, and reports the same error
     return 0
 
 
 if __name__ == "__main__":
-    # Without running destructors: what they might still do says nothing about the load.
+    # Destructors are skipped: a crash in them would say nothing about the load.
     code = main()
     sys.stdout.flush()
     os._exit(code)

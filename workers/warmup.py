@@ -1,6 +1,6 @@
-"""The requests that a version must have answered before it is ready, as its config describes them.
+"""Runs the warm-up requests of a version's config, which must succeed before the version is ready.
 
-config.warmup ─> arrays (zeros, random numbers, a file's bytes) ─> runs; one that fails, fails the load
+config.warmup ─> arrays (zeros, random numbers, a file's bytes) ─> runs; a failed run fails the load
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream.workers.lease import check_outputs
 
 
 def warm_up(instance: Instance, manifest: Manifest, folder: Path) -> None:
-    """Run them all. `folder`: of the version. Raises Failure(MODEL) with the request's name."""
+    """Run all warm-up requests; `folder` has the version's files. Raises Failure(MODEL) with the request's name."""
     signature = manifest.signature
     for warmup in manifest.config.warmup:
         try:

@@ -1,7 +1,7 @@
 """worker: lease -> merge -> run -> split -> reply, acknowledge and lease again, in one round trip.
 
-A busy worker asks for its next batch before it runs the one in hand, and reads the answer afterwards. An idle worker
-blocks on its inbox; the batch that wakes it was alone, so nothing is asked for beside it.
+A busy worker asks for its next batch before it runs the current one, and reads the answer after the run. An idle worker
+blocks on its inbox. The batch that wakes it was the only one, so that the worker does not ask for another.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from millstream.services.crashes.run_marks import RunMark
 from millstream.services.errors import Code, Failure
 from millstream.services.model.signature import Signature
 from millstream.services.process.backoff import Backoff
 from millstream.services.queue.clock import RedisClock
-from millstream.services.segments.segment import Segments
 from millstream.services.wire.batch import encode_given_up
 from millstream.workers.backends.base import Terminated
 from millstream.workers.consumer import Consumer, Finished
@@ -31,60 +29,60 @@ from millstream.workers.watchdog import Guarded, Watchdog
 
 log = logging.getLogger("millstream.worker")
 
-ENTRIES_WANTED = 4  # entries that one request for work may bring: merged as far as they fit
-INBOX_WAIT_S = 0.5  # how often an idle worker looks whether it should stop
-#: The next lease is taken before a run only if the run is over soon: until then no other worker can have that batch, and
-#: nothing more urgent can come before it. While several lanes are served, also a run of more than LONG_RUN_S is too long.
+ENTRIES_WANTED = 4  # entries that one request for work may return; those that fit are merged
+INBOX_WAIT_S = 0.5  # an idle worker checks at this interval whether it should stop
+#: The next lease is taken before a run only if the run is expected to be shorter than this. During the run no other
+#: worker can take that batch, and no more urgent batch can overtake it.
 AHEAD_RUN_S_MAX = 0.1
-LONG_RUN_S = 0.001
-SHARED_S = 1.0  # for so long after a run of another lane several are served
+LONG_RUN_S = 0.001  # the same limit while several lanes are active
+SHARED_S = 1.0  # how long after a change of lanes several lanes count as active
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
 _NO_SIGNATURE = Signature(inputs=(), outputs=(), batching=False)
 
 
 class Worker:
-    """The main loop. `connect` opens the exchange; it is called again when the connection was lost."""
+    """The main loop of a worker process.
+
+    Args:
+        connect: opens a consumer; it is called again after a lost connection.
+    """
 
     def __init__(
         self,
         connect: Callable[[], Consumer],
-        held: LoadedModels,
-        segments: Segments,
+        models: LoadedModels,
         replies: ReplyWriter,
-        tallies: WorkerMetrics,
+        metrics: WorkerMetrics,
         clock: RedisClock,
-        live: LiveCheck,
+        live_check: LiveCheck,
         watchdog: Watchdog,
-        mark: RunMark | None = None,
     ) -> None:
-        """`mark`: where it is noted what runs, for whoever comes after this process; None: nobody could."""
         self._connect = connect
-        self._held = held
-        self._segments = segments
+        self._models = models
+        self._segments = replies.segments
         self._replies = replies
-        self._tallies = tallies
+        self._metrics = metrics
         self._clock = clock
-        self._live = live
-        self._memory = OutOfMemoryPolicy(held, tallies)
+        self._live_check = live_check
+        self._memory = OutOfMemoryPolicy(models, metrics)
         self._watchdog = watchdog
-        self._mark = mark
         self._stopping = threading.Event()
         self.waiting = False  # for work
-        self.runs = 0  # but for those of canaries
-        self._in_hand: list[Lease] = []
-        self._done: list[Finished] = []
-        self._ran: list[tuple[LoadedModel, float, int, bool]] = []
+        self.runs = 0  # without readiness probes
+        self._leased: list[Lease] = []  # not run yet
+        self._done: list[Finished] = []  # not sent yet
+        self._to_count: list[tuple[LoadedModel, float, int, bool]] = []  # model, seconds, rows, whether it was one run
         self._client_id = 0  # of the last connection
-        self._lane = ""  # that ran last
-        self._changed = float("-inf")  # when it was another one before
+        self._lane = ""  # of the last run
+        self._lane_changed = float("-inf")  # when the lane was last another than the one before (monotonic)
 
     def stop(self) -> None:
-        """Finish what is in hand, reply, take no more; `serve` then returns."""
+        """Run and answer what is leased, and lease no more; `serve` then returns."""
         self._stopping.set()
 
     def serve(self) -> None:
-        """Run until `stop`. Redis may come and go meanwhile."""
+        """Serve until `stop`, through lost connections to Redis."""
         backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX)
         while not self._stopping.is_set():
             try:
@@ -98,160 +96,148 @@ class Worker:
                 if self._client_id:
                     consumer.end(self._client_id)
                 self._client_id = consumer.client_id
-                # What was leased to this worker when its last connection went, but never reached it.
-                known = [*self._in_hand, *(finished.lease for finished in self._done)]
-                self._in_hand += consumer.recover(known)
+                # Entries that were leased to this worker, but were lost with its last connection.
+                known = [*self._leased, *(finished.lease for finished in self._done)]
+                self._leased += consumer.recover(known)
                 self._loop(consumer)
                 self._drain(consumer)
             except Failure as failure:
                 log.warning("%s; connecting again", failure.message)
-                # Also after it was connected: Redis may be out of memory, still loading, …
+                # Also after a connection was made: Redis may be out of memory, still loading, …
                 self._stopping.wait(backoff.after_death(time.monotonic() - began))
             finally:
                 consumer.close()
 
     def _loop(self, consumer: Consumer) -> None:
-        in_hand = self._in_hand
-        ahead = False  # whether the next batch was asked for during the last run
+        leased = self._leased
+        ahead = False  # whether to ask for the next batch before a run
         while not self._stopping.is_set():
-            if not in_hand:
+            if not leased:
                 self.waiting = True
-                consumer.send_wait(self._done, ENTRIES_WANTED, self._live.wait_s(INBOX_WAIT_S))
+                consumer.send_wait(self._done, ENTRIES_WANTED, self._live_check.wait_s(INBOX_WAIT_S))
                 self._count()
                 leases, ahead = consumer.receive_wait()
                 self.waiting = False
                 self._done = []
                 if not leases:
                     self._segments.forget_removed()
-                    self._live.step()
+                    self._live_check.step()
                     continue
-                in_hand += leases
-            if self._live.overdue:
-                self._live.step()
+                leased += leases
+            if self._live_check.overdue:
+                self._live_check.step()
             group = self._take()
-            if group[0].suspect:
-                self._run_alone(consumer, group)
-            elif ahead and self._over_soon(group):
+            if group[0].isolated:
+                self._run_isolated(consumer, group)
+            elif ahead and self._is_short(group):
                 self._run_ahead(consumer, group)
             else:
                 self._done += self._execute(group)
-                if in_hand:  # nobody waits for a run that is not his
+                if leased:  # a finished request does not wait for the next run
                     self._reply(consumer)
 
-    def _over_soon(self, group: list[Lease]) -> bool:
+    def _is_short(self, group: list[Lease]) -> bool:
+        """Return whether the run is expected to be short enough for leasing the next batch before it."""
         lane, now = group[0].lane, time.monotonic()
-        if lane != self._lane and not group[0].header.canary:
-            self._lane, self._changed = lane, now
-        holding = self._held.get(lane)
-        run_s = holding.run_s(sum([lease.rows for lease in group])) if holding is not None else 0.0
-        return run_s < (LONG_RUN_S if now < self._changed + SHARED_S else AHEAD_RUN_S_MAX)
+        if lane != self._lane and not group[0].header.probe:
+            self._lane, self._lane_changed = lane, now
+        model = self._models.get(lane)
+        run_s = model.run_s(sum([lease.rows for lease in group])) if model is not None else 0.0
+        return run_s < (LONG_RUN_S if now < self._lane_changed + SHARED_S else AHEAD_RUN_S_MAX)
 
-    def _run_alone(self, consumer: Consumer, group: list[Lease]) -> None:
-        """A batch that a worker died with: all else is done before it runs, so that nothing else dies with this one."""
+    def _run_isolated(self, consumer: Consumer, group: list[Lease]) -> None:
+        """Run a batch that a worker died with, after all other replies were sent: nothing else is lost if it kills."""
         try:
             self._reply(consumer)
             consumer.run_alone(group[0])
         except Failure:
-            self._in_hand += group
+            self._leased += group
             raise
         self._done = self._execute(group)
         consumer.ran_alone()
 
     def _run_ahead(self, consumer: Consumer, group: list[Lease]) -> None:
-        """The replies of the last batch leave, and the next lease is asked for, before this one runs."""
-        on_their_way = self._done
+        """Send the replies of the last batch and ask for the next lease before this batch runs."""
+        sent = self._done
         try:
-            consumer.send_next(on_their_way, 1, ENTRIES_WANTED)
+            consumer.send_next(sent, 1, ENTRIES_WANTED)
         finally:
-            # Also when Redis is gone: what is leased is run and its reply kept until a connection takes it.
+            # Also when Redis is gone: what is leased is run, and its reply kept until a connection takes it.
             self._count()
             finished = self._execute(group)
-            self._done = on_their_way + finished
-        self._in_hand += consumer.receive_next()
+            self._done = sent + finished
+        self._leased += consumer.receive_next()
         self._done = finished
 
     def _reply(self, consumer: Consumer) -> None:
-        """Send what is done and ask for nothing."""
+        """Send the finished replies and lease nothing."""
         consumer.send_next(self._done, 0, 0)
         consumer.receive_next()
         self._done = []
 
     def _count(self) -> None:
-        """Count what ran: after the replies are on their way, while Redis works."""
-        for holding, seconds, rows, whole in self._ran:
-            self._tallies.ran(holding, seconds, rows)
-            if whole and holding.exploration is not None:
-                rows_now = holding.exploration.ran(rows, seconds, holding.rows_fitting)
-                if rows_now is not None and rows_now != holding.rows_efficient:
-                    self._held.learn(holding.manifest.content_id, holding.exploration, rows_now)
-        self._ran.clear()
-        self._tallies.sent(self._replies)
+        """Count the last runs. To be called after the replies were sent, while Redis works."""
+        for model, seconds, rows, whole in self._to_count:
+            self._metrics.ran(model, seconds, rows)
+            if whole and model.exploration is not None:
+                rows_now = model.exploration.ran(rows, seconds, model.rows_fitting)
+                if rows_now is not None and rows_now != model.rows_efficient:
+                    self._models.learn(model.manifest.content_id, model.exploration, rows_now)
+        self._to_count.clear()
+        self._metrics.sent(self._replies)
 
     def _take(self) -> list[Lease]:
-        holding = self._held.get(self._in_hand[0].lane)
-        if holding is None or holding.manifest.config.rows_preferred:  # the gateway has cut them to size
-            return merge(self._in_hand, 1)
-        return merge(self._in_hand, holding.rows_merged_max)
+        model = self._models.get(self._leased[0].lane)
+        if model is None or model.manifest.config.rows_preferred:  # the gateway already made batches of these sizes
+            return merge(self._leased, 1)
+        return merge(self._leased, model.rows_merged_max)
 
     def _execute(self, group: list[Lease]) -> list[Finished]:
-        holding = self._held.get(group[0].lane)
-        if holding is None:
+        model = self._models.get(group[0].lane)
+        if model is None:
             return [self._refuse(lease) for lease in group]
-        if not group[0].header.canary:
+        if not group[0].header.probe:
             self.runs += 1
-        lane, memory = group[0].lane, self._memory
         shared = len(group) > 1 or len(group[0].header.rows) > 1
-        keep = partial(self._live.keep, holding) if shared and self._live.due(lane, holding) else None
-        if self._mark is not None:
-            self._mark.begin(group[0].lane, [lease.header.name for lease in group])
-        guarded = self._watchdog.arm(group, holding)
+        sampled = shared and self._live_check.due(group[0].lane, model)
+        on_run = partial(self._live_check.keep, model) if sampled else None
+        guarded = self._watchdog.arm(group, model)
         try:
-            runs = run(
-                group,
-                holding,
-                self._segments,
-                self._clock,
-                partial(memory.failed, lane),
-                partial(memory.halves_ran, lane),
-                guarded,
-                keep,
-            )
+            runs = run(group, model, self._segments, self._clock, self._memory, guarded, on_run)
         except Terminated:
             return self._overdue(guarded)
         finally:
             if guarded.gave_back:
-                self._in_hand.clear()  # others run it
+                self._leased.clear()  # other workers run them
             self._watchdog.disarm()
-            if self._mark is not None:
-                self._mark.end()
         if runs[0].execution_s:
             rows = runs[0].cost.rows
-            # What was halved, or failed for some, took other runs than one of all rows.
+            # A run that was halved, or bisected after a failure, does not tell how long one run of all rows takes.
             whole = any(result.cost.runs == [rows] for result in runs)
-            self._ran.append((holding, runs[0].execution_s, rows, whole))
-        signature = holding.manifest.signature
+            self._to_count.append((model, runs[0].execution_s, rows, whole))
+        signature = model.manifest.signature
         return [self._finish(result, signature) for result in runs]
 
     def _overdue(self, guarded: Guarded) -> list[Finished]:
-        """What becomes of a run whose time was over. Several requests are tried alone, one gets an error."""
+        """Answer a run that was terminated: several requests are to be tried alone, a single one gets an error."""
         group = guarded.group
-        holding = self._held.get(group[0].lane)
-        if holding is not None:
-            self._tallies.terminated(holding)
-        log.warning("a run of %s was ended after %.3g s", group[0].lane, time.monotonic() - guarded.began)
+        model = self._models.get(group[0].lane)
+        if model is not None:
+            self._metrics.terminated(model)
+        log.warning("a run of %s was terminated after %.3g s", group[0].lane, time.monotonic() - guarded.began)
         if not guarded.alone:
             return [Finished(lease, encode_given_up(lease.header.name), b"") for lease in group]
         code, message = guarded.error()
         for lease in group:
-            for position in list(lease.alive):
+            for position in list(lease.live_requests):
                 lease.fail(position, code, message)
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return [self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE) for lease in group]
 
     def abandoned(self, guarded: Guarded) -> list[Finished]:
-        """The process is about to end in the middle of a run that cannot be ended: all that it has to say.
+        """Return all replies that are left when the process must end because a run cannot be terminated.
 
-        For another thread: the main loop is inside that run.
+        Called from another thread: the main loop is inside that run.
         """
         return [*self._done, *self._overdue(guarded)]
 
@@ -260,15 +246,15 @@ class Worker:
         return Finished(result.lease, reply, blob)
 
     def _refuse(self, lease: Lease) -> Finished:
-        for position in list(lease.alive):
-            lease.fail(position, Code.UNAVAILABLE, "the version is not loaded in this worker any more")
+        for position in list(lease.live_requests):
+            lease.fail(position, Code.UNAVAILABLE, "the version is no longer loaded in this worker")
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE)
 
     def _drain(self, consumer: Consumer) -> None:
-        """Leave the idle ones first, so that no entry comes any more; then run what is here."""
+        """Leave the set of idle workers, so that no further entry is delivered; then run what is leased."""
         self._reply(consumer)
-        self._in_hand += consumer.leftovers()
-        while self._in_hand:
+        self._leased += consumer.take_inbox()
+        while self._leased:
             consumer.send_next(self._execute(self._take()), 0, 0)
             consumer.receive_next()

@@ -68,7 +68,7 @@ class BatchHeader(NamedTuple):
     `rows`: per request. `deadlines_ms`: per request. `inputs`: in the signature's order. `room`: a place for each
     output, in the signature's order, where the worker may leave it; None: inline. `replies`: reply list of the gateway.
     `blob`: name of the key that holds the inline tensors when they are too large for a script; "": they follow.
-    `canary`: nobody asked for it but the gateway itself. `reply_formats`: that the gateway reads.
+    `probe`: nobody asked for it but the gateway itself. `reply_formats`: that the gateway reads.
     """
 
     name: str
@@ -79,7 +79,7 @@ class BatchHeader(NamedTuple):
     inputs: list[BatchInput]
     room: list[Place | None]
     blob: str
-    canary: bool = False
+    probe: bool = False
     reply_formats: tuple[int, ...] = REPLY_FORMATS
 
 
@@ -145,7 +145,7 @@ def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
     """Returns the header and the inline bytes. Raises ValueError for what is no batch, or of a format not known here."""
     try:
         fields, inline = _split(memoryview(data), 4, BATCH_FORMATS)
-        name, replies, created, rows, deadlines, inputs, room, blob, canary, reply_formats, *_ = fields
+        name, replies, created, rows, deadlines, inputs, room, blob, probe, reply_formats, *_ = fields
         return (
             BatchHeader(
                 name,
@@ -156,7 +156,7 @@ def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
                 [BatchInput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in inputs],
                 [_place(place) for place in room],
                 blob,
-                canary,
+                probe,
                 tuple(reply_formats),
             ),
             inline,

@@ -323,7 +323,7 @@ def test_an_idle_worker_that_takes_up_a_lane_gets_what_waits_in_it(pool):
     worker.add_lanes(["m", "n"])
     picture = pool.check()
     assert (picture.leased("w"), picture.waiting("n"), picture.idle) == (["b1"], ["b2", "b3"], {})
-    assert names(worker.leftovers()) == ["b1"]
+    assert names(worker.take_inbox()) == ["b1"]
 
 
 def test_streams_that_expired_are_forgotten(pool):
@@ -341,7 +341,7 @@ def test_a_lane_heals_when_redis_evicted_its_stream(pool):
     assert pool.check().ready == {}
     pool.redis.delete(pool.keys.stream("m"))
     assert pool.put("m", "b1") == 1
-    assert names(pool.worker("w").leftovers()) == ["b1"]
+    assert names(pool.worker("w").take_inbox()) == ["b1"]
     assert pool.check().expiring == set()
 
 

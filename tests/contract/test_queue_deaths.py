@@ -109,7 +109,7 @@ def test_of_suspects_the_one_that_ran_alone_is_at_fault(pool):
         pool.put("m", name, attempt=2)
     worker = pool.join("w", "m")
     leases = pool.next("w")
-    assert [lease.suspect for lease in leases] == [True, True]
+    assert [lease.isolated for lease in leases] == [True, True]
     worker.run_alone(leases[1])
     assert pool.reclaim("w") == (1, 1, 1)
     assert [decode_reply(data) for data in pool.replies()] == ["b2"]
@@ -254,6 +254,6 @@ def test_recovering_takes_what_lies_in_the_inbox_once(pool):
     worker.remove_lane("n")
     [lease] = worker.recover([])
     assert (lease.lane, lease.header.name, lease.attempt) == ("n", "b1", 1)
-    assert worker.leftovers() == []
+    assert worker.take_inbox() == []
     assert pool.next("w", lease) == []
     assert pool.replies() == [b"b1 1 w"]

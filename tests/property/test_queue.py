@@ -379,7 +379,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     def _leave(self, worker: Worker) -> None:
         consumer = self.pool.worker(worker.name)
         self._next(worker, [], 0, 0)
-        worker.hand += consumer.leftovers()
+        worker.hand += consumer.take_inbox()
         self._next(worker, list(worker.hand), 0, 0)
         consumer.leave(ATTEMPTS_MAX)
         del self.workers[worker.name]
@@ -456,7 +456,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         last = self.pool.join("last", *LANES)
         for name in self.workers:
             self.pool.worker(name).leave(10)
-        while got := last.leftovers() or self.pool.next("last"):
+        while got := last.take_inbox() or self.pool.next("last"):
             self.pool.next("last", *got, wanted=0)
         last.leave(ATTEMPTS_MAX)
         self.pool.worker("last").remove_lane("l0")

@@ -60,8 +60,8 @@ def test_workers_share_what_there_is_and_leave_some_to_the_others() -> None:
 
 LIMITED = """
 import sys
-from millstream.workers.memory_limit import go_first, limit_memory
-go_first()
+from millstream.workers.memory_limit import prefer_for_oom_kill, limit_memory
+prefer_for_oom_kill()
 limit_memory(int(sys.argv[1]))
 limit_memory(0)
 print(open("/proc/self/oom_score_adj").read().strip())

@@ -173,10 +173,10 @@ def test_each_request_gets_its_own_rows_back(segments, folder, way, datatypes, i
         packed, lease = end.lease(requests)
     assert (lease.header.rows, lease.rows) == (rows, sum(rows))
     lease.drop_expired(WALL_MS)
-    for i in [i for i in lease.alive if fates[i] == "fails"]:
+    for i in [i for i in lease.live_requests if fates[i] == "fails"]:
         lease.fail(i, Code.MODEL, f"request {i}")
     alive = [i for i in range(len(rows)) if fates[i] == "runs"]
-    assert lease.alive == alive
+    assert lease.live_requests == alive
     assert lease.rows == sum(rows[i] for i in alive)
 
     outputs = list(input_arrays(lease, end.signature, end.segments).values()) if alive else None
@@ -385,7 +385,7 @@ def test_a_version_that_does_not_give_a_row_for_a_row_is_told_so(output):
 @pytest.mark.parametrize("batching", [True, False])
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_version_that_does_not_give_each_output_is_told_so(batching, count):
-    with pytest.raises(Failure, match=f"{count} outputs in place of 1") as failure:
+    with pytest.raises(Failure, match=f"{count} outputs instead of 1") as failure:
         check_outputs([np.zeros((3, 1))] * count, same(["FP64"], [1], batching), 3)
     assert failure.value.code is Code.MODEL
 

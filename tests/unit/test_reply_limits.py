@@ -36,15 +36,15 @@ def test_what_fits_is_left_as_it_is() -> None:
     lease, outputs = lease_of(1, 2), [np.zeros((3, 4), np.float32)]
     kept, refused = fit(lease, outputs, True, 48)
     assert kept is outputs
-    assert (refused, lease.failures, lease.alive) == (0, {}, [0, 1])
+    assert (refused, lease.failures, lease.live_requests) == (0, {}, [0, 1])
 
 
 def test_the_request_at_fault_alone_is_told_so() -> None:
     lease = lease_of(1, 5, 2)
-    lease.alive.remove(0)  # it had failed before
+    lease.live_requests.remove(0)  # it had failed before
     column = np.arange(7, dtype=np.float32).reshape(7, 1)
     kept, refused = fit(lease, [column, column.astype(np.int64)], True, 30)
-    assert (refused, codes(lease), lease.alive) == (1, {1: Code.TOO_LARGE}, [2])
+    assert (refused, codes(lease), lease.live_requests) == (1, {1: Code.TOO_LARGE}, [2])
     assert kept is not None
     np.testing.assert_array_equal(kept[0], [[5], [6]])
     assert "60 bytes, more than the 30" in lease.failures[1][1]
@@ -54,7 +54,7 @@ def test_the_request_at_fault_alone_is_told_so() -> None:
 def test_requests_that_are_too_large_together_run_again() -> None:
     lease = lease_of(1, 1, 1)
     kept, refused = fit(lease, [np.zeros((3, 10), np.uint8)], True, 20)
-    assert (refused, codes(lease), lease.alive) == (0, {2: AGAIN}, [0, 1])
+    assert (refused, codes(lease), lease.live_requests) == (0, {2: AGAIN}, [0, 1])
     assert kept is not None
     assert kept[0].shape == (2, 10)
 
@@ -97,13 +97,13 @@ def test_every_request_has_one_fate_and_what_is_kept_fits(
     bounds = np.cumsum([0, *rows])
     shares = [array[a:b] for a, b in itertools.pairwise(bounds)]
     kept, refused = fit(lease, [array], True, bytes_max)
-    assert sorted([*lease.alive, *lease.failures]) == list(range(len(rows)))
-    wanted = [shares[i] for i in lease.alive]
+    assert sorted([*lease.live_requests, *lease.failures]) == list(range(len(rows)))
+    wanted = [shares[i] for i in lease.live_requests]
     if kept is not None:
         assert kept[0].tolist() == [row for share in wanted for row in share.tolist()]
         assert size(kept[0]) <= bytes_max
     else:
-        assert not lease.alive
+        assert not lease.live_requests
     too_large = [i for i, code in codes(lease).items() if code == Code.TOO_LARGE]
     assert too_large == [i for i, share in enumerate(shares) if size(share) > bytes_max]
     assert refused == len(too_large)

@@ -171,7 +171,7 @@ def test_only_the_culprit_is_told(echo):
     assert [values(result) for result in results] == [[1, 2], [3, 6]]
     assert innocent.failures == {}
     assert guilty.failures == {1: [Code.MODEL, "echo: an element equals 13.0"]}
-    assert guilty.alive == [0, 2]
+    assert guilty.live_requests == [0, 2]
     # All, then its two halves, and the half that fails halved until it is one request.
     assert runs(held) == [7, 2, 5, 1, 4, 3, 1]
 
@@ -210,7 +210,7 @@ def test_whatever_fails_the_others_are_answered(echo, batches, late):
         assert {i: failure[0] for i, failure in result.lease.failures.items()} == {
             i: f for i, f in enumerate(fates) if f
         }
-        assert result.lease.alive == [i for i, fate in enumerate(fates) if not fate]
+        assert result.lease.live_requests == [i for i, fate in enumerate(fates) if not fate]
         assert (result.outputs is None) == all(fates)
 
 
@@ -323,7 +323,7 @@ def test_requests_leave_a_lease_once():
     one = lease([1], [2, 3], [4])
     assert one.rows == 4
     one.fail(1, Code.MODEL, "no")
-    assert (one.alive, one.rows, one.failures) == ([0, 2], 2, {1: [Code.MODEL, "no"]})
+    assert (one.live_requests, one.rows, one.failures) == ([0, 2], 2, {1: [Code.MODEL, "no"]})
     with pytest.raises(ValueError):
         one.fail(1, Code.MODEL, "again")
     with pytest.raises(ValueError):
@@ -344,16 +344,29 @@ class Narrow(Counted):
         return outputs
 
 
+class Memory:
+    """Rows of runs that found no memory, and of those whose halves ran."""
+
+    def __init__(self) -> None:
+        self.failures: list[int] = []
+        self.halved: list[int] = []
+
+    def failed(self, lane: str, rows: int) -> None:
+        self.failures.append(rows)
+
+    def halves_ran(self, lane: str, rows: int) -> None:
+        self.halved.append(rows)
+
+
 def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
     held = echo()
     held = replace(held, instance=Narrow(held.instance, 3))
-    without: list[int] = []
-    fit: list[int] = []
-    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, CLOCK, without.append, fit.append)
+    memory = Memory()
+    one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, CLOCK, memory)
     assert (values(one), values(two)) == ([1, 2, 3, 4, 5, 6], [7, 8])
     assert runs(held) == [8, 4, 2, 2, 4, 2, 2]
-    assert without == [8, 4, 4]
-    assert fit == [4, 4, 8]
+    assert memory.failures == [8, 4, 4]
+    assert memory.halved == [4, 4, 8]
 
 
 def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkeypatch):
@@ -361,12 +374,11 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkey
         raise MemoryError("no room")
 
     held = echo()
-    without: list[int] = []
+    memory = Memory()
     monkeypatch.setattr("millstream.workers.runner.np.concatenate", full)
-    fit: list[int] = []
-    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, without.append, fit.append)
+    one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, memory)
     assert (values(one), values(two)) == ([1, 2], [3])
-    assert (runs(held), without, fit) == ([2, 1], [3], [3])
+    assert (runs(held), memory.failures, memory.halved) == ([2, 1], [3], [3])
 
 
 def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
@@ -390,13 +402,12 @@ class Greedy(Counted):
 def test_a_request_that_asks_for_too_much_alone_changes_no_size_of_the_others(echo):
     held = echo()
     held = replace(held, instance=Greedy(held.instance))
-    without: list[int] = []
-    fit: list[int] = []
-    one, two = run([lease([1], [2], [HUGE]), lease([3], [4])], held, SEGMENTS, CLOCK, without.append, fit.append)
+    memory = Memory()
+    one, two = run([lease([1], [2], [HUGE]), lease([3], [4])], held, SEGMENTS, CLOCK, memory)
     assert (values(one), values(two)) == ([1, 2], [3, 4])
     assert one.lease.failures == {2: [Code.MODEL, "no memory"]}
-    assert fit == []
-    assert 1 in without
+    assert memory.halved == []
+    assert 1 in memory.failures
 
 
 def test_requests_of_a_version_that_batches_no_more_run_one_by_one(echo):
@@ -407,8 +418,8 @@ def test_requests_of_a_version_that_batches_no_more_run_one_by_one(echo):
     assert list(one.lease.failures) == [2]
     assert runs(held) == [1, 2, 1, 1]
     kept: list[int] = []
-    run([lease([1], [2])], echo(), SEGMENTS, CLOCK, keep=lambda inputs, outputs: kept.append(len(outputs[0])))
-    run([lease([1])], echo(), SEGMENTS, CLOCK, keep=lambda inputs, outputs: kept.append(len(outputs[0])))
+    run([lease([1], [2])], echo(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
+    run([lease([1])], echo(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
     assert kept == [2]
 
 

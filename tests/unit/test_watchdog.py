@@ -28,7 +28,7 @@ class Told:
     def look(self, guarded: Guarded) -> list[str]:
         """What it did at this look."""
         self.said.clear()
-        self.watchdog._look(guarded, time.monotonic())
+        self.watchdog._check(guarded, time.monotonic())
         return list(self.said)
 
     def arm(self, *leases: Lease, measured_s: float = 0.001, left_s: float = 1e6) -> Guarded:
@@ -42,7 +42,7 @@ def passed(guarded: Guarded, seconds: float) -> None:
     guarded.began -= seconds
     if guarded.until:
         guarded.until -= seconds
-        guarded.told -= seconds
+        guarded.terminated -= seconds
 
 
 def test_a_run_within_its_time_is_left_alone() -> None:
@@ -87,7 +87,10 @@ def test_no_process_ends_for_a_short_deadline() -> None:
     told.look(guarded)
     passed(guarded, 0.1)
     assert told.look(guarded) == ["terminate"]
-    assert guarded.error() == (Code.EXPIRED, "the deadline passed before the model answered, and its run was ended")
+    assert guarded.error() == (
+        Code.EXPIRED,
+        "the deadline passed before the model answered, and its run was terminated",
+    )
     told.watchdog._guarded = guarded
     passed(guarded, GRACE_S + 1)
     assert told.look(guarded) == [], "it takes eight seconds, and nothing can make it shorter"
@@ -109,7 +112,7 @@ def test_the_limit_of_a_run_is_nobodys_deadline() -> None:
 def test_what_was_never_measured_has_more_time() -> None:
     told = Told()
     guarded = told.arm(lease([1]), measured_s=0.0)
-    guarded.weigh(600, time.time() * 1000)
+    guarded.compute_limits(600, time.time() * 1000)
     assert guarded.suspicious_s == UNMEASURED_S
 
 

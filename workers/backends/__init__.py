@@ -1,4 +1,4 @@
-"""The inference libraries that can serve, by name; a library is imported when its first model is loaded."""
+"""The backends by name; an inference library is imported when its first model is loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BACKENDS: dict[str, Callable[[Path | None], Backend]] = {"onnxruntime": OnnxRun
 
 
 def get_backend(name: str, home: Path | None = None) -> Backend:
-    """The backend called `name`. `home`: where it may keep files. Raises Failure(INVALID) for a name that is not known."""
+    """Return the backend called `name`, which may keep files in `home`. Raises Failure(INVALID) for an unknown name."""
     if name not in _BACKENDS:
         raise invalid(f"unknown backend {name!r}; known: {', '.join(sorted(_BACKENDS))}")
     return _BACKENDS[name](home)

@@ -1,4 +1,4 @@
-"""What an inference library must offer to serve: one function that loads, one object that runs.
+"""The interface of a backend: one function that loads, one object that runs.
 
 load(path, signature, device, threads) -> Instance ── run({name: array}) ──> [array, …] ── close()
 """
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 
 class OutOfMemory(Failure):
-    """A run found no memory. With fewer rows it may."""
+    """A run found no memory; fewer rows may fit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.MODEL, message)
@@ -29,7 +29,7 @@ class Terminated(Failure):
     """A run was ended by `Instance.terminate`."""
 
     def __init__(self) -> None:
-        super().__init__(Code.MODEL, "the run was ended before it was over")
+        super().__init__(Code.MODEL, "the run was terminated")
 
 
 class Stop:
@@ -38,18 +38,18 @@ class Stop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._end: Callable[[], None] = lambda: None
-        self.reason = ""  # why; empty: nobody asked for it
+        self.reason = ""  # why it was requested; "": it was not
 
     def by(self, end: Callable[[], None]) -> None:
-        """`end` ends what the load does from here on. Called at once if it was asked for already."""
+        """Call `end` when the request comes, instead of the function set before; at once if it has come already."""
         with self._lock:
             self._end = end
-            asked = bool(self.reason)
-        if asked:
+            requested = bool(self.reason)
+        if requested:
             end()
 
     def ask(self, reason: str) -> None:
-        """End the load, for `reason`. The first reason counts."""
+        """Request the end of the load. The first reason counts."""
         with self._lock:
             self.reason = self.reason or reason
             end = self._end
@@ -57,30 +57,30 @@ class Stop:
 
 
 class Instance(Protocol):
-    """A loaded variant on a device. Not shared between threads."""
+    """A loaded variant on a device. Not thread-safe but for `terminate`."""
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        """Run once. `inputs`: by name; BF16 as uint16, BYTES as object arrays of `bytes`.
+        """Run once on inputs by name; BF16 is uint16, BYTES are object arrays of `bytes`.
 
-        Returns all outputs in the signature's order, same conventions. Raises Failure(MODEL) with the library's
-        own message when the model fails on these inputs, OutOfMemory when there is no memory for them.
+        Returns all outputs in the signature's order, with the same conventions. Raises Failure(MODEL) with the
+        library's own message when the model fails on these inputs, OutOfMemory when there is no memory for them.
         """
 
     def terminate(self) -> None:
-        """End the run that is under way in another thread, as soon as the library can; it raises Terminated.
+        """End the run in progress in another thread, as soon as the library can; that run raises Terminated.
 
-        One that ended by itself meanwhile leaves it to the next run, which may raise Terminated at once.
+        If the run ended before, the next run may raise Terminated at once.
         """
 
     def rebuild(self) -> None:
-        """Begin anew, with no memory of earlier runs. Raises Failure when that cannot be done."""
+        """Load again, which frees the memory that earlier runs left behind. Raises Failure if that fails."""
 
     @property
     def size_bytes(self) -> int:
-        """Resident bytes that this instance added to the process, as far as they are known."""
+        """Resident bytes that this instance added to the process, if known."""
 
     def close(self) -> None:
-        """Give everything back to the system."""
+        """Free everything."""
 
 
 class Backend(Protocol):
@@ -89,8 +89,8 @@ class Backend(Protocol):
     name: str
 
     def load(self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None) -> Instance:
-        """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0"). `stop` may end it early.
+        """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0"). `stop` may end the load early.
 
-        Raises Failure(MODEL) if it cannot be loaded, Failure(UNAVAILABLE) if the device cannot be used: a backend
-        never falls back to another device by itself.
+        Raises Failure(MODEL) if the model cannot be loaded, Failure(UNAVAILABLE) if the device cannot be used: a
+        backend never falls back to another device by itself.
         """

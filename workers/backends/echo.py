@@ -1,7 +1,7 @@
 """A backend without a library, for tests: output i is input i; a JSON file says how it misbehaves.
 
-{"sleep_s": 0.01, "fail_if": 13, "crash_if": 99} -> each run sleeps, fails when any element is 13, kills the process at 99
-{"endless_if": 7, "hang_if": 8} -> runs without end: until it is terminated, or whatever anybody does
+{"sleep_s": 0.01, "fail_if": 13, "crash_if": 99}: each run sleeps, fails if an element is 13, kills the process at 99
+{"endless_if": 7, "hang_if": 8}: a run with a 7 lasts until it is terminated, a run with an 8 cannot be terminated
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from millstream.workers.backends.base import Array, Stop, Terminated
 
 
 class Behaviour(BaseModel):
-    """What a model file of this backend may say. `fail_if`, `crash_if`: a number, or text for BYTES."""
+    """The contents of a model file of this backend. An `…_if` is a number, or text for BYTES."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -72,21 +72,21 @@ class EchoInstance:
         self._terminated.set()
 
     def rebuild(self) -> None:
-        """There is nothing that could be in its way."""
+        """Do nothing: runs leave no memory behind."""
 
     def close(self) -> None:
         self._names = ()
 
 
 class Echo:
-    """Loads a behaviour; takes any device name and any number of threads."""
+    """Loads a behaviour; accepts any device name and any number of threads."""
 
     name = "echo"
 
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> EchoInstance:
-        """Read the behaviour at `path`. Raises Failure(MODEL) for a bad file or outputs that differ from inputs."""
+        """Read the behaviour at `path`. Raises Failure(MODEL) if it is invalid, or outputs do not match inputs."""
         try:
             behaviour = Behaviour.model_validate(json.loads(path.read_bytes()))
         except (OSError, ValueError, ValidationError) as error:

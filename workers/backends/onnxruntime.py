@@ -1,6 +1,6 @@
-"""ONNX Runtime: serves ONNX files on the CPU, on CUDA and on TensorRT.
+"""The ONNX Runtime backend: serves ONNX files on the CPU, on CUDA and on TensorRT.
 
-load ─> session on exactly the device asked for ─> run: numpy in ─> (text, BF16 converted) ─> session ─> numpy out
+load ─> session on exactly the requested device ─> run: numpy in ─> (text, BF16 converted) ─> session ─> numpy out
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminate
 MESSAGE_CHARACTERS_MAX = 1000
 
 _DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
-#: how ONNX Runtime and its providers say that an allocation failed
+#: Messages of ONNX Runtime and its providers for a failed allocation.
 _NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
 _PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
-#: TensorProto.BFLOAT16; spelled out because the onnx package is not needed to serve
+#: TensorProto.BFLOAT16; a number, because the onnx package is not needed to serve.
 _BFLOAT16 = 16
 
 
 def _reason(error: Exception, path: Path | None = None) -> str:
-    """The library's own message on one line, without its prefix and the server's folders."""
+    """Return the library's own message on one line, without its prefix and the server's folders."""
     text = str(error) if path is None else str(error).replace(str(path), path.name)
     return " ".join(_PREFIX.sub("", text).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
 
 
 def _providers(device: str, engines: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Execution providers for a device, the wanted one first. Raises Failure(UNAVAILABLE) for an unknown device."""
+    """Return execution providers, the device's own first. Raises Failure(UNAVAILABLE) for an unknown device."""
     match = _DEVICE.fullmatch(device)
     if match is None or device.startswith("cpu:"):
         raise Failure(Code.UNAVAILABLE, f"unknown device {device!r}; known: cpu, cuda[:N], tensorrt[:N]")
@@ -45,7 +45,7 @@ def _providers(device: str, engines: Path) -> list[tuple[str, dict[str, Any]]]:
     cpu: tuple[str, dict[str, Any]] = ("CPUExecutionProvider", {})
     if kind == "cpu":
         return [cpu]
-    # The exhaustive default tries every algorithm at the first run of each new batch size, in a caller's time.
+    # The default, EXHAUSTIVE, tries every algorithm at the first run of each batch size, while a caller waits.
     cuda = ("CUDAExecutionProvider", {"device_id": number, "cudnn_conv_algo_search": "HEURISTIC"})
     if kind == "cuda":
         return [cuda, cpu]
@@ -65,15 +65,15 @@ def _options(runtime: Any, signature: Signature, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.execution_mode = runtime.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Spinning threads take the core that the gateway and Redis need.
+    # Spinning threads would use the core that the gateway and Redis need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    # An arena keeps each session's own high-water mark and was not faster than malloc, which all sessions share.
+    # An arena keeps the peak memory of each session and was not faster than malloc, which all sessions share.
     options.enable_cpu_mem_arena = False
-    # A memory pattern is kept for every combination of input shapes: without a bound on them there is none on it.
+    # A memory pattern is stored for every combination of input shapes, so it is used only if their number is bounded.
     fixed_from = 1 if signature.batching else 0
     options.enable_mem_pattern = all(-1 not in spec.shape[fixed_from:] for spec in signature.inputs)
-    # What fails is raised; the log would repeat every caller's mistake.
+    # Errors are raised; the log would repeat every caller's mistake.
     options.log_severity_level = 4
     return options
 
@@ -87,10 +87,10 @@ def _too_large(error: Exception, path: Path) -> OutOfMemory:
 
 
 def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
-    """A session on `device`, or a Failure; ONNX Runtime by itself would go on with the CPU and say nothing.
+    """Return a session on `device`, or raise Failure; ONNX Runtime itself would silently use the CPU instead.
 
     Single operators without a kernel for the device may still run on the CPU (shape arithmetic belongs there), so
-    session.disable_cpu_ep_fallback stays off; what must be there is the device's provider.
+    session.disable_cpu_ep_fallback stays off; the device's provider must be active.
     """
     wanted = [name for name, _ in providers]
     absent = [name for name in wanted if name not in runtime.get_available_providers()]
@@ -127,7 +127,7 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
 
 
 def _decoded(name: str, array: Array) -> Array:
-    """Object array of bytes -> object array of str, the only text that ONNX Runtime's Python API takes."""
+    """Convert an object array of bytes to str, the only text that ONNX Runtime's Python API takes."""
     elements = array.ravel().tolist()
     try:
         texts = [element.decode() for element in elements]
@@ -142,7 +142,7 @@ def _encoded(array: Array) -> Array:
 
 
 def _bits(value: Any) -> Array:
-    """A BF16 OrtValue on the CPU -> its 16 bits as uint16; numpy() of such a value is refused by the library."""
+    """Return the bits of a BF16 OrtValue on the CPU as uint16; the library refuses numpy() for such a value."""
     array = np.empty(value.shape(), np.uint16)
     if array.size:
         ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
@@ -150,7 +150,7 @@ def _bits(value: Any) -> Array:
 
 
 class OnnxRuntimeInstance:
-    """A session with what its signature needs around it."""
+    """A session with the conversions that its signature needs."""
 
     def __init__(self, runtime: Any, open_session: Callable[[], Any], signature: Signature) -> None:
         self._value = runtime.OrtValue
@@ -180,7 +180,7 @@ class OnnxRuntimeInstance:
             raise OutOfMemory("ONNX Runtime: out of memory") from error
         except Exception as error:
             if self._options.terminate:
-                self._options.terminate = False  # it holds until it is taken back
+                self._options.terminate = False  # else it would apply to all further runs
                 raise Terminated from error
             reason = _reason(error)
             if _NO_MEMORY.search(reason):
@@ -205,7 +205,7 @@ class OnnxRuntimeInstance:
         datatype = self._datatypes.get(name)
         if datatype == BYTES:
             return _decoded(name, array)
-        # An OrtValue reads the array's memory as it lies, so it must lie in order.
+        # An OrtValue uses the array's memory directly, so the array must be contiguous.
         ordered = np.asarray(array, order="C")
         if datatype == "BF16":
             return self._value.ortvalue_from_numpy_with_onnx_type(ordered, _BFLOAT16)
@@ -224,9 +224,11 @@ class OnnxRuntimeInstance:
 
 
 class OnnxRuntime:
-    """Loads ONNX files. `home`: what is kept; TensorRT's engines of models that are served elsewhere are kept there, too.
+    """Loads ONNX files.
 
-    Without it, and for models below it, engines lie beside the version's compiled files.
+    Args:
+        home: keeps TensorRT's engines of models that are stored outside of it. Engines of other models, and all of
+            them without `home`, are stored beside the version's compiled files.
     """
 
     name = "onnxruntime"
@@ -237,7 +239,7 @@ class OnnxRuntime:
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> OnnxRuntimeInstance:
-        """A session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
+        """Open a session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
         try:
             import onnxruntime
         except ImportError as error:
@@ -249,7 +251,7 @@ class OnnxRuntime:
         providers = _providers(device, engines)
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
         if BYTES in datatypes and any(spec.datatype == "BF16" for spec in signature.outputs):
-            raise Failure(Code.MODEL, "ONNX Runtime cannot return BF16 from a model that also takes or gives text")
+            raise Failure(Code.MODEL, "ONNX Runtime cannot return BF16 from a model that also has text tensors")
         if len(providers) > 1:
             onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
         if providers[0][0] == "TensorrtExecutionProvider":
@@ -261,14 +263,14 @@ class OnnxRuntime:
         instance = OnnxRuntimeInstance(
             onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
         )
-        # Memory freed by an unloaded model may be used again and hide the growth; the weights are there all the same.
+        # Reused memory of an unloaded model may hide the growth; the weights take at least the size of the file.
         instance.size_bytes = max(resident_bytes() - resident, path.stat().st_size)
         return instance
 
     def _engines(self, path: Path) -> Path:
-        """Where engines of the model at `path` are kept: never in a folder that is not ours."""
+        """Return the folder for engines of the model at `path`: never a folder that Millstream does not own."""
         if self._home is None or self._home in path.absolute().parents:
             return path.parent.parent / "compiled"
-        about = path.stat()
-        name = hashlib.sha256(f"{path.absolute()} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()
+        status = path.stat()
+        name = hashlib.sha256(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
         return self._home / "engines" / name[:16]
