@@ -11,7 +11,7 @@ from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")
 
-LOOK_S = 0.5
+CHECK_S = 0.5
 
 
 class IdleTrimmer:
@@ -33,7 +33,7 @@ class IdleTrimmer:
     def _run(self) -> None:
         policy, runs = IdleTrim(resident_bytes()), self._runs()
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
             before, runs = runs, self._runs()
             idle = self._waiting() and runs == before
             resident = resident_bytes()

@@ -1,12 +1,12 @@
-"""The live check: whether rows that shared a run got what they get alone. On copies of a few live batches, in idle time.
+"""The live check: compares rows that shared a run with the same rows run alone, on copies of a few live batches.
 
-a shared run, one of so many ─> Sample (copies of some rows) ─> idle: a row alone, compare ─> … ─> agrees
-                                                   it differs ─> is it the other rows? ─> batching off for the version
+a shared run, one of N ─> RowSample (copies of some rows) ─> when idle: run a row alone, compare ─> … ─> agrees
+                                          it differs ─> is it the other rows? ─> batching off for the version
 
-A row alone may differ although no row looks at another: another number of rows is another order of summing, and where a
-model rounds, a small difference becomes a step. So a row that differs runs once more in a batch of the same size that is
-filled with itself. If that gives what the live batch gave, the other rows had no influence, and only a large difference
-counts.
+A row alone may differ although rows do not influence each other: the number of rows changes the order of summing, and
+where a model rounds, a small difference becomes a step. So a row that differs runs again in a batch of the same size
+that is filled with copies of itself. If that gives the outputs of the live batch, the other rows had no influence, and
+only a large difference counts.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from millstream.workers.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.live_check")
 
-ROWS_MAX = 16  # of a batch, that are checked
-BYTES_MAX = 16 << 20  # of the copies that are kept
-#: a larger difference, relative to its column, is none of rounding
+ROWS_MAX = 16  # that are checked of a batch
+BYTES_MAX = 16 << 20  # of the copies of a batch
+#: A difference above this, relative to its column, is not due to rounding.
 LOOSE = 0.05
-#: how long an idle worker waits for work before it looks at the next row
+#: How long an idle worker waits for work before it runs the next row.
 IDLE_WAIT_S = 0.05
-#: a worker that is never idle runs one row in so many seconds all the same
+#: A worker that is never idle still runs one row in this time.
 BUSY_STEP_S = 1.0
 
 Run = Callable[[LoadedModel, Mapping[str, Array]], Sequence[Array]]
 
 
 class Outcome(StrEnum):
-    """What came of a sample; UNDECIDED: the model is not the same from run to run, or is gone, or had no memory."""
+    """The outcome of a check; UNDECIDED: the model is not deterministic, was unloaded, or found no memory."""
 
     AGREES = "agrees"
     DIFFERS = "differs"
@@ -49,29 +49,29 @@ class Outcome(StrEnum):
 
 
 class RowSample(NamedTuple):
-    """Rows of a live run. `places`: where each of them was among the `rows` of the run; `outputs`: of these rows."""
+    """Copies of rows of a live run."""
 
     content_id: str
-    rows: int
-    places: list[int]
+    rows: int  # of the whole run
+    positions: list[int]  # of the copied rows in the run
     inputs: dict[str, Array]
     outputs: list[Array]
 
 
 def sampled(content_id: str, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> RowSample | None:
-    """Copies of rows from all over a run, as many as are kept; None if a single one is too large."""
+    """Copy rows evenly spread over a run, up to the limits; None if a single row is too large."""
     rows = len(outputs[0])
     row_bytes = sum(_bytes(array[:1]) for array in (*inputs.values(), *outputs))
     count = min(rows, ROWS_MAX, BYTES_MAX // max(1, row_bytes))
     if count < 1:
         return None
-    places = sorted({round(at) for at in np.linspace(0, rows - 1, count)})
+    positions = sorted({round(at) for at in np.linspace(0, rows - 1, count)})
     return RowSample(
         content_id,
         rows,
-        places,
-        {name: array[places] for name, array in inputs.items()},
-        [array[places] for array in outputs],
+        positions,
+        {name: array[positions] for name, array in inputs.items()},
+        [array[positions] for array in outputs],
     )
 
 
@@ -80,21 +80,21 @@ def _bytes(array: Array) -> int:
 
 
 class Mismatch(Exception):
-    """A row got in a batch what it does not get alone; the message says how."""
+    """A row has other outputs in a batch than alone; the message says how."""
 
 
 class Undecided(Exception):
-    """Nothing can be said."""
+    """The check has no result."""
 
 
 def compare(
     sample: RowSample, signature: Signature, run: Callable[[Mapping[str, Array]], Sequence[Array]]
 ) -> Iterator[None]:
-    """Check a sample; yields after each run of the model. Raises Mismatch or Undecided. `run` raises Failure."""
+    """Check a sample; yields after each run of the model. Raises Mismatch or Undecided, and Failure from `run`."""
     datatypes = [spec.datatype for spec in signature.outputs]
     scales = [column_scale(*pair) for pair in zip(datatypes, sample.outputs, strict=True)]
     flipped = 0
-    for at, place in enumerate(sample.places):
+    for at, position in enumerate(sample.positions):
         row = {name: array[at : at + 1] for name, array in sample.inputs.items()}
         live = [array[at : at + 1] for array in sample.outputs]
         alone = list(run(row))
@@ -102,24 +102,24 @@ def compare(
         if _differing(datatypes, live, alone, scales) is None:
             continue
         if _differing(datatypes, list(run(row)), alone, scales, REPEATED) is not None:
-            raise Undecided("the same row alone does not give the same twice")
+            raise Undecided("the same row alone gives other outputs the second time")
         yield
         filled = run({name: np.repeat(array, sample.rows, axis=0) for name, array in row.items()})
-        same = [array[place : place + 1] for array in filled]
+        same = [array[position : position + 1] for array in filled]
         yield
         output = _differing(datatypes, live, same, scales, REPEATED)
         if output is not None:
-            raise Mismatch(_said(signature, output, "depends on the other rows of its batch"))
+            raise Mismatch(_describe(signature, output, "depends on the other rows of its batch"))
         output = _differing(datatypes, live, alone, scales, dict.fromkeys(FLOATS, LOOSE), floats=True)
         if output is not None:
-            raise Mismatch(_said(signature, output, "depends on how many rows run with it"))
+            raise Mismatch(_describe(signature, output, "depends on how many rows run with it"))
         output = _differing(datatypes, live, alone, scales, floats=False)
         flipped += output is not None
-        if output is not None and flipped > 1:  # a single one may have been on the edge between two values
-            raise Mismatch(_said(signature, output, "depends on how many rows run with it"))
+        if output is not None and flipped > 1:  # a single row may have been on the edge between two values
+            raise Mismatch(_describe(signature, output, "depends on how many rows run with it"))
 
 
-def _said(signature: Signature, output: int, how: str) -> str:
+def _describe(signature: Signature, output: int, how: str) -> str:
     return f"a row of output '{signature.outputs[output].name}' {how}"
 
 
@@ -132,7 +132,10 @@ def _differing(
     *,
     floats: bool | None = None,
 ) -> int | None:
-    """The first output that does not agree. `floats`: look at those alone (False: at the others); None: at all."""
+    """Return the index of the first output that does not agree, or None.
+
+    `floats` restricts the comparison to floating-point outputs (True) or to the others (False).
+    """
     for i, datatype in enumerate(datatypes):
         if floats is not None and (datatype in FLOATS) is not floats:
             continue
@@ -144,9 +147,12 @@ def _differing(
 
 
 class LiveCheck:
-    """For the main loop alone; one sample at a time. `one_in`: of how many shared runs one is sampled; 0: none.
+    """Samples shared runs and checks them row by row, one sample at a time. Is called by the main loop only.
 
-    The first shared run of each version is. `run` runs rows of a version; `settle(manifest, outcome, why)` is told the end.
+    Args:
+        one_in: of this many shared runs of a version one is sampled, beginning with the first; 0: none.
+        run: runs rows of a version.
+        settle: called with the manifest, the outcome and its reason at the end of a check.
     """
 
     def __init__(
@@ -162,23 +168,23 @@ class LiveCheck:
         self._run = run
         self._settle = settle
         self._clock = clock
-        self._until_next: dict[str, int] = {}  # shared runs of a content id before one is sampled
-        self._undecided: set[str] = set()  # content ids whose runs say nothing
+        self._until_next: dict[str, int] = {}  # by content id: shared runs before the next sample
+        self._undecided: set[str] = set()  # content ids of models that are not deterministic
         self._comparison: Iterator[None] | None = None
         self._sample: RowSample | None = None
         self._next_step = 0.0
 
     @property
     def overdue(self) -> bool:
-        """Whether a row should run although there is work."""
+        """Whether the next row should run although there is work."""
         return self._sample is not None and self._clock() >= self._next_step
 
     def wait_s(self, otherwise: float) -> float:
-        """How long an idle worker may wait for work."""
+        """Return how long an idle worker may wait for work; `otherwise` without a sample."""
         return otherwise if self._sample is None else IDLE_WAIT_S
 
     def due(self, content_id: str, model: LoadedModel) -> bool:
-        """Whether this shared run of a version is to be sampled. Counts it."""
+        """Count a shared run of a version; returns whether it is to be sampled."""
         if not self._one_in or model.alone:
             return False
         left = self._until_next.get(content_id, 0)
@@ -191,7 +197,7 @@ class LiveCheck:
         return True
 
     def keep(self, model: LoadedModel, inputs: Mapping[str, Array], outputs: Sequence[Array]) -> None:
-        """Keep copies of some rows of a run, before its memory is somebody else's."""
+        """Copy some rows of a run, before its memory is reused."""
         if self._sample is not None or not outputs:
             return
         try:
@@ -223,16 +229,15 @@ class LiveCheck:
         except Mismatch as mismatch:
             self._end(model, Outcome.DIFFERS, str(mismatch))
         except Undecided as why:
-            self._undecided = {one for one in self._undecided if self._models.get(one) is not None} | {
-                sample.content_id
-            }
+            loaded = {content_id for content_id in self._undecided if self._models.get(content_id) is not None}
+            self._undecided = loaded | {sample.content_id}
             self._end(model, Outcome.UNDECIDED, str(why))
         except (Failure, MemoryError, ValueError) as error:
             self._end(model, Outcome.UNDECIDED, str(error))
 
     def _model_of(self, sample: RowSample) -> LoadedModel:
         model = self._models.get(sample.content_id)
-        assert model is not None  # `step` looked
+        assert model is not None  # `step` checked it
         return model
 
     def _end(self, model: LoadedModel, outcome: Outcome, why: str) -> None:

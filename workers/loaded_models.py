@@ -1,4 +1,4 @@
-"""What a worker holds: versions and their instances, shared between the keeper (writes) and the main loop (reads).
+"""The versions and instances of a worker, written by the reconciler and read by the main loop.
 
 Every change replaces a whole immutable value in one dict assignment, so the main loop reads without a lock.
 """
@@ -17,17 +17,17 @@ from millstream.workers.exploration import Exploration
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A version in this worker. `instance` is there from READY on."""
+    """A version in this worker."""
 
     manifest: Manifest
     state: State
-    reason: str | None = None
-    instance: Instance | None = None
-    rows_efficient: int = 1  # more in one run gain next to nothing
-    rows_fitting: int = 1 << 30  # more found no memory
+    reason: str | None = None  # of a failure
+    instance: Instance | None = None  # set when it is warming or ready
+    rows_efficient: int = 1  # more rows in one run gain next to nothing
+    rows_fitting: int = 1 << 30  # more rows found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
-    exploration: Exploration | None = None  # which corrects it
-    alone: str = ""  # why requests share no runs, although the version says so; empty: they may
+    exploration: Exploration | None = None  # corrects `measured`
+    alone: str = ""  # why requests share no runs although the version supports batching; "": they may
 
     @property
     def rows_max(self) -> int:
@@ -35,11 +35,11 @@ class LoadedModel:
 
     @property
     def rows_merged_max(self) -> int:
-        """Rows up to which batches are run together."""
+        """The limit of rows when batches are merged into one run."""
         return 1 if self.alone else min(self.rows_max, self.rows_efficient)
 
     def run_s(self, rows: int) -> float:
-        """Seconds that a run takes, as measured with this number of rows or the next larger one; 0 if nothing was."""
+        """Return the seconds of a run, as measured with this or the next larger number of rows; 0 without measurement."""
         larger = [seconds for measured, seconds in self.measured.items() if measured >= rows]
         return min(larger) if larger else max(self.measured.values(), default=0.0)
 
@@ -58,7 +58,7 @@ class LoadedModel:
 
 
 class LoadedModels:
-    """Versions by content id (which is also the lane's name). `on_change` is called after each change."""
+    """Versions by content id, which is also the lane's name. `on_change` is called after each change."""
 
     def __init__(self) -> None:
         self._models: dict[str, LoadedModel] = {}
@@ -78,15 +78,15 @@ class LoadedModels:
         self.on_change()
 
     def move(self, content_id: str, state: State, reason: str | None = None) -> None:
-        """Change the state of a model."""
+        """Change the state of a version."""
         with self._changing:
             self._models[content_id] = replace(self._models[content_id], state=state, reason=reason)
         self.on_change()
 
     def learn(self, content_id: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
-        """From now on `rows` rows run together, if the instance is still the one that `exploration` is of.
+        """Set the number of rows that run together, unless `exploration` belongs to an instance that was replaced.
 
-        `fitting`: the most that there is memory for, where that was found.
+        `fitting` is the largest number of rows that there is memory for, if it was found out.
         """
         with self._changing:
             model = self._models.get(content_id)
@@ -97,7 +97,7 @@ class LoadedModels:
         self.on_change()
 
     def run_alone(self, content_id: str, reason: str) -> None:
-        """From now on requests of a version share no runs, for `reason`; empty: they may again."""
+        """Let requests of a version share no runs, for `reason`; with an empty reason they may again."""
         with self._changing:
             model = self._models.get(content_id)
             if model is None or model.alone == reason:
@@ -111,7 +111,7 @@ class LoadedModels:
         self.on_change()
 
     def records(self) -> tuple[InstanceRecord, ...]:
-        """What to publish of all of them; of one that did not change, the same object as last time."""
+        """Return the records to publish; an unchanged record is the same object as last time."""
         records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}
         for content_id, model in self.all().items():
             known = self._records.get(content_id)
@@ -122,5 +122,5 @@ class LoadedModels:
         return tuple(record for _, record in records.values())
 
     def lanes(self) -> list[str]:
-        """Content ids that can run now."""
+        """Return the content ids that can run now."""
         return [content_id for content_id, model in self.all().items() if model.state is State.READY]

@@ -1,8 +1,8 @@
-"""loader: a thread that loads versions, one after the other, and lets none of them stop the others.
+"""loader: a thread that loads versions one after the other, so that no load blocks the others.
 
-wanted ─> queue ─(nothing else loads, or it is set aside)─> a thread for each load ─> done
-                 runs longer than SET_ASIDE_S: set aside, the next begins beside it
-                 over its time, or not wanted any more: asked to end ─(GRACE_S)─> stuck: this process has to go
+wanted ─> queue ─(no other load, or only ones that are set aside)─> a thread for each load ─> done
+                 longer than SET_ASIDE_S: set aside, the next load begins
+                 over its limit, or no longer wanted: asked to end ─(GRACE_S)─> stuck: the process must be replaced
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from millstream.workers.load_version import took_too_long
 
 log = logging.getLogger("millstream.loads")
 
-SET_ASIDE_S = 3.0  # measuring wants the machine for itself, but nobody waits longer than this for another's load
-LOADS_MAX = 8  # under way at once; beyond it the next waits until one ends or its time is over
+SET_ASIDE_S = 3.0  # loads are measured without others beside them, but a load waits no longer than this for another
+LOADS_MAX = 8  # in progress at once; beyond it the next waits until one ends or reaches its limit
 GRACE_S = 5.0  # for a load to end after it was asked to
-LOOK_S = 0.05
-NOT_WANTED = "it is not wanted any more"
+CHECK_S = 0.05  # interval of the checks
+NOT_WANTED = "it is no longer wanted"
 
 
 class Limits(NamedTuple):
-    """Seconds that the two parts of a load may take."""
+    """Limits of the two phases of a load."""
 
     load_s: float
     warm_up_s: float
 
 
 class LoadRequest(NamedTuple):
-    """A version to load. `suspect`: a process died while loading it; such ones come last, one at a time."""
+    """A version to load."""
 
     manifest: Manifest
-    suspect: bool = False
+    suspect: bool = False  # a process died while loading it: suspects are loaded last
 
 
 @dataclass
 class Load:
-    """A load under way. `deadline`: by the clock; moved when another part of it begins."""
+    """A load in progress. Times are of the loader's clock."""
 
     wanted: LoadRequest
     began: float
-    what: str = "loading"
-    limit_s: float = 0.0
-    deadline: float = float("inf")
+    phase: str = "loading"
+    limit_s: float = 0.0  # of the phase
+    deadline: float = float("inf")  # of the phase
     stop: Stop = field(default_factory=Stop)
     asked: float = float("inf")  # when it was asked to end
     stuck: bool = False
@@ -60,7 +60,12 @@ class Load:
 
 
 class Loader:
-    """`run`: loads one version, in a thread of its own, to whatever end. `on_stuck`: one cannot be ended."""
+    """Runs loads in threads of their own and ends those that exceed their limits.
+
+    Args:
+        run: loads one version, and handles its failures.
+        on_stuck: called when a load does not end although it was asked to.
+    """
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class Loader:
         self._clock = clock
         self._lock = threading.Condition()
         self._queue: list[LoadRequest] = []
-        self._under_way: list[Load] = []
+        self._loads: list[Load] = []  # in progress
         self._stopping = False
         self._thread = threading.Thread(target=self._watch, name="loads", daemon=True)
 
@@ -83,38 +88,37 @@ class Loader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no more, and end what is under way; what cannot be ended goes with the process."""
+        """Begin no further load, and ask the others to end; those that cannot be ended end with the process."""
         with self._lock:
             self._stopping = True
-            under_way = list(self._under_way)
+            loads = list(self._loads)
             self._lock.notify_all()
-        for load in under_way:
+        for load in loads:
             self._ask(load, NOT_WANTED)
 
     def want(self, wanted: Sequence[LoadRequest]) -> None:
-        """Load these, in this order, suspects last; whatever else is under way is asked to end."""
-        content_ids = {one.manifest.content_id for one in wanted}
+        """Load these versions, in this order, suspects last; other loads in progress are asked to end."""
+        content_ids = {request.manifest.content_id for request in wanted}
         with self._lock:
-            under_way = {load.content_id for load in self._under_way if load.stop.reason != NOT_WANTED}
-            self._queue = sorted(
-                (one for one in wanted if one.manifest.content_id not in under_way), key=lambda one: one.suspect
-            )
-            gone = [load for load in self._under_way if load.content_id not in content_ids and not load.stop.reason]
+            loading = {load.content_id for load in self._loads if load.stop.reason != NOT_WANTED}
+            missing = [request for request in wanted if request.manifest.content_id not in loading]
+            self._queue = sorted(missing, key=lambda request: request.suspect)
+            unwanted = [load for load in self._loads if load.content_id not in content_ids and not load.stop.reason]
             self._lock.notify_all()
-        for load in gone:
+        for load in unwanted:
             self._ask(load, NOT_WANTED)
 
     def warming(self, load: Load) -> None:
-        """From now on `load` runs its warm-up requests."""
-        self._phase(load, "warming up", self._limits.warm_up_s)
+        """Begin the second phase of a load: its warm-up requests."""
+        self._begin_phase(load, "warming up", self._limits.warm_up_s)
 
     @property
     def busy(self) -> bool:
-        """Whether a load is under way."""
-        return bool(self._under_way)
+        """Whether a load is in progress."""
+        return bool(self._loads)
 
-    def _phase(self, load: Load, what: str, limit_s: float) -> None:
-        load.what, load.limit_s, load.deadline = what, limit_s, self._clock() + limit_s
+    def _begin_phase(self, load: Load, phase: str, limit_s: float) -> None:
+        load.phase, load.limit_s, load.deadline = phase, limit_s, self._clock() + limit_s
 
     def _ask(self, load: Load, reason: str) -> None:
         load.asked = self._clock()
@@ -123,27 +127,27 @@ class Loader:
     def _watch(self) -> None:
         while not self._stopping:
             with self._lock:
-                if not self._under_way and not self._queue:
+                if not self._loads and not self._queue:
                     self._lock.wait()
                 self._begin()
-                under_way = list(self._under_way)
-            for load in under_way:
+                loads = list(self._loads)
+            for load in loads:
                 self._check(load)
             with self._lock:
-                self._lock.wait(LOOK_S)
+                self._lock.wait(CHECK_S)
 
     def _begin(self) -> None:
         now = self._clock()
         while self._queue and not self._stopping:
-            beside = [load for load in self._under_way if now - load.began < SET_ASIDE_S]
-            busy = {load.content_id for load in self._under_way}
-            wanted = next((one for one in self._queue if one.manifest.content_id not in busy), None)
-            if wanted is None or beside or len(self._under_way) >= LOADS_MAX:
+            recent = [load for load in self._loads if now - load.began < SET_ASIDE_S]
+            busy = {load.content_id for load in self._loads}
+            wanted = next((request for request in self._queue if request.manifest.content_id not in busy), None)
+            if wanted is None or recent or len(self._loads) >= LOADS_MAX:
                 return
             self._queue.remove(wanted)
             load = Load(wanted, now)
-            self._phase(load, "loading", self._limits.load_s)
-            self._under_way.append(load)
+            self._begin_phase(load, "loading", self._limits.load_s)
+            self._loads.append(load)
             threading.Thread(target=self._live, args=(load,), name=f"load {load.content_id}", daemon=True).start()
 
     def _live(self, load: Load) -> None:
@@ -153,13 +157,13 @@ class Loader:
             log.exception("loading %s failed", load.content_id)
         finally:
             with self._lock:
-                self._under_way.remove(load)
+                self._loads.remove(load)
                 self._lock.notify_all()
 
     def _check(self, load: Load) -> None:
         now = self._clock()
         if not load.stop.reason and now > load.deadline:
-            self._ask(load, took_too_long(load.what, load.limit_s))
+            self._ask(load, took_too_long(load.phase, load.limit_s))
         if now > load.asked + GRACE_S and not load.stuck:
             load.stuck = True
             self._on_stuck(load)

@@ -33,7 +33,7 @@ from millstream.workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.reconciler")
 
-LOOK_S = 0.2  # interval at which the repository's token is compared: one stat of a file
+CHECK_S = 0.2  # interval at which the repository's token is compared: one stat of a file
 DRAIN_S_MAX = 30.0
 PROPAGATION_S = 0.3  # for gateways to learn that a version was removed, and to send what waits for it
 PROBE_START_S = 30.0  # that the process of a trial load may take beside the load itself
@@ -117,7 +117,7 @@ class Reconciler:
             except Exception:
                 log.exception("reconciling failed; trying again")
                 self._stopping.wait(1)
-            self._stopping.wait(LOOK_S)
+            self._stopping.wait(CHECK_S)
 
     def sync(self) -> None:
         """Request the loads that are missing and unload what was removed, as the repository is now."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: How often the connection may break while the same reply is sent. Redis may have been restarted, or the reply breaks it.
+#: How often the connection may break while one reply is sent. Redis may have been restarted, or the reply breaks it.
 LOSSES_MAX = 3
 
 

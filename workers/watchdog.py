@@ -22,7 +22,7 @@ from millstream.workers.loaded_models import LoadedModel
 
 log = logging.getLogger("millstream.watchdog")
 
-LOOK_S = 0.1  # interval of the checks
+CHECK_S = 0.1  # interval of the checks
 GRACE_S = 5.0  # for a run to end after it was terminated; libraries check for it between two operators
 #: A run is suspicious when it takes SUSPICIOUS_RUNS times its measured time, and at least SUSPICIOUS_S.
 SUSPICIOUS_RUNS = 20
@@ -140,7 +140,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(CHECK_S)
             guarded = self._guarded
             if guarded is not None:
                 try:

@@ -121,16 +121,16 @@ def test_few_copies_are_kept_of_rows_from_all_over() -> None:
     x = np.arange(100, dtype=np.float32).reshape(100, 1)
     sample = sampled("m", {"x": x}, [x * 2])
     assert sample is not None
-    assert len(sample.places) == ROWS_MAX
-    assert (sample.places[0], sample.places[-1], sample.rows) == (0, 99, 100)
-    np.testing.assert_array_equal(sample.inputs["x"][:, 0], sample.places)
+    assert len(sample.positions) == ROWS_MAX
+    assert (sample.positions[0], sample.positions[-1], sample.rows) == (0, 99, 100)
+    np.testing.assert_array_equal(sample.inputs["x"][:, 0], sample.positions)
     np.testing.assert_array_equal(sample.outputs[0], sample.inputs["x"] * 2)
     x[:] = 0
     assert sample.inputs["x"].any(), "they are copies"
     wide = np.zeros((4, BYTES_MAX // 2), np.uint8)
     sample = sampled("m", {"x": wide}, [x[:4]])
     assert sample is not None
-    assert len(sample.places) == 1
+    assert len(sample.positions) == 1
     assert sampled("m", {"x": np.zeros((2, BYTES_MAX + 1), np.uint8)}, [x[:2]]) is None
 
 
