@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import platform
@@ -23,6 +22,7 @@ from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.cluster_events import ClusterEvents
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
@@ -30,6 +30,7 @@ from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
 from millstream.gateway.memory_trim import MemoryTrim
+from millstream.gateway.metrics_page import GatewayMetricsPage
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
@@ -37,7 +38,6 @@ from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.caller import Caller
-from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
@@ -52,14 +52,12 @@ from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue
-from millstream.services.metrics.page import GaugeSample, MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.private_files import create_files_private
 from millstream.services.queue.cluster_state import ClusterState
-from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
@@ -68,49 +66,30 @@ from millstream.services.segments.segment import host_token, remove_leftovers
 from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
 from millstream.services.trace_settings import at_start
 from millstream.services.version import VERSION
-from millstream.services.wire.worker_id import pool_of
-
-DEPTHS_AT_ONCE = 100
-DEPTHS_S_MAX = 1.0  # for the streams' depths on the metrics page: all else is shown without Redis
 
 
 class Gateway:
     """The parts of one gateway process, and the order in which they start and stop."""
 
     def __init__(self, settings: Settings, index: int) -> None:
-        if settings.redis_url is None:
-            raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
-        address = RedisAddress.parse(settings.redis_url.get_secret_value())
-        settings = settings.model_copy(update={"installation_name": installation_name(settings)})
+        """Build the parts; nothing is started. `index`: the gateway's number on this machine. Raises Failure, OSError."""
+        address = _redis_address(settings)
         keys = InstallationKeys(installation_name(settings))
+        settings = settings.model_copy(update={"installation_name": installation_name(settings)})
         self.settings = settings
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
         self.registry = MetricsRegistry(settings.metrics_dir, f"gateway-{index}")
-        self.segments: SegmentPool | None = None
-        if settings.shm_bytes_max:
-            # What a gateway that was killed left behind is nobody's: the one that takes its place gives it back.
-            remove_leftovers(settings.shm_dir, shm_prefix(settings))
-            prefix = f"{shm_prefix(settings)}.{self.name}"
-            in_use = self.registry.gauge(catalogue.SEGMENT_BYTES_IN_USE)
-            self.segments = SegmentPool(settings.shm_dir, prefix, settings.shm_bytes_max, in_use)
-        self.admission = Admission(
-            settings.inflight_requests_max,
-            settings.inflight_bytes_max,
-            self.registry.gauge(catalogue.REQUESTS_IN_FLIGHT),
-            self.registry.counter(catalogue.REFUSED, "gateway_full"),
-        )
-        self.receive_budget = ReceiveBudget(
-            settings.inflight_bytes_max, self.registry.counter(catalogue.REFUSED, "receiving_full")
-        )
-        self.reply_budget = ReplyBudget(
-            settings.reply_unread_bytes_max, self.registry.counter(catalogue.REFUSED, "unread_full")
-        )
+        self.registry.gauge(catalogue.BUILD_INFO, VERSION, platform.python_version()).set(1)
         self.drain = Drain()
+        self.segments = _segment_pool(settings, self.name, self.registry)
+        self.admission = _admission(settings, self.registry)
+        self.receive_budget = _receive_budget(settings, self.registry)
+        self.reply_budget = _reply_budget(settings, self.registry)
         self.repository = FolderRepository(settings.repository_dir)
         self.cluster_state = ClusterState(address, keys)
         self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s)
         self.client_memory = ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients)
-        self.lanes = Router(
+        self.router = Router(
             settings,
             self.producer,
             self.admission,
@@ -119,66 +98,27 @@ class Gateway:
             host_token(settings.shm_dir),
             V2CodecFactory(self._labels, self.client_memory, self.reply_budget, settings.request_bytes_max),
         )
-        self.producer.lanes = self.lanes.all
-        self.lanes.quarantine.tell = self._tell_of_poison
-        events = {"died": self._death, "poison": self._poison}
-        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self.lanes.apply, events)
+        self.producer.lanes = self.router.all
+        events = ClusterEvents(self.producer, self.router.quarantine, self.cluster_state)
+        self.catalog = Catalog(self.name, self.repository, self.cluster_state, self.router.apply, events.handlers)
         self.readiness_probe = ReadinessProbe(
-            lambda: self.lanes.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
+            lambda: self.router.serving, self.producer.connected, lambda: len(self.catalog.snapshot.workers), self.drain
         )
         self.infer = InferService(
-            self.lanes, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max
+            self.router, self.receive_budget, settings.request_bytes_max, settings.request_timeout_s_max
         )
-        self.caller = Caller(self.lanes.find, settings.request_timeout_s_max)
-        json_limits = JsonLimits(settings.json_bytes_max, settings.json_values_max)
-        self.embeddings = Embeddings(self.caller, Tokenizers(self.repository), json_limits)
-        self.statistics = MachineStatistics(self.registry, lambda: self.catalog.snapshot)
-        self.page = Page(lambda: self.catalog.snapshot)
-        self.metrics_page = MetricsPage(self.registry)
-        self.configurations = VersionConfigurations(lambda: self.catalog.snapshot)
         self.control = RepositoryLoader(
             self.repository, self.catalog, settings, answering=self.readiness_probe.answering
         )
-        run = settings.home / "run"
-        self.traces = SharedTraceSettings(
-            SharedDocument(run / TRACE_SETTINGS),
-            self.lanes.traces,
-            settings.trace_file or settings.home / "logs" / "trace.json",
-            lambda: self.catalog.snapshot.models,
-            at_start(settings.trace_config),
+        self.traces = _traces(settings, self.router, self.catalog)
+        self.logs = SharedLogSettings(
+            SharedDocument(settings.home / "run" / LOG_SETTINGS), logging.getLogger().handlers
         )
-        self.logs = SharedLogSettings(SharedDocument(run / LOG_SETTINGS), logging.getLogger().handlers)
-        self._memory = MemoryTrim(self.admission, self.receive_budget, self.reply_budget, self.registry)
+        self._memory_trim = MemoryTrim(self.admission, self.receive_budget, self.reply_budget, self.registry)
         self._loops: list[asyncio.Task[None]] = []
-        self._telling: set[asyncio.Task[None]] = set()
-        self._scrape = asyncio.Lock()
-        self._unreadable = self.registry.gauge(catalogue.RECORDS_UNREADABLE)
-        self.version = VERSION
-        self.registry.gauge(catalogue.BUILD_INFO, self.version, platform.python_version()).set(1)
 
     def _labels(self, manifest: Manifest) -> Labels:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
-
-    async def _death(self, text: str) -> None:
-        """A supervisor saw a worker die (millstream.services.queue.death_notices): nobody waits for its lease to run out."""
-        death = Death.read(text)
-        pool = pool_of(death.worker)
-        await self.producer.reclaim(pool, death)
-        if death.blamed:
-            await self.producer.circuit_breaker.count(pool, death.blamed, death.worker)
-
-    def _tell_of_poison(self, digest: str) -> None:
-        task = asyncio.create_task(self._publish(f"poison:{digest}"))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
-
-    async def _publish(self, message: str) -> None:
-        with contextlib.suppress(Failure):  # they find it out as we did
-            await self.cluster_state.publish(message)
-
-    async def _poison(self, digest: str) -> None:
-        """Some gateway, perhaps this one, refuses a request that killed workers."""
-        self.lanes.quarantine.learn(digest)
 
     async def start(self) -> None:
         await self.catalog.start()
@@ -187,7 +127,7 @@ class Gateway:
         await self.control.start()
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
         self._loops.append(asyncio.create_task(watch(documents, self.traces.flush)))
-        self._loops.append(asyncio.create_task(self._memory.run()))
+        self._loops.append(asyncio.create_task(self._memory_trim.run()))
         freeze_gc()
 
     async def stop(self) -> None:
@@ -204,63 +144,85 @@ class Gateway:
         return self.readiness_probe.ready()
 
     async def settle(self) -> None:
-        """Return when nothing is on its way, canaries included."""
+        """Return when no batch is in flight, readiness probes included."""
         await self.readiness_probe.stop()
         await self.producer.settle()
 
     def abandon(self) -> None:
-        """Refuse whatever is still on its way, and all that comes."""
+        """Fail all admitted requests, and refuse further ones."""
         self.admission.closed = True
-        for lane in self.lanes.all():
+        for lane in self.router.all():
             lane.abandon(Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1))
 
-    async def metrics(self, accept: str | None) -> tuple[bytes, str]:
-        """The metrics page; the depths of the streams are read for it."""
-        async with self._scrape:
-            self._unreadable.set(len(self.cluster_state.unreadable))
-            depths: list[GaugeSample] = []
-            with contextlib.suppress(Failure, TimeoutError):
-                async with asyncio.timeout(DEPTHS_S_MAX):
-                    await self._stream_depths(depths)
-            return await asyncio.to_thread(self.metrics_page.render, accept, self.page.lines, depths)
-
-    async def _stream_depths(self, depths: list[GaugeSample]) -> None:
-        by_pool: dict[str, list[Lane]] = {}
-        for lane in self.lanes.all():
-            by_pool.setdefault(lane.manifest.config.pool, []).append(lane)
-        for pool, of_pool in by_pool.items():
-            # A few at a time: the event loop has other things to do.
-            for start in range(0, len(of_pool), DEPTHS_AT_ONCE):
-                lanes = of_pool[start : start + DEPTHS_AT_ONCE]
-                entries = await self.cluster_state.stream_entries(pool, [lane.content_id for lane in lanes])
-                for lane, count in zip(lanes, entries, strict=True):
-                    labels = (lane.manifest.model, str(lane.manifest.version), pool)
-                    depths.append(GaugeSample(catalogue.STREAM_ENTRIES, labels, count))
-
     def deps(self) -> Deps:
+        """Return what routes and the gRPC server need."""
+        metrics_page = GatewayMetricsPage(
+            self.registry, Page(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
+        )
+        caller = Caller(self.router.find, self.settings.request_timeout_s_max)
+        json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         return Deps(
             settings=self.settings,
             repository=self.repository,
             catalog=self.catalog,
             uploads=Uploads(self.catalog),
             infer=self.infer,
-            caller=self.caller,
-            embed=self.embeddings.answer,
+            caller=caller,
+            embed=Embeddings(caller, Tokenizers(self.repository), json_limits).answer,
             client_memory=self.client_memory,
             receive_budget=self.receive_budget,
             reply_budget=self.reply_budget,
-            statistics=self.statistics,
-            configurations=self.configurations,
+            statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
+            configurations=VersionConfigurations(lambda: self.catalog.snapshot),
             control=self.control,
             traces=self.traces,
             logs=self.logs,
             ready=self.readiness_probe.ready,
             answering=self.readiness_probe.answering,
-            metrics=self.metrics,
+            metrics=metrics_page.render,
             start=self.start,
             stop=self.stop,
-            version=self.version,
+            version=VERSION,
         )
+
+
+def _redis_address(settings: Settings) -> RedisAddress:
+    if settings.redis_url is None:
+        raise invalid("set MILLSTREAM_REDIS_URL to the Redis that gateways and workers share")
+    return RedisAddress.parse(settings.redis_url.get_secret_value())
+
+
+def _segment_pool(settings: Settings, name: str, registry: MetricsRegistry) -> SegmentPool | None:
+    """Return the gateway's shared memory, None where it is turned off; remove what a killed gateway left behind."""
+    if not settings.shm_bytes_max:
+        return None
+    remove_leftovers(settings.shm_dir, shm_prefix(settings))
+    in_use = registry.gauge(catalogue.SEGMENT_BYTES_IN_USE)
+    return SegmentPool(settings.shm_dir, f"{shm_prefix(settings)}.{name}", settings.shm_bytes_max, in_use)
+
+
+def _admission(settings: Settings, registry: MetricsRegistry) -> Admission:
+    in_flight = registry.gauge(catalogue.REQUESTS_IN_FLIGHT)
+    refused = registry.counter(catalogue.REFUSED, "gateway_full")
+    return Admission(settings.inflight_requests_max, settings.inflight_bytes_max, in_flight, refused)
+
+
+def _receive_budget(settings: Settings, registry: MetricsRegistry) -> ReceiveBudget:
+    return ReceiveBudget(settings.inflight_bytes_max, registry.counter(catalogue.REFUSED, "receiving_full"))
+
+
+def _reply_budget(settings: Settings, registry: MetricsRegistry) -> ReplyBudget:
+    return ReplyBudget(settings.reply_unread_bytes_max, registry.counter(catalogue.REFUSED, "unread_full"))
+
+
+def _traces(settings: Settings, router: Router, catalog: Catalog) -> SharedTraceSettings:
+    return SharedTraceSettings(
+        SharedDocument(settings.home / "run" / TRACE_SETTINGS),
+        router.traces,
+        settings.trace_file or settings.home / "logs" / "trace.json",
+        lambda: catalog.snapshot.models,
+        at_start(settings.trace_config),
+    )
 
 
 def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> SideServer | None:
@@ -272,24 +234,8 @@ def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> 
     return GrpcServer(deps, gateway.drain, shared=shared)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m millstream.gateway", description="Run one gateway process.")
-    parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
-    parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
-    parser.add_argument("--ready-fd", type=int, help="where to say that it is ready: a pipe to a supervisor")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    create_files_private()
-    try:
-        settings = read_settings()
-        allow_connections(settings.client_connections_max * (1 if settings.grpc_port < 0 else 2))
-        gateway = Gateway(settings, arguments.index)
-        protocol = _protocol(settings, gateway)
-    except (Failure, OSError) as error:
-        print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
-        return 1
-    deps = gateway.deps()
-    config = uvicorn.Config(
+def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> uvicorn.Config:
+    return uvicorn.Config(
         build_app(deps),
         host=settings.host,
         port=settings.http_port,
@@ -303,19 +249,6 @@ def main() -> int:
         timeout_keep_alive=round(settings.http_keep_alive_s),
         lifespan="on",
     )
-    shared = arguments.fd is not None
-    side_server = _grpc(settings, gateway, deps, shared=shared)
-    server = Server(
-        config,
-        gateway,
-        settings.drain_s,
-        shared_port=shared,
-        ready_fd=arguments.ready_fd,
-        side_server=side_server,
-    )
-    # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
-    server.run([socket.socket(fileno=arguments.fd)] if shared else None)
-    return 0 if server.started else 1
 
 
 def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
@@ -330,6 +263,42 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
         settings.client_stall_s_max,
         gateway.drain,
     )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m millstream.gateway", description="Run one gateway process.")
+    parser.add_argument("--fd", type=int, help="a listening socket to serve, inherited from a supervisor")
+    parser.add_argument("--index", type=int, default=0, help="number of the gateway on this machine")
+    parser.add_argument("--ready-fd", type=int, help="a pipe to a supervisor, written to when the gateway is ready")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Return the exit status: 0 after a drain; 1 if the gateway could not start."""
+    arguments = _arguments()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    create_files_private()
+    try:
+        settings = read_settings()
+        allow_connections(settings.client_connections_max * (1 if settings.grpc_port < 0 else 2))
+        gateway = Gateway(settings, arguments.index)
+        protocol = _protocol(settings, gateway)
+    except (Failure, OSError) as error:
+        print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
+        return 1
+    deps = gateway.deps()
+    shared = arguments.fd is not None
+    server = Server(
+        _http(settings, deps, protocol),
+        gateway,
+        settings.drain_s,
+        shared_port=shared,
+        ready_fd=arguments.ready_fd,
+        side_server=_grpc(settings, gateway, deps, shared=shared),
+    )
+    # Not as `fd`: uvicorn would take it for a unix socket, and replies would wait 40 ms for Nagle's algorithm.
+    server.run([socket.socket(fileno=arguments.fd)] if shared else None)
+    return 0 if server.started else 1
 
 
 if __name__ == "__main__":

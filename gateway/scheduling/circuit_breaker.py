@@ -1,6 +1,6 @@
-"""circuit_breaker: versions that keep ending workers, counted in Redis by all gateways together, are refused for a while.
+"""Refuses versions that keep ending workers, for a while. All gateways count together, in Redis.
 
-a death, an endless run ─> count ─> Redis ─(every half second, in every gateway)─> look ─> Lane.block
+a worker's death, an endless run ─> count ─> Redis ─(four times per lease, in every gateway)─> refresh ─> Lane.block
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("millstream.circuit_breaker")
 
 
 class CircuitBreaker:
-    """For one gateway. `link`: to a pool, None while there is none."""
+    """For one gateway. `link`: returns the connection to a pool, None while there is none. `lanes`: returns all lanes."""
 
     def __init__(
         self, link: Callable[[str], ProducerLink | None], lanes: Callable[[], list[Lane]], registry: MetricsRegistry
@@ -31,32 +31,33 @@ class CircuitBreaker:
         self._registry = registry
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def count_soon(self, pool: str, content_id: str, about: str) -> None:
-        """`count`, in a task of its own."""
-        task = asyncio.create_task(self.count(pool, content_id, about))
+    def count_soon(self, pool: str, content_id: str, event: str) -> None:
+        """Run `count` in a task of its own."""
+        task = asyncio.create_task(self.count(pool, content_id, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def count(self, pool: str, content_id: str, about: str) -> None:
-        """Hold something against a version. `about`: names what happened, so that it counts once for all gateways."""
-        counted = await self._ask(pool, content_id, about)
+    async def count(self, pool: str, content_id: str, event: str) -> None:
+        """Count an event against a version. `event` names it, so that it counts once for all gateways."""
+        counted = await self._call_blame(pool, content_id, event)
         lane = next((lane for lane in self._lanes() if lane.content_id == content_id), None)
         if counted and lane is not None:
             manifest = lane.manifest
             self._registry.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
 
-    async def look(self, pool: str) -> None:
-        """Hear which versions of a pool are refused now."""
-        await self._ask(pool, "", "")
+    async def refresh(self, pool: str) -> None:
+        """Read which versions of a pool are refused now, and block their lanes."""
+        await self._call_blame(pool, "", "")
 
-    async def _ask(self, pool: str, content_id: str, about: str) -> bool:
+    async def _call_blame(self, pool: str, content_id: str, event: str) -> bool:
+        """Return whether the event was counted; block the lanes of versions that are refused."""
         link = self._link(pool)
         if link is None or not link.writable:
             return False
         try:
             keys = link.keys
             reply: Any = await link.call(
-                "EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(about), content_id
+                "EVALSHA", script("blame").sha, 2, keys.blamed, keys.counted(event), content_id
             )
         except Failure:
             return False

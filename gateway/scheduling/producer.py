@@ -1,57 +1,62 @@
-"""producer: outstanding batches of this gateway and its links to the pools. A reply comes in, its lane resolves it once."""
+"""The batches in flight of this gateway, and its connections to the pools' Redis servers.
+
+reply ─> its batch, by name ─> completion.resolve, once      Redis is back ─> all batches in flight are put again
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
 from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
+from millstream.gateway.scheduling.expirer import TICK_S, Expirer
 from millstream.gateway.scheduling.in_flight import InFlightBatch
 from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.reclaimer import Reclaimer
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.queue.death_notices import Death
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.producer_link import ProducerLink
-from millstream.services.queue.scripts import ATTEMPTS_MAX, script_call
 from millstream.services.queue.url import RedisAddress
 from millstream.services.wire.batch import ReplyHeader, Unreadable, decode_reply
 
 log = logging.getLogger("millstream.producer")
 
 NOT_READ = "no worker of this version can read what this gateway sends: restart the workers with its release"
-TICK_S = 0.02
 
 
 class Producer:
-    """`lanes` gives all lanes, for the agents that look after them."""
+    """Puts batches and receives replies for all lanes of one gateway.
+
+    `pending`: batches in flight, by name. `ticking`: lanes for which `Lane.tick` has something to do. `lanes`: returns
+    all lanes; set when the router exists.
+    """
 
     def __init__(
         self, address: RedisAddress, keys: InstallationKeys, gateway: str, registry: MetricsRegistry, lease_s: float
     ) -> None:
         self.pending: dict[str, InFlightBatch] = {}
         self.lanes: Callable[[], list[Lane]] = list
-        self.ticking: set[Lane] = set()  # those that `Lane.tick` has something to do for
+        self.ticking: set[Lane] = set()
         self._address = address
         self._keys = keys
         self._gateway = gateway
-        self._lease_s = lease_s
         self._links: dict[str, ProducerLink] = {}
-        self._agents: list[asyncio.Task[None]] = []
+        self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._registry = registry
-        self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - others set it later
+        self.circuit_breaker = CircuitBreaker(self._links.get, lambda: self.lanes(), registry)  # noqa: PLW0108 - set later
+        self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s)
+        self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
         self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS)
         self._sent = registry.counter(catalogue.REDIS_BYTES, "gateway_out")
         self._received = registry.counter(catalogue.REDIS_BYTES, "gateway_in")
 
     async def link(self, pool: str) -> ProducerLink:
-        """The link to a pool, connected. Raises OSError, Failure or what Redis answers to a first connection."""
+        """Return the connection to a pool. Raises OSError, Failure or what Redis answers to a first connection."""
         link = self._links.get(pool)
         if link is None:
             link = ProducerLink(
@@ -71,21 +76,22 @@ class Producer:
         return link
 
     def connected(self) -> bool:
+        """Whether the Redis of every pool takes batches."""
         return all(link.writable for link in self._links.values())
 
     def start(self) -> None:
-        self._agents = [asyncio.create_task(self._tick()), asyncio.create_task(self._reclaim())]
+        self._loops = [asyncio.create_task(self._expirer.run()), asyncio.create_task(self.reclaimer.run())]
 
     async def stop(self) -> None:
-        for task in (*self._agents, *self._tasks):
+        for task in (*self._loops, *self._tasks):
             task.cancel()
-        await asyncio.gather(*self._agents, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
         await self.circuit_breaker.stop()
         for link in self._links.values():
             await link.stop()
 
     async def settle(self) -> None:
-        """Wait until every lane is idle: all that was accepted is answered (deadlines bound this)."""
+        """Return when every lane is idle: each admitted request is answered. Deadlines bound the wait."""
         while not all(lane.idle for lane in self.lanes()):
             await asyncio.sleep(TICK_S)
 
@@ -116,7 +122,7 @@ class Producer:
         try:
             blob = await link.take_blob(header.blob)
         except Failure:
-            return  # away: when Redis is back, `_restored` puts the batch again
+            return  # not connected: after the reconnect `_restored` puts the batch again
         except Exception as error:
             blob = b""
             log.warning("outputs of batch %s could not be fetched: %s", header.name, error)
@@ -129,9 +135,9 @@ class Producer:
             batch.lane.completion.resolve(batch, header, memoryview(blob))
 
     def _restored(self, pool: str, lost: bool) -> None:
-        """Redis is back: all that is outstanding is put again. A batch that runs twice answers once.
+        """Put all batches in flight to a pool again after a reconnect. A batch that runs twice is answered once.
 
-        Also when Redis kept its data: the batch may not have reached it, or a reply may have been on the connection.
+        Also where Redis kept its data (`lost` is False): a batch or a reply may have been lost with the connection.
         """
         log.info("pool %s: connected; Redis %s", pool, "lost what it had" if lost else "has what it had")
         for batch in list(self.pending.values()):
@@ -141,7 +147,7 @@ class Producer:
             lane.dispatch()
 
     def _put_done(self, name: str, reply: Any) -> None:
-        """Redis answered a put, or the connection was lost before it could (then `_restored` decides)."""
+        """Take Redis' answer to a put: an Exception if it refused, a Failure if the connection broke (see `_restored`)."""
         batch = self.pending.get(name)
         if batch is None or isinstance(reply, Failure):
             return
@@ -163,70 +169,10 @@ class Producer:
         if self.pending.get(batch.name) is batch:
             batch.lane.recovery.put_again(batch)
 
-    async def _tick(self) -> None:
-        """expirer: deadlines of what waits and of what is batch."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            now = time.monotonic()
-            try:
-                for batch in list(self.pending.values()):
-                    if batch.earliest <= now:
-                        batch.lane.recovery.expire(batch, now)
-                for lane in list(self.ticking):
-                    lane.tick(now)
-                self._count()
-            except Exception:
-                log.exception("looking after the lanes failed")
-
-    def _count(self) -> None:
+    def _count_traffic(self) -> None:
+        """Add what the links counted since the last call to the metrics."""
         for link in self._links.values():
             self._sent.add(link.sent_bytes)
             self._received.add(link.received_bytes)
             self._reconnects.add(link.reconnects)
             link.sent_bytes = link.received_bytes = link.reconnects = 0
-
-    async def _reclaim(self) -> None:
-        """reclaimer: brings back what silent workers had leased, and what Redis lost."""
-        while True:
-            await asyncio.sleep(self._lease_s / 4)
-            for pool, link in list(self._links.items()):
-                try:
-                    await link.refresh()
-                except Failure:
-                    continue  # away: the link itself sees to that
-                except Exception as error:
-                    log.warning("looking after the queue of pool %s failed: %s", pool, error)
-                await self.reclaim(pool)
-                await self.circuit_breaker.look(pool)
-
-    async def reclaim(self, pool: str, death: Death | None = None) -> None:
-        """Take back the leases of silent workers of a pool, or of one that died."""
-        link = self._links.get(pool)
-        if link is None or not link.writable:
-            return
-        try:
-            of_whom = _reclaimed(death) if death is not None else ("", 0)
-            lease_ms = round(self._lease_s * 1000)
-            reply: Any = await link.call(*script_call("reclaim", link.keys, (), lease_ms, ATTEMPTS_MAX, *of_whom))
-        except Failure:
-            return
-        except Exception as error:
-            log.warning("reclaiming in pool %s failed: %s", pool, error)
-            return
-        workers, again, dead = reply
-        if workers:
-            log.warning(
-                "pool %s: %d workers are gone; %d batches put again, %d to be tried alone or given up",
-                pool,
-                workers,
-                again,
-                dead,
-            )
-            self._registry.counter(catalogue.RECLAIMED, pool).add(again + dead)
-
-
-def _reclaimed(death: Death) -> tuple[str | int, ...]:
-    """What the script is told of a death."""
-    if death.batches is None:
-        return death.worker, 1
-    return death.worker, 1, 1, *death.batches

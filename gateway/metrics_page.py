@@ -1,0 +1,66 @@
+"""Renders this gateway's metrics page: its own series, Triton's names, and the depths of the streams, read from Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.triton.metrics import Page
+from millstream.services.errors import Failure
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.page import GaugeSample, MetricsPage
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.cluster_state import ClusterState
+
+STREAMS_AT_ONCE = 100  # streams whose depths one call reads: between calls the event loop serves requests
+DEPTHS_S_MAX = 1.0  # for reading all depths; after that the page shows those that were read
+
+
+class GatewayMetricsPage:
+    """One page at a time is rendered.
+
+    Args:
+        registry: the series of all processes on this machine.
+        triton_page: the same figures under Triton's names.
+        cluster_state: reads the depths of streams.
+        lanes: returns all lanes.
+    """
+
+    def __init__(
+        self,
+        registry: MetricsRegistry,
+        triton_page: Page,
+        cluster_state: ClusterState,
+        lanes: Callable[[], list[Lane]],
+    ) -> None:
+        self._page = MetricsPage(registry)
+        self._triton_page = triton_page
+        self._cluster_state = cluster_state
+        self._lanes = lanes
+        self._records_unreadable = registry.gauge(catalogue.RECORDS_UNREADABLE)
+        self._lock = asyncio.Lock()
+
+    async def render(self, accept: str | None) -> tuple[bytes, str]:
+        """Return the page and its content type. `accept`: the Accept header of the request."""
+        async with self._lock:
+            self._records_unreadable.set(len(self._cluster_state.unreadable))
+            depths: list[GaugeSample] = []
+            with suppress(Failure, TimeoutError):
+                async with asyncio.timeout(DEPTHS_S_MAX):
+                    await self._read_depths(depths)
+            return await asyncio.to_thread(self._page.render, accept, self._triton_page.lines, depths)
+
+    async def _read_depths(self, depths: list[GaugeSample]) -> None:
+        """Append the depth of each lane's stream to `depths`."""
+        by_pool: dict[str, list[Lane]] = {}
+        for lane in self._lanes():
+            by_pool.setdefault(lane.manifest.config.pool, []).append(lane)
+        for pool, of_pool in by_pool.items():
+            for start in range(0, len(of_pool), STREAMS_AT_ONCE):
+                lanes = of_pool[start : start + STREAMS_AT_ONCE]
+                entries = await self._cluster_state.stream_entries(pool, [lane.content_id for lane in lanes])
+                for lane, count in zip(lanes, entries, strict=True):
+                    labels = (lane.manifest.model, str(lane.manifest.version), pool)
+                    depths.append(GaugeSample(catalogue.STREAM_ENTRIES, labels, count))

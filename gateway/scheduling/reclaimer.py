@@ -1,0 +1,91 @@
+"""Loop that takes back the leases of silent workers, and detects a Redis that lost its data.
+
+every quarter of a lease, for each pool ─> link.refresh ─> reclaim ─> circuit_breaker.refresh
+a supervisor announces a worker's death ─> reclaim, at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from millstream.gateway.scheduling.circuit_breaker import CircuitBreaker
+from millstream.services.errors import Failure
+from millstream.services.metrics import catalogue
+from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.queue.death_notices import Death
+from millstream.services.queue.producer_link import ProducerLink
+from millstream.services.queue.scripts import ATTEMPTS_MAX, script_call
+
+log = logging.getLogger("millstream.reclaimer")
+
+
+class Reclaimer:
+    """Await `run` in the gateway's event loop.
+
+    Args:
+        links: the gateway's connections to pools, by pool.
+        circuit_breaker: learns here which versions are refused.
+        registry: counts reclaimed batches.
+        lease_s: a worker that sends no heartbeat for this long has lost its leases.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[str, ProducerLink],
+        circuit_breaker: CircuitBreaker,
+        registry: MetricsRegistry,
+        lease_s: float,
+    ) -> None:
+        self._links = links
+        self._circuit_breaker = circuit_breaker
+        self._registry = registry
+        self._lease_s = lease_s
+
+    async def run(self) -> None:
+        """Reclaim four times per lease, until cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            for pool, link in list(self._links.items()):
+                try:
+                    await link.refresh()
+                except Failure:
+                    continue  # not connected: the link reconnects by itself
+                except Exception as error:
+                    log.warning("pool %s: its Redis could not be checked: %s", pool, error)
+                await self.reclaim(pool)
+                await self._circuit_breaker.refresh(pool)
+
+    async def reclaim(self, pool: str, death: Death | None = None) -> None:
+        """Take back the leases of a pool's silent workers, or those of the worker whose `death` was announced."""
+        link = self._links.get(pool)
+        if link is None or not link.writable:
+            return
+        try:
+            dead_worker = _arguments(death) if death is not None else ("", 0)
+            lease_ms = round(self._lease_s * 1000)
+            reply: Any = await link.call(*script_call("reclaim", link.keys, (), lease_ms, ATTEMPTS_MAX, *dead_worker))
+        except Failure:
+            return
+        except Exception as error:
+            log.warning("pool %s: reclaiming failed: %s", pool, error)
+            return
+        workers, again, dead = reply
+        if workers:
+            log.warning(
+                "pool %s: %d workers are gone; %d batches put again, %d to be tried alone or given up",
+                pool,
+                workers,
+                again,
+                dead,
+            )
+            self._registry.counter(catalogue.RECLAIMED, pool).add(again + dead)
+
+
+def _arguments(death: Death) -> tuple[str | int, ...]:
+    """Return the reclaim script's arguments for a death."""
+    if death.batches is None:
+        return death.worker, 1
+    return death.worker, 1, 1, *death.batches
