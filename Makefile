@@ -78,7 +78,7 @@ help: ## show this
 
 # The first of these that is new enough and can make environments; PYTHON=/path/to/python overrules.
 $(VENV)/.lock: $(LOCK)
-	@found=; for python in $(PYTHON) python3.13 python3.12 python3.11 python3; do \
+	@found=; for python in $(PYTHON) python3.14 python3.13 python3.12 python3.11 python3; do \
 	    if command -v "$$python" >/dev/null 2>&1 \
 	        && "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	        if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then found=$$python; break; fi; \

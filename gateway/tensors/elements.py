@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.json_document import mistyped
 from millstream.gateway.tensors.number_list import NumberList
@@ -101,11 +103,17 @@ def _packed(plan: InputPlan, pack: Callable[..., bytes], flat: list[Any]) -> byt
     try:
         return pack(*flat)
     except _PACK_ERRORS:
-        if plan.code is not None and plan.code in "fd":  # an integer outside the range of a double
-            return pack(*map(_double, flat))
+        if plan.code is not None and plan.code in "fd":  # out of range: an integer, or on Python 3.14 a float for "f"
+            return _rounded(plan.code, flat)
         raise invalid(
             f"Unable to parse 'data': an element is out of the range of {plan.datatype}{plan.where}"
         ) from None
+
+
+def _rounded(code: str, flat: list[Any]) -> bytes:
+    """Pack numbers of which some are outside the range of the datatype: these become infinities."""
+    with np.errstate(over="ignore"):
+        return np.array(list(map(_double, flat)), np.float64).astype(code).tobytes()
 
 
 def _double(value: float) -> float:
