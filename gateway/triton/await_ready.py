@@ -1,4 +1,7 @@
-"""Waits until workers have loaded staged versions, beside what they serve, and their records say so."""
+"""await_ready: wait until workers have loaded staged versions, beside those that they serve, or have unloaded some.
+
+The workers' records in the catalog's snapshot say so.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,17 @@ from millstream.services.wire.records import InstanceRecord, State
 
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0
-UNLOADED_S_MAX = 60.0  # more than a worker takes to run what it was sent
+UNLOADED_S_MAX = 60.0  # longer than a worker takes for the batches that it has
 
 
-class Trial:
-    """`ready_s_max`: how long loading and warming up may take. `worker_s_max`: how long a pool may have no worker.
+class ReadyWaiter:
+    """Waits for workers.
 
-    `unloaded_s_max`: how long workers may take to let go of a version that was unloaded.
+    Args:
+        catalog: Has their records.
+        ready_s_max: Time for loading and warming up.
+        worker_s_max: Time for which a pool may have no worker.
+        unloaded_s_max: Time for unloading a version.
     """
 
     def __init__(
@@ -33,10 +40,15 @@ class Trial:
         self._ready_s_max = ready_s_max
         self._worker_s_max = worker_s_max
 
-    async def passed(self, manifests: Sequence[Manifest], *, all_of_them: bool = True) -> None:
-        """Return when each is ready in a worker; not `all_of_them`: when one is, and of the others it is known.
+    async def wait_ready(self, manifests: Sequence[Manifest], *, all_of_them: bool = True) -> None:
+        """Return when the versions are ready in a worker.
 
-        Raises Failure: MODEL (all workers that tried failed), UNAVAILABLE (no worker, or it takes too long).
+        Args:
+            manifests: Of the versions.
+            all_of_them: One version that fails is a failure; False: only if all of them fail.
+
+        Raises:
+            Failure: MODEL (all workers that tried it failed), UNAVAILABLE (no worker, or it takes too long).
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -51,19 +63,20 @@ class Trial:
             self._check(waiting[0], waited_s)
             await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))
 
-    async def let_go(self, manifests: Sequence[Manifest]) -> None:
-        """Return when no worker holds any of them any more: an instance that is being unloaded looks ready, and is not.
+    async def wait_unloaded(self, manifests: Sequence[Manifest]) -> None:
+        """Return when no worker has any of the versions: an instance that is being unloaded looks ready, and is not.
 
-        Raises Failure: UNAVAILABLE when it takes too long.
+        Raises:
+            Failure: UNAVAILABLE when it takes too long.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
-        while held := [one for one in manifests if self._instances(one)]:
+        while loaded := [one for one in manifests if self._instances(one)]:
             left_s = self._unloaded_s_max - (loop.time() - start)
             if left_s <= 0:
                 raise Failure(
                     Code.UNAVAILABLE,
-                    f"version {held[0].version} is still being unloaded: try again",
+                    f"version {loaded[0].version} is still being unloaded: try again",
                     retry_after_s=5,
                     subject=Subject.VERSION,
                 )

@@ -1,9 +1,9 @@
-"""Work that must not be left half done when the task that asked for it is cancelled."""
+"""uninterruptible: work that must not stop half-way when its task is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -22,6 +22,11 @@ async def uninterrupted(work: Coroutine[Any, Any, _Result]) -> _Result:
         except asyncio.CancelledError:
             cancelled = True
     if cancelled:
-        task.exception()  # looked at, so that asyncio does not report it
+        task.exception()  # retrieved, so that asyncio does not log it
         raise asyncio.CancelledError
     return task.result()
+
+
+async def in_thread_to_end(work: Callable[..., _Result], *arguments: object) -> _Result:
+    """Run blocking `work` in a thread, to its end, as `uninterrupted` does."""
+    return await uninterrupted(asyncio.to_thread(work, *arguments))

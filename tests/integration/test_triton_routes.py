@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from millstream.gateway.triton.await_ready import Trial
+from millstream.gateway.triton.await_ready import ReadyWaiter
 from millstream.gateway.triton.loader import RepositoryLoader
 from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
@@ -128,7 +128,7 @@ async def test_unloading(application: Application, client: httpx.AsyncClient) ->
 async def test_a_pool_without_workers(application: Application, client: httpx.AsyncClient) -> None:
     await application.catalog.set_workers()
     control = RepositoryLoader(
-        application.repository, application.catalog, application.settings, Trial(application.catalog, 60, 0)
+        application.repository, application.catalog, application.settings, ReadyWaiter(application.catalog, 60, 0)
     )
     before = application.repository.endpoint("m")
     with pytest.raises(Exception, match="failed to load 'n', version 1: pool 'cpu' has no worker"):

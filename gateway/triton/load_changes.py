@@ -1,0 +1,125 @@
+"""load_changes: what loads and unloads of one model read and write in the repository. Blocking: call it in a thread.
+
+stage ─> workers load the versions ─> commit: manifests and endpoint change together
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.base import Repository
+from millstream.services.repository.conflicts import retry_on_conflict
+
+
+class LoadChanges:
+    """The steps of a load that change the repository."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    def endpoint(self, model: str) -> Endpoint | None:
+        """Return the endpoint of a model; None where there is none."""
+        try:
+            return self._repository.endpoint(model)
+        except Failure as failure:
+            if failure.code is not Code.NOT_FOUND:
+                raise
+            return None
+
+    def manifests(self, model: str) -> dict[int, Manifest]:
+        """Return the published manifests of a model, by version."""
+        return {version: self._repository.manifest(model, version) for version in self._repository.versions(model)}
+
+    def clear_verdicts(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """Forget why workers refuse to load these versions.
+
+        Returns:
+            The manifests; those that had a verdict with a new content id, which no worker has tried.
+        """
+        return [
+            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - for people
+            for one in manifests
+        ]
+
+    def unloaded(self, model: str, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """Return those of `manifests` that are published but unloaded: workers may still be unloading them."""
+        endpoint, now = self.endpoint(model), self.manifests(model)
+        return [
+            one for one in manifests if now.get(one.version) == one and endpoint and not endpoint.serves(one.version)
+        ]
+
+    def stage(self, model: str, manifests: Sequence[Manifest]) -> None:
+        """Stage those of `manifests` that do not serve now, so that workers load them."""
+        endpoint, now = self.endpoint(model), self.manifests(model)
+        new = [
+            one for one in manifests if now.get(one.version) != one or not (endpoint and endpoint.serves(one.version))
+        ]
+        if new:
+            self._repository.staged.stage(new)
+
+    def commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
+        """Let the versions of `manifests`, and no others of the model, serve.
+
+        Args:
+            model: Its name.
+            manifests: All of the load.
+            folder: The model repository in place that they come from; None: files of the call, or uploads.
+        """
+
+        def attempt() -> None:
+            before = self.endpoint(model) or Endpoint(model=model)
+            now = self.manifests(model)
+            after, dropped = _serving(before, list(now), [one.version for one in manifests], folder)
+            if after == before and all(now.get(one.version) == one for one in manifests) and not dropped:
+                return
+            self._repository.staged.commit(after, manifests, dropped)
+
+        retry_on_conflict(attempt)
+
+    def unload(self, model: str) -> None:
+        """Let no version of the model serve. An unknown model is no error."""
+        self._change(model, lambda endpoint: endpoint.model_copy(update={"loaded": ()}))
+
+    def note_failure(self, model: str, folder: Path, message: str) -> None:
+        """Keep why a load from `folder` failed, so that every gateway shows it."""
+        missing = Endpoint(model=model, source=str(folder))
+        self._change(model, lambda endpoint: endpoint.model_copy(update={"failure": message}), missing)
+
+    def _change(self, model: str, change: Callable[[Endpoint], Endpoint], missing: Endpoint | None = None) -> None:
+        """Replace the endpoint by `change` of it. `missing`: the endpoint to change where there is none."""
+
+        def attempt() -> None:
+            endpoint = self.endpoint(model) or missing
+            changed = change(endpoint) if endpoint else None
+            if changed is None or changed == endpoint:
+                return
+            if self.endpoint(model) is None:
+                self._repository.staged.commit(changed, ())
+            else:
+                self._repository.replace_endpoint(changed)
+
+        retry_on_conflict(attempt)
+
+
+def _serving(
+    before: Endpoint, published: Sequence[int], served: Sequence[int], folder: Path | None
+) -> tuple[Endpoint, list[int]]:
+    """Return the endpoint that serves `served`, and the published versions to delete.
+
+    Other versions of an uploaded model are kept, unloaded; those of a model in place are deleted.
+    """
+    dropped = [version for version in published if version not in served] if folder is not None else []
+    left = {*published, *served} - set(dropped)
+    active = before.active if before.active in served and folder is None else max(served)
+    update = {
+        "active": active,
+        "previous": None,
+        "loaded": None if left == set(served) else tuple(sorted(served)),
+        "source": str(folder) if folder is not None else None,
+        "failure": "",
+    }
+    return before.model_copy(update=update), dropped
