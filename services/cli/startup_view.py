@@ -32,7 +32,7 @@ class Terminal:
         self._console: Console = results()
         self._placed: list[ServedModel] = []
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         # A terminal that was closed is no reason to stop serving.
         with contextlib.suppress(OSError):
             self._console.print(f"[yellow]{escape(line)}[/]")
@@ -50,7 +50,7 @@ class Terminal:
                     else:
                         self._show_missing(one)
                 if not await preload.ready(api):
-                    self.say("no model answers yet: `millstream models` shows what becomes of them")
+                    self.show_line("no model answers yet: `millstream models` shows what becomes of them")
 
     def ready(self, running: Running) -> None:
         console = self._console
@@ -65,7 +65,7 @@ class Terminal:
         console.print(f"ready {running.url}", style="bold green")
 
     def stopped(self) -> None:
-        self.say("stopped")
+        self.show_line("stopped")
 
     def _show(self, running: Running) -> None:
         console = self._console
@@ -121,8 +121,8 @@ class Lines:
         self._wanted = wanted
         self._key = key
 
-    def say(self, line: str) -> None:
-        self._print({"event": "said", "line": line})
+    def show_line(self, line: str) -> None:
+        self._print({"event": "message", "line": line})
 
     async def prepare(self, running: Running) -> None:
         self._print(
@@ -146,7 +146,7 @@ class Lines:
                 else:
                     self._print({"event": "model", "name": one.name, "error": one.reason})
             if not await preload.ready(api):
-                self.say("no model answers yet")
+                self.show_line("no model answers yet")
 
     def _show_loaded(self, loaded: RepositoryModel) -> None:
         versions = list(loaded.versions)

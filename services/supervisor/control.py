@@ -1,4 +1,4 @@
-"""The control socket: how a command tells a running supervisor what to do, and hears how it goes.
+"""The control socket: commands send a request to a running supervisor and receive progress events.
 
 command: {"restart": "all"}          -> <run>/control.sock ->   supervisor
          {"event": "replaced", …} …  <-      JSON lines    <-   … until "done" or "failed"
@@ -15,16 +15,16 @@ from typing import Any
 
 from millstream.services.errors import Code, Failure, invalid
 
-ASK_S_MAX = 5.0
+REQUEST_S_MAX = 5.0
 
 Event = dict[str, Any]
-Tell = Callable[[Event], None]
-#: a request, and where to tell what happens; it ends when all is done. Raises Failure.
-Handle = Callable[[Event, Tell], Awaitable[None]]
+ReportEvent = Callable[[Event], None]
+#: handles a request, reports events, and returns when the request is complete. Raises Failure.
+Handle = Callable[[Event, ReportEvent], Awaitable[None]]
 
 
 class ControlSocket:
-    """The supervisor's end. A command that goes away stops nothing: what was begun goes on."""
+    """The supervisor's end. If a command disconnects, its request continues."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
@@ -32,11 +32,11 @@ class ControlSocket:
         self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self, path: Path) -> None:
-        """Listen on `path`, in a folder that is ours alone."""
+        """Listen on `path`, in a folder that is private to this user."""
         self._server = await asyncio.start_unix_server(self._on_connection, path)
 
     async def close(self) -> None:
-        """Take no more; who still listens has been told by now."""
+        """Stop listening and end all connections; their last events were written before."""
         if self._server is not None:
             self._server.close()
         await asyncio.sleep(0)
@@ -50,25 +50,25 @@ class ControlSocket:
         task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def tell(event: Event) -> None:
+        def report(event: Event) -> None:
             if not writer.is_closing():
                 writer.write(json.dumps(event).encode() + b"\n")
 
         try:
-            await self._handle(await _asked(reader), tell)
+            await self._handle(await _read_request(reader), report)
         except Failure as failure:
-            tell({"event": "failed", "code": failure.code.value, "message": failure.message})
+            report({"event": "failed", "code": failure.code.value, "message": failure.message})
         except OSError:
-            pass  # gone already
+            pass  # the command has disconnected
         else:
-            tell({"event": "done"})
+            report({"event": "done"})
         finally:
             writer.close()
 
 
-async def _asked(reader: asyncio.StreamReader) -> Event:
+async def _read_request(reader: asyncio.StreamReader) -> Event:
     try:
-        request = json.loads(await asyncio.wait_for(reader.readline(), ASK_S_MAX))
+        request = json.loads(await asyncio.wait_for(reader.readline(), REQUEST_S_MAX))
     except (ValueError, TimeoutError) as error:
         raise invalid("not a line of JSON") from error
     if not isinstance(request, dict):
@@ -76,10 +76,10 @@ async def _asked(reader: asyncio.StreamReader) -> Event:
     return request
 
 
-async def ask(path: Path, request: Event) -> AsyncIterator[Event]:
-    """Send `request` to the supervisor that listens on `path`; what happens, as it happens.
+async def send_request(path: Path, request: Event) -> AsyncIterator[Event]:
+    """Send `request` to the supervisor that listens on `path`; yield its events as they arrive.
 
-    Raises Failure: what the supervisor says; UNAVAILABLE if it ends before all is done. Raises OSError if nobody listens.
+    Raises the supervisor's Failure, UNAVAILABLE if it ends early, and OSError if no process listens.
     """
     reader, writer = await asyncio.open_unix_connection(path)
     with contextlib.closing(writer):
@@ -92,4 +92,4 @@ async def ask(path: Path, request: Event) -> AsyncIterator[Event]:
                 if event["event"] == "done":
                     return
                 yield event
-    raise Failure(Code.UNAVAILABLE, "the supervisor ended before all was done")
+    raise Failure(Code.UNAVAILABLE, "the supervisor ended before the request was complete")

@@ -1,7 +1,7 @@
-"""The ports: held by the supervisor for as long as the installation runs.
+"""The ports of an installation, held by the supervisor while it runs.
 
-HTTP: a listening socket that every gateway inherits, so that a restart loses no caller. gRPC: a reservation; each gateway
-listens by itself beside it (SO_REUSEPORT), since the library takes no socket.
+HTTP: a listening socket that every gateway inherits, so that a restart loses no connection. gRPC: a reserved port; each
+gateway listens on it by itself (SO_REUSEPORT), since the gRPC library does not accept a socket.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ BACKLOG = 2048
 
 
 def resolve(host: str) -> tuple[socket.AddressFamily, str]:
-    """The first address of a host name. Raises Failure(INVALID)."""
+    """Return the family and first address of a host name. Raises Failure(INVALID)."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise invalid(f"--host {host}: not an address of this machine ({error})") from error
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     return family, str(address[0])
 
 
 def binds_loopback(host: str) -> bool:
-    """Whether only this machine can reach a socket that is bound to `host`. Raises Failure(INVALID) for a name that does not resolve."""
+    """Return whether only this machine can reach a socket bound to `host`.
+
+    Raises Failure(INVALID) for a name that does not resolve.
+    """
     return ipaddress.ip_address(resolve(host)[1].partition("%")[0]).is_loopback
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; port 0 picks a free one. Raises Failure with what to do, in one line."""
+    """Return a listening TCP socket; port 0 picks a free one. Raises Failure, which says what to do."""
     family, address = resolve(host)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,21 +43,21 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise _refused(host, port, "--http-port", error) from error
+        raise _bind_failure(host, port, "--http-port", error) from error
     listener.setblocking(False)
     return listener
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that keeps `port` (0: a free one) for processes that listen there with SO_REUSEPORT; it takes no connections.
+    """Return a bound socket that reserves `port` (0: a free one) for processes that listen on it with SO_REUSEPORT.
 
-    Raises Failure with what to do, in one line, also where somebody else shares the port.
+    It accepts no connections. Raises Failure, which says what to do, also if another program shares the port.
     """
     family, address = resolve(host)
     kept = socket.socket(family, socket.SOCK_STREAM)
     try:
         if port:
-            # Alone: with SO_REUSEPORT one would not notice another installation of the same user.
+            # First without SO_REUSEPORT, which would succeed beside another installation of the same user.
             with socket.socket(family, socket.SOCK_STREAM) as alone:
                 alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 alone.bind((address, port))
@@ -62,11 +65,11 @@ def reserve(host: str, port: int) -> socket.socket:
         kept.bind((address, port))
     except OSError as error:
         kept.close()
-        raise _refused(host, port, "--grpc-port", error) from error
+        raise _bind_failure(host, port, "--grpc-port", error) from error
     return kept
 
 
-def _refused(host: str, port: int, option: str, error: OSError) -> Failure:
+def _bind_failure(host: str, port: int, option: str, error: OSError) -> Failure:
     if error.errno == errno.EADDRINUSE:
         return Failure(
             Code.CONFLICT, f"port {port} on {host} is in use: stop what uses it, or choose another with {option}"
@@ -75,17 +78,17 @@ def _refused(host: str, port: int, option: str, error: OSError) -> Failure:
 
 
 def url_of(host: str, port: int) -> str:
-    """`http://HOST:PORT` as it is shown."""
+    """Return `http://HOST:PORT`, with brackets for IPv6."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def address_of(host: str, port: int) -> str:
-    """`HOST:PORT` as gRPC clients are given it."""
+    """Return `HOST:PORT` in the form for gRPC clients."""
     return url_of(host, port).removeprefix("http://")
 
 
 def local_url_of(host: str, port: int) -> str:
-    """The same, for use on this machine: a wildcard address is one to listen on, not one to connect to."""
+    """Return the URL for clients on this machine: with the loopback address in place of a wildcard address."""
     family, address = resolve(host)
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         return url_of("::1" if family is socket.AF_INET6 else "127.0.0.1", port)

@@ -1,4 +1,4 @@
-"""One `millstream up` per home: a lock that ends with its holder, and says who holds it."""
+"""The lock that allows one `millstream up` per home; its file names the holder, and the kernel frees it at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from millstream.services.errors import Code, Failure
 
 
 class HomeLock:
-    """`<home>/run/lock`, held from `take` to `release` or to the end of the process, however it ends."""
+    """`<home>/run/lock`, held from `take` until `release` or the end of the process."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "lock"
@@ -20,12 +20,12 @@ class HomeLock:
         self._fd = -1
 
     def take(self) -> None:
-        """Raises Failure(CONFLICT) if another process holds it; the message names its pid and URL."""
+        """Take the lock. Raises Failure(CONFLICT) with the holder's pid and URL if another process holds it."""
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = holder_of(self._path.parent)
+            holder = read_holder(self._path.parent)
             self._close()
             raise Failure(
                 Code.CONFLICT,
@@ -35,12 +35,12 @@ class HomeLock:
         self.announce(None)
 
     def announce(self, url: str | None, control: Path | None = None) -> None:
-        """Write who holds the lock and, once known, the URL and the control socket.
+        """Write the holder's pid and, once known, its URL and control socket into the lock file.
 
-        `<home>/run/url` is for the command line tools.
+        Also writes the URL to `<home>/run/url`, which the command line tools read.
         """
         document = json.dumps({"pid": os.getpid(), "url": url, "control": control and str(control)}).encode()
-        # The lock holds whether or not it can say by whom: what is there is served from a full disk, too.
+        # The lock works without this text: an installation must also start and serve on a full disk.
         with contextlib.suppress(OSError):
             os.pwrite(self._fd, document, 0)
             os.ftruncate(self._fd, len(document))
@@ -51,7 +51,7 @@ class HomeLock:
                 self._url_path.unlink(missing_ok=True)
 
     def release(self) -> None:
-        # The lock file itself stays: removing a file that others may be about to lock breaks the lock.
+        # The lock file itself stays: removing it while another process is about to lock it would break the lock.
         self._url_path.unlink(missing_ok=True)
         os.ftruncate(self._fd, 0)
         self._close()
@@ -61,8 +61,11 @@ class HomeLock:
         self._fd = -1
 
 
-def holder_of(run_dir: Path) -> dict[str, object]:
-    """What the holder of a home's lock wrote: pid, url, control. Nothing if nobody did; it may be gone by now."""
+def read_holder(run_dir: Path) -> dict[str, object]:
+    """Return what the holder of a home's lock wrote: pid, url, control. Empty if there is none.
+
+    The holder may have ended since.
+    """
     with contextlib.suppress(OSError, ValueError):
         document = json.loads((run_dir / "lock").read_bytes())
         if isinstance(document, dict):

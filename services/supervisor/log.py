@@ -1,4 +1,4 @@
-"""What children say: every line goes to a file, warnings and errors also to the terminal.
+"""Handles the output of children: every line goes to a file, warnings and errors also to the terminal.
 
 child's stdout and stderr -> pipe -> LogFile (home/logs/<name>.log)
                                   -> Alerts -> terminal, prefixed with the child's name
@@ -16,9 +16,11 @@ from pathlib import Path
 
 from millstream.services.process.printable import printable
 
+#: size after which a log file is rotated, and how many rotated files are kept
 LOG_BYTES_MAX = 16 << 20
-KEPT = 3
+ROTATED_FILES = 3
 LINE_BYTES_MAX = 64 << 10
+#: lines of one child on the terminal within ALERTS_S; further ones appear in the log only
 ALERTS_MAX = 100
 ALERTS_S = 60.0
 
@@ -27,15 +29,15 @@ _TRACEBACK = "Traceback (most recent call last)"
 
 
 class LogFile:
-    """A file that only grows to LOG_BYTES_MAX; the last KEPT ones are `<name>.log.1`, `.2`, `.3`.
+    """A log file that is rotated at LOG_BYTES_MAX to `<name>.log.1`, `.2`, `.3`.
 
-    Raises nothing: a disk that is full, or a folder that went away, costs lines and stops nobody who logs. How many were
-    lost is the first line when writing works again.
+    Never raises: on a full disk or in a removed folder, lines are lost and the process continues. When writing works
+    again, the first line says how many lines were lost.
     """
 
     def __init__(self, path: Path, *, bytes_max: int = LOG_BYTES_MAX) -> None:
         self.path = path
-        self.lost = 0  # lines since one was written last
+        self.lost = 0  # lines lost since the last write that succeeded
         self._bytes_max = bytes_max
         self._file: io.FileIO | None = None
         self._try(lambda: None)
@@ -51,7 +53,7 @@ class LogFile:
             self._file = None
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Whether it worked, with a file that is open and has room."""
+        """Open or rotate the file if needed, then run `action`; return whether that succeeded."""
         try:
             if self._file is None or self._file.tell() >= self._bytes_max:
                 self.close()
@@ -74,7 +76,7 @@ class LogFile:
     def _rotate_if_full(self) -> None:
         if not self.path.exists() or self.path.stat().st_size < self._bytes_max:
             return
-        for number in range(KEPT, 0, -1):
+        for number in range(ROTATED_FILES, 0, -1):
             older = self.path.with_name(f"{self.path.name}.{number}")
             newer = self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number - 1}")
             if newer.exists():
@@ -82,9 +84,9 @@ class LogFile:
 
 
 class Alerts:
-    """Which lines are worth the terminal: those that name a level from WARNING up, and tracebacks whole.
+    """Selects the lines to show on the terminal: those with a level from WARNING up, and whole tracebacks.
 
-    At most ALERTS_MAX in ALERTS_S seconds: what the terminal's output is kept in must not grow with every request.
+    At most ALERTS_MAX in ALERTS_S seconds, so that a journal that stores the terminal's output stays bounded.
     """
 
     def __init__(self) -> None:
@@ -93,21 +95,24 @@ class Alerts:
         self._shown = 0
 
     def new_process(self) -> None:
-        """The lines from now on are another process'; the one before may have died within a traceback."""
+        """Start over for the lines of a new process; the previous one may have died inside a traceback."""
         self._in_traceback = False
 
-    def shown(self, line: str, now_s: float) -> str | None:
-        """What to show for `line`, given the lines before it; None: nothing. The terminal obeys nothing in it."""
-        if not self._worth(line):
+    def line_to_show(self, line: str, now_s: float) -> str | None:
+        """Return the text to show for `line`, without control characters; None to show nothing.
+
+        Depends on the lines before it.
+        """
+        if not self._is_alert(line):
             return None
         if now_s - self._window_start_s >= ALERTS_S:
             self._window_start_s, self._shown = now_s, 0
         self._shown += 1
         if self._shown == ALERTS_MAX:
-            return f"more than {ALERTS_MAX - 1} warnings within {ALERTS_S:g} s: the next ones are in its log alone"
+            return f"more than {ALERTS_MAX - 1} warnings within {ALERTS_S:g} s: further ones are only in its log"
         return printable(line.replace("\t", " ")) if self._shown < ALERTS_MAX else None
 
-    def _worth(self, line: str) -> bool:
+    def _is_alert(self, line: str) -> bool:
         if self._in_traceback:
             # A traceback's frames are indented; its last line, the exception, is not.
             self._in_traceback = line.startswith((" ", "\t")) or not line.strip()

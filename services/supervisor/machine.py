@@ -1,4 +1,4 @@
-"""How much of this machine is ours."""
+"""The share of this machine that this process may use."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cpus(quota: Path = CPU_QUOTA) -> int:
-    """Processors this process may use: its affinity mask, and the container's quota where there is one.
+    """Return the number of processors this process may use: its affinity mask, limited by the container's quota.
 
-    `quota`: a cgroup v2 `cpu.max` file, "MICROSECONDS PERIOD" or "max PERIOD" (Linux, cgroup-v2.rst).
+    `quota` is a cgroup v2 `cpu.max` file, "MICROSECONDS PERIOD" or "max PERIOD" (Linux, cgroup-v2.rst).
     """
     allowed = len(cores()) or os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
@@ -22,7 +22,7 @@ def cpus(quota: Path = CPU_QUOTA) -> int:
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal; one that was closed is none (tty(4))."""
+    """Return whether this process has a controlling terminal that is still open (tty(4))."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -31,5 +31,5 @@ def has_terminal() -> bool:
 
 
 def cores() -> set[int]:
-    """The cores this process may use, by number; none where the system does not say."""
+    """Return the numbers of the cores this process may use; empty if the system does not report them."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

@@ -1,4 +1,4 @@
-"""A child never outlives its parent: not even one that was killed and could not tell it to stop (Linux)."""
+"""Makes the kernel kill a child when its parent dies, even if the parent was killed (Linux)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG).
+    """Have the kernel kill this process when its parent ends (prctl(2), PR_SET_PDEATHSIG). Does nothing without prctl.
 
-    `parent`: the process id the parent had when it forked; if it is gone already, this process ends here. Does
-    nothing on systems without prctl.
+    `parent` is the pid of the parent when it forked; if that process has already ended, this process exits.
     """
     if sys.platform != "linux":
         return
@@ -25,16 +24,16 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(1)
 
 
-def tied_to_this_process(cores: Collection[int] = ()) -> Callable[[], None]:
-    """A `preexec_fn` that calls `die_with_parent` in a child before it runs its program, on `cores` alone if any.
+def child_setup(cores: Collection[int] = ()) -> Callable[[], None]:
+    """Return a `preexec_fn` that calls `die_with_parent` and, if `cores` is not empty, pins the child to them.
 
-    Before, not in the child's own main: a child whose imports take a second would be loose for that second, and
-    Redis has no main of ours. The setting outlives exec. The kernel watches the forking *thread*, so fork from one
-    that lives as long as the process.
+    It runs before exec instead of in the child's main: a child whose imports take a second would be unprotected for
+    that second, and Redis does not run our code. The setting survives exec. The kernel watches the forking *thread*,
+    so fork from a thread that lives as long as the process.
     """
     parent = os.getpid()
     if sys.platform == "linux":
-        _prctl()  # looked up here: a forked child should do as little as it can
+        _prctl()  # looked up before the fork: a forked child should do as little as possible
 
     def before_exec() -> None:
         die_with_parent(parent)

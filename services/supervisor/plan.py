@@ -1,6 +1,6 @@
-"""Which processes an installation consists of: settings -> programs. Pure.
+"""Derives the processes of an installation from its settings. Pure.
 
-Settings + what the machine has -> Plan: redis?, gateways, workers of each pool
+Settings + the machine's processors -> Programs: Redis (if embedded), gateways, workers of each pool
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from millstream.services.model.names import check_name
 from millstream.services.settings import ADMIN_KEY, Settings
 
 WORKERS_MAX = 1024
-DRAIN_SHARE = 0.9  # of the time that an installation may take to stop: what one of its processes may
+DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
 _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A child to run. `environment`: what it gets on top of this process's, without the variables in `withheld`.
+    """A program to run as a child.
 
-    `worker`: it has an id (millstream.services.wire.worker_id). `says_ready`: it takes `--ready-fd N` and writes a line there when it
-    is. `cores`: the only ones it may use; empty: any.
+    Args:
+        environment: variables added to those of this process.
+        withheld: variables of this process that the child does not get.
+        fds: descriptors that the child inherits.
+        worker: whether it is a worker, which gets an id (wire.worker_id).
+        signals_ready: whether it accepts `--ready-fd N` and writes there when it is ready.
+        cores: the cores it is pinned to; empty for any.
     """
 
     name: str
@@ -36,15 +41,15 @@ class Program:
     withheld: frozenset[str] = frozenset({ADMIN_KEY})
     fds: tuple[int, ...] = ()
     worker: bool = False
-    says_ready: bool = False
+    signals_ready: bool = False
     cores: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """How a gateway and a worker are started, before their own arguments.
+class EntryCommands:
+    """The commands that start a gateway and a worker, without their arguments.
 
-    `-P`: the user's folder is not searched for modules, whatever its folders are called.
+    `-P` keeps Python from importing modules from the current folder.
     """
 
     gateway: tuple[str, ...] = (sys.executable, "-P", "-m", "millstream.gateway")
@@ -52,7 +57,7 @@ class Entry:
 
 
 def parse_pools(text: str) -> dict[str, int]:
-    """`cpu=2,gpu=1` -> workers by pool name. Raises Failure(INVALID)."""
+    """Parse `cpu=2,gpu=1` into the number of workers by pool name. Raises Failure(INVALID)."""
     pools: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = part.partition("=")
@@ -64,7 +69,9 @@ def parse_pools(text: str) -> dict[str, int]:
         if not equals or not 1 <= workers <= WORKERS_MAX:
             raise invalid(f"--pool {part}: write NAME=WORKERS with 1 to {WORKERS_MAX} workers, like cpu=2")
         if name == "gateway":
-            raise invalid(f"--pool {part}: a pool cannot be called gateway, its logs would be the gateways'")
+            raise invalid(
+                f"--pool {part}: a pool cannot be named gateway: its log files would be those of the gateways"
+            )
         if name in pools:
             raise invalid(f"--pool {part}: the pool {name} is named twice")
         pools[name] = workers
@@ -74,23 +81,23 @@ def parse_pools(text: str) -> dict[str, int]:
 
 
 def threads_of(settings: Settings, cpus: int) -> int:
-    """Threads of one worker: as set, else an equal share of the machine."""
+    """Return the threads of one worker: the setting, or an equal share of the machine."""
     return settings.worker_threads or max(1, cpus // sum(parse_pools(settings.pools).values()))
 
 
 def metrics_dir_of(settings: Settings) -> Path:
-    """Where all processes count: in memory, since a write to a page that is going to disk waits for the disk."""
+    """Return the folder of all processes' metrics: in memory, since writing to a page under write-back blocks."""
     memory = settings.shm_dir if settings.shm_dir.is_dir() else settings.home.resolve() / "run"
     return memory / f"{shm_prefix(settings)}.metrics"
 
 
-#: glibc, which the server of the wheel allocates with, learns from the first large tensor to keep the room of all of
-#: them. With these sizes given it does not: parts of blobs (256 KiB) go back when they are freed, all else stays at hand.
+#: The Redis of the wheel allocates with glibc, which raises its mmap threshold after the first large tensor and then
+#: keeps freed memory. Fixed thresholds prevent that: freed parts of blobs (256 KiB) are returned, smaller blocks kept.
 _GIVES_MEMORY_BACK = {"MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """Every setting that has a value as `MILLSTREAM_…`, so that a child sees what the command line said, too."""
+    """Return every setting with a value as `MILLSTREAM_…`, so that children also get those of the command line."""
     environment = {}
     for name in Settings.model_fields:
         value = getattr(settings, name)
@@ -101,7 +108,7 @@ def environment_of(settings: Settings) -> dict[str, str]:
 
 
 def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis_url: str, cpus: int) -> Settings:
-    """The settings with what was only known at start filled in."""
+    """Return the settings for children, with the values that are only known at start."""
     home = settings.home.resolve()
     return settings.model_copy(
         update={
@@ -112,19 +119,19 @@ def settings_of_children(settings: Settings, *, port: int, grpc_port: int, redis
             "redis_url": SecretStr(redis_url),
             "metrics_dir": metrics_dir_of(settings),
             "worker_threads": threads_of(settings, cpus),
-            # On a single core whoever looks keeps the one from running that is looked for.
+            # On a single core a process that busy-polls would block the process it waits for.
             "busy_poll_us_max": settings.busy_poll_us_max if cpus > 1 else 0,
-            # A child that reaches its limit still has time to end by itself, and to say so.
+            # Leaves a child that reaches its limit time to report that and end by itself.
             "drain_s": settings.drain_s * DRAIN_SHARE,
-            # One port is not enough for several workers, nor for one and its replacement; the gateways show them all.
+            # Several workers, or a worker and its replacement, cannot share a port; gateways serve all their metrics.
             "worker_metrics_port": 0,
         }
     )
 
 
-def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """The gateway processes; each inherits the listening socket `fd`."""
-    # The gRPC library's own log lines are about connections, and each would be shown as a warning.
+def gateways(settings: Settings, fd: int, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
+    """Return the gateway processes; each inherits the listening socket `fd`."""
+    # The gRPC library logs single connections, and each line would appear as a warning.
     environment = {"GRPC_VERBOSITY": "NONE"} | _common(settings)
     return [
         Program(
@@ -133,15 +140,15 @@ def gateways(settings: Settings, fd: int, entry: Entry, cores: frozenset[int] = 
             environment=environment,
             withheld=frozenset(),
             fds=(fd,),
-            says_ready=True,
+            signals_ready=True,
             cores=cores,
         )
         for index in range(settings.gateways)
     ]
 
 
-def workers(settings: Settings, entry: Entry, cores: frozenset[int] = frozenset()) -> list[Program]:
-    """The worker processes of every pool. Pools called gpu and tensorrt run on that device, others as set."""
+def workers(settings: Settings, entry: EntryCommands, cores: frozenset[int] = frozenset()) -> list[Program]:
+    """Return the worker processes of all pools. Pools named gpu and tensorrt use that device, others the setting's."""
     return [
         Program(
             name=f"{pool}-{index}",
@@ -156,18 +163,18 @@ def workers(settings: Settings, entry: Entry, cores: frozenset[int] = frozenset(
 
 
 def redis(command: list[str], cores: frozenset[int] = frozenset()) -> Program:
-    """The embedded Redis."""
+    """Return the embedded Redis."""
     return Program(name="redis", command=tuple(command), environment=_GIVES_MEMORY_BACK, cores=cores)
 
 
 def _common(settings: Settings) -> dict[str, str]:
-    # Unbuffered: what a process said before it died is what one wants to read.
+    # Unbuffered: the last lines before a death must not be lost.
     return environment_of(settings) | {"PYTHONUNBUFFERED": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What was started, for people to read. `grpc`: HOST:PORT; None: it is off."""
+    """What is running, for display. `grpc` is HOST:PORT; None if gRPC is off."""
 
     url: str
     local_url: str

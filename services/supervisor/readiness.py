@@ -1,4 +1,4 @@
-"""When a replacement is as ready as what it replaces: a gateway says so itself, a worker's record shows it."""
+"""Waits until a replacement can take over: a gateway signals readiness, a worker's record lists its loaded versions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from millstream.services.supervisor.child import Child
 from millstream.services.wire.records import State, WorkerRecord
 from millstream.services.wire.worker_id import worker_id
 
-LOOK_S = 0.1
+POLL_S = 0.1
 GATEWAY_S_MAX = 60.0
-LOAD_S_MAX = 300.0  # for one more version to be loaded and warmed up
+LOAD_S_MAX = 300.0  # longest wait for the next version to be loaded and warmed up
 
 
-async def until_ready(old: Child, new: Child, address: RedisAddress, keys: InstallationKeys) -> None:
-    """Return when `new` can do what `old` does. Raises Failure with the reason when it will not."""
+async def wait_until_ready(old: Child, new: Child, address: RedisAddress, keys: InstallationKeys) -> None:
+    """Return when `new` can replace `old`. Raises Failure with the reason if it cannot."""
     if not new.program.worker:
         try:
             await asyncio.wait_for(new.ready.wait(), GATEWAY_S_MAX)
@@ -35,33 +35,33 @@ async def until_ready(old: Child, new: Child, address: RedisAddress, keys: Insta
 
 
 async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> None:
-    seen: frozenset[str] | None = None
+    previous: frozenset[str] | None = None
     since = time.monotonic()
     while True:
-        missing = behind(await _records(cluster_state), _id(old), _id(new))
+        missing = missing_versions(await _records(cluster_state), _id(old), _id(new))
         if missing is not None and not missing:
             return
-        if missing != seen:
-            seen, since = missing, time.monotonic()
+        if missing != previous:
+            previous, since = missing, time.monotonic()
         elif time.monotonic() > since + LOAD_S_MAX:
-            what = f" {len(seen)} versions ({min(seen)})" if seen else ""
+            what = f" {len(missing)} versions ({min(missing)})" if missing else ""
             raise Failure(Code.UNAVAILABLE, f"after {LOAD_S_MAX:g} s it has not loaded{what}")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _records(cluster_state: ClusterState) -> Sequence[WorkerRecord]:
     try:
         return await cluster_state.workers()
     except Failure:
-        return ()  # Redis is away: it comes back, or the time is over
+        return ()  # Redis is unavailable: try again until the time limit
 
 
 def _id(child: Child) -> str:
     return worker_id(child.program.name, child.start_id)
 
 
-def behind(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:
-    """Content ids that worker `old` can run and `new` cannot yet; None: `new` has not said anything.
+def missing_versions(workers: Sequence[WorkerRecord], old: str, new: str) -> frozenset[str] | None:
+    """Return the content ids that worker `old` can run and `new` cannot yet; None if `new` has no record yet.
 
     Raises Failure(MODEL) with the reason for a version that `new` failed to load.
     """

@@ -1,7 +1,7 @@
-"""rolling: replaces children one after the other, so that somebody serves throughout.
+"""Rolling restart: replaces children one after the other, without interrupting service.
 
-the new one starts beside the old one -> is ready -> the old one drains and ends -> the next child
-                                      -> is not   -> the new one goes, the old one stays, the rest is left alone
+start the new child beside the old one -> ready     -> the old one drains and ends -> next child
+                                       -> not ready -> stop the new one, keep the old one, end the restart
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancel import cancel_all
 from millstream.services.supervisor.child import Child
-from millstream.services.supervisor.control import Tell
+from millstream.services.supervisor.control import ReportEvent
 from millstream.services.supervisor.plan import Program
 
 Start = Callable[[Program], Child]
@@ -21,9 +21,12 @@ Ready = Callable[[Child, Child], Awaitable[None]]
 
 
 class Rolling:
-    """`start`: starts a program, on trial. `ready(old, new)`: returns when `new` can do what `old` does, or raises Failure.
+    """Replaces children. When cancelled, leaves all running children in the caller's lists, for the caller to stop.
 
-    Cancelled, it leaves all that runs in the lists it was given, for others to stop.
+    Args:
+        start: starts a program on trial.
+        ready: called with the old and the new child; returns when the new one can take over, or raises Failure.
+        drain_s: how long a child may take to stop.
     """
 
     def __init__(self, start: Start, ready: Ready, drain_s: float) -> None:
@@ -31,45 +34,47 @@ class Rolling:
         self._ready = ready
         self._drain_s = drain_s
 
-    async def run(self, groups: Sequence[list[Child]], tell: Tell) -> None:
-        """Replace every child of every group, in place. Raises Failure at the first whose replacement is not ready."""
-        number = sum(map(len, groups))
+    async def run(self, groups: Sequence[list[Child]], report: ReportEvent) -> None:
+        """Replace every child of every group, in index. Raises Failure at the first whose replacement is not ready."""
+        count = sum(map(len, groups))
         replaced = 0
         for children in groups:
-            for place in range(len(children)):
-                tell({"event": "starting", "process": children[place].program.name, "of": number, "replaced": replaced})
+            for index in range(len(children)):
+                report(
+                    {"event": "starting", "process": children[index].program.name, "of": count, "replaced": replaced}
+                )
                 try:
-                    await self._replace(children, place, tell)
+                    await self._replace(children, index, report)
                 except Failure as failure:
-                    left = f"{replaced} of {number} processes were replaced" if replaced else "nothing was replaced"
-                    raise Failure(failure.code, f"{failure.message} ({left})") from failure
+                    outcome = f"{replaced} of {count} processes were replaced" if replaced else "nothing was replaced"
+                    raise Failure(failure.code, f"{failure.message} ({outcome})") from failure
                 replaced += 1
 
-    async def _replace(self, children: list[Child], place: int, tell: Tell) -> None:
+    async def _replace(self, children: list[Child], index: int, report: ReportEvent) -> None:
         began = time.monotonic()
-        old = children[place]
+        old = children[index]
         before = old.pid
         new = self._start(old.program)
         children.append(new)
         try:
-            await self._until_ready(old, new)
+            await self._wait_until_ready(old, new)
         except Failure as failure:
-            # It may have taken requests: it answers them first.
+            # It may have accepted requests, which it answers first.
             await new.stop(self._drain_s)
             children.remove(new)
             raise Failure(
                 failure.code,
-                f"{old.program.name} was not replaced and serves on: its replacement was not ready: {failure.message} "
-                f"(log: {new.log_path})",
+                f"{old.program.name} was not replaced and keeps serving: its replacement was not ready: "
+                f"{failure.message} (log: {new.log_path})",
             ) from failure
-        children[place], children[-1] = new, old
+        children[index], children[-1] = new, old
         await old.stop(self._drain_s)
         children.remove(old)
         seconds = round(time.monotonic() - began, 3)
         name = new.program.name
-        tell({"event": "replaced", "process": name, "pid_before": before, "pid": new.pid, "seconds": seconds})
+        report({"event": "replaced", "process": name, "pid_before": before, "pid": new.pid, "seconds": seconds})
 
-    async def _until_ready(self, old: Child, new: Child) -> None:
+    async def _wait_until_ready(self, old: Child, new: Child) -> None:
         ready, ended = (
             asyncio.ensure_future(self._ready(old, new)),
             asyncio.ensure_future(new.ended()),
@@ -78,8 +83,8 @@ class Rolling:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 ready.result()
-            if not new.keep():
-                said = f": {new.last_line}" if new.last_line else ""
-                raise Failure(Code.UNAVAILABLE, f"it {new.how}{said}")
+            if not new.end_trial():
+                last_line = f": {new.last_line}" if new.last_line else ""
+                raise Failure(Code.UNAVAILABLE, f"it {new.exit_description}{last_line}")
         finally:
             await cancel_all((ready, ended))

@@ -1,4 +1,4 @@
-"""Shared memory files and folders of an installation: whatever is there before the start or after the end belongs to nobody."""
+"""Removes an installation's leftover files in shared memory, before its start and after its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def remove_segments(folder: Path, prefix: str) -> int:
-    """Remove all that is called `<prefix>.*` in `folder`; returns how many there were."""
+    """Remove all files and folders named `<prefix>.*` in `folder`; return their number."""
     removed = 0
     for path in folder.glob(f"{glob.escape(prefix)}.*"):
         with contextlib.suppress(FileNotFoundError):

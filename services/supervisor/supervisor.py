@@ -1,6 +1,6 @@
-"""All of an installation on one machine: Redis, gateways and workers, from one command to one Ctrl-C.
+"""Runs a whole installation on one machine: starts Redis, gateways and workers, restarts them, stops them in order.
 
-lock -> listen -> Redis -> workers, gateways -> front.prepare (models, canary) -> front.ready … signal -> drain in order
+lock -> listen -> Redis -> workers, gateways -> view.prepare (preload models) -> view.ready … signal -> drain in order
                                                 SIGHUP, or a command on the control socket -> rolling restart
 """
 
@@ -34,72 +34,78 @@ from millstream.services.queue.url import RedisAddress
 from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
 from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
-from millstream.services.supervisor.control import ControlSocket, Event, Tell
-from millstream.services.supervisor.cpu_affinity import Cores, keep_apart
+from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent
+from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.lock import HomeLock
-from millstream.services.supervisor.plan import Entry, Program, Running
-from millstream.services.supervisor.readiness import until_ready
+from millstream.services.supervisor.plan import EntryCommands, Program, Running
+from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.wire.worker_id import worker_id
 
 REDIS_S_MAX = 10.0
-#: a child that dies so often in a row before anything was ever ready will not be ready
+#: deaths in a row of one child during the start, after which the start fails
 DEATHS_MAX_AT_START = 5
-#: by when, of the time that stopping may take, the gateways and then the workers are gone: nobody waits any more for
-#: what a worker does after the gateways
+#: Shares of the drain time after which the gateways and the workers have ended. Workers get less time than gateways:
+#: once the gateways are gone, no caller waits for a result.
 GATEWAYS_SHARE, WORKERS_SHARE = 0.9, 0.95
 RESTARTS = ("all", "gateways", "workers")
 
 
-class Front(Protocol):
-    """Who shows the people what happens, and says when it is ready."""
+class StatusView(Protocol):
+    """Shows the user what happens, and prepares the installation before it counts as ready."""
 
-    def say(self, line: str) -> None:
-        """One line about something that happened."""
+    def show_line(self, line: str) -> None:
+        """Show one line about an event."""
 
     async def prepare(self, running: Running) -> None:
-        """Everything was started: return when it serves. Raises Failure if it will not; then all is stopped."""
+        """Return when the started installation serves. Raises Failure if it cannot; then everything is stopped."""
 
     def ready(self, running: Running) -> None:
-        """It serves."""
+        """Show that the installation serves."""
 
     def stopped(self) -> None:
-        """It was told to stop, and nothing runs any more."""
+        """Show that a requested stop is complete."""
 
 
 class Supervisor:
-    """Runs once; made inside a running event loop. `entry`: how gateways and workers are started."""
+    """Runs one installation, once. Create it inside a running event loop.
 
-    def __init__(self, settings: Settings, front: Front, entry: Entry | None = None) -> None:
+    Args:
+        settings: of the installation.
+        view: shows what happens.
+        entry: the commands that start gateways and workers.
+    """
+
+    def __init__(self, settings: Settings, view: StatusView, entry: EntryCommands | None = None) -> None:
         self._settings = settings.model_copy(update={"home": settings.home.expanduser().resolve()})
-        self._front = front
-        self._entry = entry or Entry()
+        self._view = view
+        self._entry = entry or EntryCommands()
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
         self._crashes: CrashAnalyzer | None = None
         self._socket: Path | None = None
         self._listener: socket.socket | None = None
-        self._reserved: socket.socket | None = None  # the port for gRPC
+        self._grpc_reservation: socket.socket | None = None  # the port for gRPC
         self._address: RedisAddress | None = None
         self._redis: list[Child] = []
         self._workers: list[Child] = []
         self._gateways: list[Child] = []
-        self._told: set[asyncio.Task[bool]] = set()
+        self._death_notices: set[asyncio.Task[bool]] = set()
         self._control = ControlSocket(self._on_command)
         self._control_path: Path | None = None
         self._rolling: asyncio.Task[None] | None = None
-        self._hung_up: asyncio.Task[None] | None = None
+        self._hangup_restart: asyncio.Task[None] | None = None
         self._terminal = machine.has_terminal()
         self._end: asyncio.Future[None] = asyncio.Future()
         self._ready = False
         self._signals = 0
 
     async def run(self) -> int:
-        """Start, serve until SIGINT or SIGTERM, stop; returns the exit code.
+        """Start, serve until SIGINT or SIGTERM, stop; return the exit code.
 
-        0 after a clean stop, 130 if a second signal cut it short. Raises Failure, with nothing left running, for
-        whatever keeps it from starting; a failure before the lock is taken has touched nothing.
+        The code is 0 after a clean stop, 130 after a second signal. Raises Failure if the start fails; then nothing is
+        left running, and a failure before the lock is taken has changed nothing.
         """
         check_exposure(self._settings)
         plan.parse_pools(self._settings.pools)
@@ -114,7 +120,7 @@ class Supervisor:
             await self._shut_down()
             self._clear_files()
             self._lock.release()
-        self._front.stopped()
+        self._view.stopped()
         return 0 if self._signals < 2 else 130
 
     async def _serve(self) -> None:
@@ -142,12 +148,12 @@ class Supervisor:
         host = self._settings.host
         grpc_port = self._settings.grpc_port
         if grpc_port >= 0:
-            self._reserved = listener.reserve(host, grpc_port)
-            grpc_port = self._reserved.getsockname()[1]
+            self._grpc_reservation = listener.reserve(host, grpc_port)
+            grpc_port = self._grpc_reservation.getsockname()[1]
         running = Running(
             url=listener.url_of(host, port),
             local_url=listener.local_url_of(host, port),
-            grpc=None if self._reserved is None else listener.address_of(host, grpc_port),
+            grpc=None if self._grpc_reservation is None else listener.address_of(host, grpc_port),
             home=self._settings.home,
             redis=await self._start_redis(),
             gateways=self._settings.gateways,
@@ -163,12 +169,12 @@ class Supervisor:
         self._gateways = self._start_all(
             plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
         )
-        await self._front.prepare(running)
+        await self._view.prepare(running)
         self._ready = True
-        self._front.ready(running)
+        self._view.ready(running)
 
     async def _start_redis(self) -> str:
-        """Find or start the server; returns what to call it."""
+        """Find or start the server; returns its description."""
         if self._settings.redis_url is not None:
             self._address = RedisAddress.parse(self._settings.redis_url.get_secret_value())
             return f"{self._address}, version {await check_server(self._address)}"
@@ -188,7 +194,7 @@ class Supervisor:
         if not settings.cpu_affinity:
             return Cores()
         threads = plan.threads_of(settings, machine.cpus()) * sum(plan.parse_pools(settings.pools).values())
-        return keep_apart(
+        return assign_cores(
             machine.cores(),
             gateways=settings.gateways,
             worker_threads=threads,
@@ -199,42 +205,42 @@ class Supervisor:
         return [self._start_child(program) for program in programs]
 
     def _start_child(self, program: Program, *, on_trial: bool = False) -> Child:
-        child = Child(program, self._settings.home / "logs", self._front.say, self._on_death, on_trial=on_trial)
+        child = Child(program, self._settings.home / "logs", self._view.show_line, self._on_death, on_trial=on_trial)
         child.start()
         return child
 
-    async def _on_command(self, request: Event, tell: Tell) -> None:
+    async def _on_command(self, request: Event, report: ReportEvent) -> None:
         what = request.get("restart")
         if what not in RESTARTS:
             raise invalid(f"restart one of {', '.join(RESTARTS)}")
-        await self._restart(what, tell)
+        await self._restart(what, report)
 
-    async def _restart(self, what: str, tell: Tell) -> None:
-        """Replace gateways, workers or all, one after the other. Raises Failure when it may not, or cannot go on."""
+    async def _restart(self, what: str, report: ReportEvent) -> None:
+        """Replace gateways, workers or all, one after the other. Raises Failure if a restart is not possible now."""
         try:
-            await self._roll(what, tell)
+            await self._roll(what, report)
         except Failure as failure:
-            self._front.say(f"restart: {failure.message}")
+            self._view.show_line(f"restart: {failure.message}")
             raise
 
-    async def _roll(self, what: str, tell: Tell) -> None:
+    async def _roll(self, what: str, report: ReportEvent) -> None:
         if not self._ready or self._end.done():
             state = "is being stopped" if self._end.done() else "is still starting"
             raise Failure(Code.CONFLICT, f"millstream {state}: nothing was restarted")
         if self._rolling is not None:
-            raise Failure(Code.CONFLICT, "a restart is under way already: wait for its end")
+            raise Failure(Code.CONFLICT, "a restart is already in progress: wait for its end")
         assert self._address is not None
         address = self._address
         rolling = Rolling(
             lambda program: self._start_child(program, on_trial=True),
-            lambda old, new: until_ready(old, new, address, self._keys()),
+            lambda old, new: wait_until_ready(old, new, address, self._keys()),
             self._settings.drain_s,
         )
-        # Workers first: what a newer gateway sends an older worker might not know.
+        # Workers first: an older worker might not understand what a newer gateway sends.
         groups = {"workers": [self._workers], "gateways": [self._gateways], "all": [self._workers, self._gateways]}
-        self._rolling = asyncio.create_task(rolling.run(groups[what], partial(self._tell, tell)), name="restart")
+        self._rolling = asyncio.create_task(rolling.run(groups[what], partial(self._report, report)), name="restart")
         try:
-            # Not awaited itself: who asked for it may go, and it goes on.
+            # Waited for, not awaited: if the command that requested the restart is cancelled, the restart continues.
             await asyncio.wait({self._rolling})
             if self._rolling.cancelled():
                 raise Failure(Code.UNAVAILABLE, "millstream is being stopped: the restart was not completed")
@@ -242,53 +248,53 @@ class Supervisor:
         finally:
             self._rolling = None
 
-    def _tell(self, tell: Tell, event: Event) -> None:
+    def _report(self, report: ReportEvent, event: Event) -> None:
         if event["event"] == "replaced":
             before, pid, seconds = event["pid_before"], event["pid"], event["seconds"]
-            self._front.say(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
-        tell(event)
+            self._view.show_line(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
+        report(event)
 
     async def _on_death(self, child: Child, pid: int) -> bool:
-        """Tell the others that a worker is gone, and find out whether a model is to blame."""
-        blamed = False
+        """Announce the death of a worker to the gateways; return whether a model is at fault."""
+        model_at_fault = False
         if child.program.worker and pid and self._address is not None:
             worker = worker_id(child.program.name, child.start_id)
-            # Before it is started again: the next one is to know what not to load.
+            # Before the restart: the new worker must already see which version not to load.
             assert self._crashes is not None
             report = await asyncio.to_thread(self._crashes.analyze, worker, child.code, planned=child.stopped)
-            blamed = report.model_at_fault
-            # Its leases are taken over now, not when they run out.
+            model_at_fault = report.model_at_fault
+            # Gateways requeue its batches now instead of after the lease.
             task = asyncio.create_task(publish_death(self._address, self._keys(), report.death))
-            self._told.add(task)
-            task.add_done_callback(self._told.discard)
-        give_up = not blamed and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
+            self._death_notices.add(task)
+            task.add_done_callback(self._death_notices.discard)
+        give_up = not model_at_fault and child.backoff.deaths + 1 >= DEATHS_MAX_AT_START
         if not self._ready and give_up and not self._end.done():
-            said = f": {child.last_line}" if child.last_line else ""
+            last_line = f": {child.last_line}" if child.last_line else ""
             self._end.set_exception(
-                Failure(Code.UNAVAILABLE, f"{child.program.name} does not start (log: {child.log_path}){said}")
+                Failure(Code.UNAVAILABLE, f"{child.program.name} does not start (log: {child.log_path}){last_line}")
             )
-        return blamed
+        return model_at_fault
 
     async def _shut_down(self) -> None:
-        """Stop everything in order and in time; the reason for each step stands beside it."""
-        began = asyncio.get_running_loop().time()
-        # Nothing new is started; who waits for a restart hears that there is none.
+        """Stop everything in order and in time; each step's comment gives the reason for its place."""
+        started = asyncio.get_running_loop().time()
+        # Nothing new is started; a command that waits for a restart is told that it was cancelled.
         if self._rolling is not None:
             self._rolling.cancel()
             await asyncio.wait({self._rolling})
         await self._control.close()
         if self._listener is not None:
-            # Ours is a copy: while it is open, callers would be queued even after the last gateway is gone.
+            # Gateways inherited this socket. While our copy is open, the kernel queues connections that none accepts.
             self._listener.close()
-        # Gateways first: they take no new requests and answer those they have, for which they need the others.
-        await self._stop(self._gateways, began + self._settings.drain_s * GATEWAYS_SHARE)
-        # Nobody asks any more: workers finish what they run and give their records back.
-        await self._stop(self._workers, began + self._settings.drain_s * WORKERS_SHARE)
-        await asyncio.gather(*self._told, return_exceptions=True)
-        if self._reserved is not None:
-            self._reserved.close()
-        # Redis last: all the others end by telling it something.
-        await self._stop(self._redis, began + self._settings.drain_s)
+        # Gateways first: they accept no new requests and answer those in flight, which needs workers and Redis.
+        await self._stop(self._gateways, started + self._settings.drain_s * GATEWAYS_SHARE)
+        # No requests are left: workers finish their runs and remove their records.
+        await self._stop(self._workers, started + self._settings.drain_s * WORKERS_SHARE)
+        await asyncio.gather(*self._death_notices, return_exceptions=True)
+        if self._grpc_reservation is not None:
+            self._grpc_reservation.close()
+        # Redis last: gateways and workers write to it when they end.
+        await self._stop(self._redis, started + self._settings.drain_s)
 
     async def _stop(self, children: Sequence[Child], until: float) -> None:
         if self._signals > 1:
@@ -297,8 +303,8 @@ class Supervisor:
         await asyncio.gather(*(child.stop(left_s) for child in children))
 
     def _clear_files(self) -> None:
-        """Remove what an installation leaves on the machine while it runs: its own, or that of one that was killed."""
-        if self._settings.installation_name is not None:  # else nothing was started
+        """Remove the installation's shared memory files and sockets, also those of a predecessor that was killed."""
+        if self._settings.installation_name is not None:  # otherwise nothing was started
             for folder in (self._settings.shm_dir, self._run_dir):
                 remove_segments(folder, shm_prefix(self._settings))
         for path in (self._control_path, self._socket):
@@ -312,29 +318,29 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals > 1:
-            self._front.say(f"{number.name} again: killing everything")
+            self._view.show_line(f"{number.name} again: killing everything")
             self._kill_all()
             return
-        self._front.say(f"{number.name}: answering what is on its way, then stopping (again to stop at once)")
+        self._view.show_line(f"{number.name}: answering requests in flight, then stopping (again to stop at once)")
         if not self._end.done():
             self._end.set_result(None)
 
     def _on_hangup(self) -> None:
-        """`kill -HUP` asks for a restart. The kernel sends the same when the terminal is closed: then nobody is here."""
+        """Restart on `kill -HUP`; stop if the terminal was closed, for which the kernel sends the same signal."""
         if self._terminal and not machine.has_terminal():
             self._on_signal(signal.SIGHUP)
             return
-        self._front.say("SIGHUP: replacing all processes, one after the other")
-        self._hung_up = asyncio.create_task(self._restart_unasked(), name="SIGHUP")
+        self._view.show_line("SIGHUP: replacing all processes, one after the other")
+        self._hangup_restart = asyncio.create_task(self._restart_on_hangup(), name="SIGHUP")
 
-    async def _restart_unasked(self) -> None:
-        with contextlib.suppress(Failure):  # was said
+    async def _restart_on_hangup(self) -> None:
+        with contextlib.suppress(Failure):  # `_restart` has shown it
             await self._restart("all", lambda _: None)
 
     def _kill_all(self) -> None:
@@ -343,19 +349,19 @@ class Supervisor:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raises Failure(INVALID) if others could reach the admin API without a key."""
+    """Raise Failure(INVALID) if other machines could reach the admin API without a key."""
     if settings.admin_key is None and not listener.binds_loopback(settings.host):
         raise invalid(
-            f"--host {settings.host} lets other machines in and there is no admin key: set MILLSTREAM_ADMIN_KEY to a "
-            "secret of your choice, or listen on 127.0.0.1"
+            f"--host {settings.host} is reachable from other machines and there is no admin key: set "
+            "MILLSTREAM_ADMIN_KEY to a secret of your choice, or listen on 127.0.0.1"
         )
 
 
 def make_home(home: Path) -> None:
-    """Make the folders of a home, closed to other users. Raises Failure(INVALID) if they cannot be written.
+    """Create the folders of a home, private to this user. Raises Failure(INVALID) if they cannot be written.
 
-    A folder that was there and is no home yet may hold other things: it keeps its mode, and only what is made in it is
-    private.
+    An existing folder that is not empty and not a home keeps its mode, since it may contain other files; only the
+    folders created in it are private.
     """
     try:
         if not home.exists() or (home / "run" / "lock").exists() or not any(home.iterdir()):

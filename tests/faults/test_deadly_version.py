@@ -64,7 +64,7 @@ def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> Non
             load.more(10)
         assert {reply.status for reply in load.answers} == {200}
         died = [line for line in stack.lines if line.startswith("cpu-") and "was ended by SIGFPE" in line]
-        assert all("starting it again at once" in line for line in died)
+        assert all("restarting it at once" in line for line in died)
         stack.settled("steady", 1)  # though workers died while they loaded it
         page = stack.metrics()
         assert page.value("millstream_version_deaths_total", model="deadly") >= 5

@@ -23,7 +23,7 @@ ENDLESS = 7  # the element that lets a run go on for ever
 PATH = "/v2/models/slow/infer"
 STEADY = "/v2/models/steady/infer"
 ROW = np.ones((1, 2), np.float32)
-STUCK = "ended with exit code 4: starting it again at once"
+STUCK = "ended with exit code 4: restarting it at once"
 
 
 def send(stack: Stack, *x: int) -> http.client.HTTPConnection:

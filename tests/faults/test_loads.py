@@ -44,7 +44,7 @@ def warming(stack: Stack, model: str) -> bool:
 
 def ended(stack: Stack) -> list[str]:
     """What was said about workers that ended by themselves."""
-    return [line for line in stack.lines if line.startswith("cpu-") and "starting it again" in line]
+    return [line for line in stack.lines if line.startswith("cpu-") and "restarting it" in line]
 
 
 def answers(stack: Stack, model: str = "steady") -> None:
@@ -59,7 +59,7 @@ def test_a_model_that_crashes_workers_while_it_is_loaded(tmp_path: Path) -> None
     with running_stack(tmp_path, pools="cpu=2", models=steady) as stack:
         assert "processes died while they loaded it" in failed(stack, "deadly")
         assert 1 <= len(ended(stack)) <= 3
-        assert all("was ended by SIGFPE: starting it again at once" in line for line in ended(stack))
+        assert all("was ended by SIGFPE: restarting it at once" in line for line in ended(stack))
         stack.settled("steady", 1)
         answers(stack)
         refused = stack.http.post("/v2/models/deadly/infer", json={"inputs": []})
@@ -113,7 +113,7 @@ def test_warm_ups_that_never_end_stop_no_other_load(tmp_path: Path) -> None:
             assert stack.pids()["cpu-0"] == pid
             # This one cannot be ended but with its process.
             assert stack.http.delete("/admin/v1/models/b-unstoppable").status_code == 204
-            stack.heard("cpu-0 ended with exit code 5: starting it again at once")
+            stack.heard("cpu-0 ended with exit code 5: restarting it at once")
             stack.settled("next", 1)
             load.more(5)
         assert {reply.status for reply in load.answers} == {200}
@@ -127,7 +127,7 @@ def test_warm_ups_that_take_too_long_fail_their_version_for_good(tmp_path: Path)
     with running_stack(tmp_path, models=steady, settings={"worker_warm_up_s_max": 2}) as stack:
         for model in ("a-endless", "b-unstoppable"):
             assert failed(stack, model) == "warming up took longer than 2 s"
-        stack.heard("cpu-0 ended with exit code 5: starting it again at once")
+        stack.heard("cpu-0 ended with exit code 5: restarting it at once")
         stack.settled("steady", 1)
         answers(stack)
     with running_stack(tmp_path, models=steady) as stack:

@@ -152,7 +152,7 @@ def test_redis_is_killed_with_requests_in_the_queue(tmp_path: Path) -> None:
             load.more(100)
             stack.settled("steady", 1)
             load.more(100)
-        assert sum("redis was ended by SIGKILL: starting it again" in line for line in stack.lines) == 2
+        assert sum("redis was ended by SIGKILL: restarting it" in line for line in stack.lines) == 2
         check("load", answers_of(load))
         check("in the queue", beside)
 

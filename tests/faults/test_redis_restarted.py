@@ -45,7 +45,7 @@ def test_redis_forgets_everything_under_load(tmp_path: Path, how: str) -> None:
             load.more(100)
             if how == "killed":
                 os.kill(pid, signal.SIGKILL)
-                stack.heard("redis was ended by SIGKILL: starting it again")
+                stack.heard("redis was ended by SIGKILL: restarting it")
                 wait_until(lambda: stack.pids().get("redis", pid) != pid)
             else:
                 stack.redis.flushall()

@@ -129,7 +129,7 @@ def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, ga
         assert before["redis"] == after["redis"]
         assert watch.processes_max == len(before) + 1  # never more than one beside those that serve
         assert stack.metrics().value("millstream_reclaimed_total") == 0  # what was leased went back or was run
-        assert not any("starting it again" in line for line in stack.lines)  # a planned end is no death
+        assert not any("restarting it" in line for line in stack.lines)  # a planned end is no death
         print(
             f"{gateways} gateways, {workers} workers: {len(load.answers)} answers on {6 + closes(load)} connections, "
             f"{watch.pooled[200]} on a pool's; 0 failed, 0 refused; ready {watch.statuses[200]} times of as many"
@@ -167,7 +167,7 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
             assert failed.returncode == 1
             assert failed.stdout == ""
             assert failed.stderr.startswith(
-                "error: cpu-0 was not replaced and serves on: its replacement was not ready"
+                "error: cpu-0 was not replaced and keeps serving: its replacement was not ready"
             )
             assert "sha256 differs" in failed.stderr
             assert failed.stderr.endswith("(nothing was replaced)\n")
@@ -183,14 +183,14 @@ def test_a_replacement_that_cannot_start_leaves_the_old_one_serving(tmp_path: Pa
                 os.kill(new, signal.SIGKILL)
                 failed = restarting.result(WAIT_S)
             assert failed.returncode == 1
-            assert "gateway-0 was not replaced and serves on" in failed.stderr
+            assert "gateway-0 was not replaced and keeps serving" in failed.stderr
             assert stack.pids() == before
             load.more(20)
 
             assert [one["process"] for one in restarted(stack)] == ["cpu-0", "gateway-0"]
             load.more(20)
         check_answers(load)
-        assert not any("starting it again" in line for line in stack.lines)
+        assert not any("restarting it" in line for line in stack.lines)
 
 
 def slow_requests(stack: Stack, number: int) -> list[http.client.HTTPConnection]:
@@ -242,7 +242,7 @@ def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> N
         check_answers(load)
         assert took_s < 30 + BUSY_S  # the default limit; no lease had to expire
         print(f"20 of 20 in flight answered, {len(load.answers)} beside them; gone after {took_s:.2f} s of at most 30")
-        stack.heard("gateway-0 was ended by SIGTERM: starting it again")
+        stack.heard("gateway-0 was ended by SIGTERM: restarting it")
 
 
 def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
         sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(4)]
         wait_until(lambda: _leased(stack) >= 1)  # it runs; behind so long a run nothing is taken
         os.kill(worker, signal.SIGTERM)
-        stack.heard("cpu-0 ended with exit code 3: starting it again")
+        stack.heard("cpu-0 ended with exit code 3: restarting it")
         assert "others run it" in stack.logs()
         assert told(sent) == [(200, None, None)] * 4
         # it gave its lease back: no gateway took it for a worker that its batch killed

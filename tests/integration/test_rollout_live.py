@@ -137,7 +137,7 @@ def test_stopping_answers_what_was_accepted(tmp_path: Path) -> None:
             sent = [stack.send("/v2/models/last/infer", body, headers) for _ in range(20)]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 20)
             stack.process.send_signal(signal.SIGTERM)
-            stack.heard("SIGTERM: answering what is on its way, then stopping")
+            stack.heard("SIGTERM: answering requests in flight, then stopping")
         for connection in sent:
             reply = connection.getresponse()
             got = v2.outputs(reply.read(), dict(reply.getheaders()))

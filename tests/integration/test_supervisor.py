@@ -1,4 +1,4 @@
-"""The supervisor over small real programs and a real Redis: start, restart, order of the end, nothing left behind."""
+"""The supervisor over small real programs and a real Redis: start, restart, order of the stop, no leftovers."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def descendants(pid: int) -> list[int]:
     return children + [each for child in children for each in descendants(child)]
 
 
-def test_starts_everything_and_stops_it_in_order(start):
+def test_all_processes_start_and_stop_in_order(start):
     up = start(GATEWAYS="2", POOLS="cpu=1,big=1")
     url = up.until("ready ")
     assert urllib.request.urlopen(url, timeout=WAIT_S).status == 200
@@ -145,7 +145,7 @@ def test_starts_everything_and_stops_it_in_order(start):
     assert "said cpu-0: WARNING cpu-0 is only a test" in up.lines
 
 
-def test_a_terminals_ctrl_c_reaches_the_supervisor_alone(start):
+def test_ctrl_c_reaches_only_the_supervisor(start):
     up = start()
     up.until("ready ")
     os.killpg(up.process.pid, signal.SIGINT)
@@ -162,13 +162,13 @@ def test_a_closed_terminal_stops_everything_and_a_hangup_signal_restarts(start):
     up.process.send_signal(signal.SIGHUP)
     up.until("said SIGHUP: replacing all processes")
     os.close(master)  # while a worker that says nothing in Redis is waited for
-    up.until("said SIGHUP: answering what is on its way, then stopping")
+    up.until("said SIGHUP: answering requests in flight, then stopping")
     up.until("said restart: millstream is being stopped")
     assert up.end() == 0
     assert up.lines[-1] == "stopped"
 
 
-def test_a_restart_before_it_is_ready_is_refused(start):
+def test_a_restart_during_the_start_is_rejected(start):
     up = start()
     up.until("started ")
     up.process.send_signal(signal.SIGHUP)
@@ -178,7 +178,7 @@ def test_a_restart_before_it_is_ready_is_refused(start):
     assert up.stop() == 0
 
 
-def test_a_worker_that_dies_is_announced_and_started_again(start):
+def test_a_dead_worker_is_announced_and_restarted(start):
     up = start()
     up.until("ready ")
     with client(up.address) as redis, redis.pubsub(ignore_subscribe_messages=True) as channel:
@@ -190,14 +190,14 @@ def test_a_worker_that_dies_is_announced_and_started_again(start):
         os.kill(pid, signal.SIGKILL)
         message = next(channel.listen())
         assert message["data"] == f"died:{worker_id('cpu-0', start_id)}".encode()
-        assert up.until("said cpu-0 was ended by SIGKILL").startswith(": starting it again in 0.1 s")
+        assert up.until("said cpu-0 was ended by SIGKILL").startswith(": restarting it in 0.1 s")
         again = wait_until(lambda: redis.blpop(["test:started"], timeout=1), WAIT_S, what="started again")
         assert again[1].startswith(b"cpu-0-")
         assert again[1] != f"cpu-0-{pid}".encode()
     assert up.stop() == 0
 
 
-def test_a_gateway_that_dies_comes_back_on_the_same_port(start):
+def test_a_dead_gateway_restarts_on_the_same_port(start):
     up = start()
     url = up.until("ready ")
     os.kill(up.pids()["gateway-0"], signal.SIGKILL)
@@ -206,7 +206,7 @@ def test_a_gateway_that_dies_comes_back_on_the_same_port(start):
     assert up.stop() == 0
 
 
-def test_what_a_child_started_ends_with_it(start):
+def test_processes_started_by_a_child_end_with_it(start):
     up = start(POOLS="parent=1")
     up.until("ready ")
     with client(up.address) as redis:
@@ -216,7 +216,7 @@ def test_what_a_child_started_ends_with_it(start):
     assert up.stop() == 0
 
 
-def test_redis_that_dies_comes_back_on_the_same_socket(start):
+def test_a_dead_redis_restarts_on_the_same_socket(start):
     up = start()
     up.until("ready ")
     with client(up.address) as redis:
@@ -227,7 +227,7 @@ def test_redis_that_dies_comes_back_on_the_same_socket(start):
     assert up.stop() == 0
 
 
-def test_children_die_with_a_supervisor_that_is_killed_and_the_next_one_cleans_up(start):
+def test_children_die_with_a_killed_supervisor_and_the_next_one_cleans_up(start):
     up = start()
     up.until("ready ")
     children = descendants(up.process.pid)
@@ -268,7 +268,7 @@ def test_ctrl_c_while_starting(start):
     assert up.stop(signal.SIGINT) == 0
 
 
-def test_a_second_instance_is_refused_with_the_pid_and_url_of_the_first(start):
+def test_a_second_instance_is_rejected_with_the_pid_and_url_of_the_first(start):
     up = start()
     url = up.until("ready ")
     second = start()
@@ -285,7 +285,7 @@ def test_two_homes_live_side_by_side(start, tmp_path):
     assert (first.stop(), second.stop()) == (0, 0)
 
 
-def test_a_home_whose_path_is_too_long_for_a_socket(start, tmp_path):
+def test_a_home_path_too_long_for_a_socket_works(start, tmp_path):
     up = start(home=tmp_path / ("x" * 90) / ("z" * 60))
     up.until("ready ")
     folder = socket_path(up.home / "run").parent
@@ -295,7 +295,7 @@ def test_a_home_whose_path_is_too_long_for_a_socket(start, tmp_path):
     assert not folder.exists()
 
 
-def test_an_external_redis_is_used_and_left_alone(start, tmp_path):
+def test_an_external_redis_is_used_and_not_stopped(start, tmp_path):
     owner = start()
     owner.until("ready ")
     up = start(home=tmp_path / "second", REDIS_URL=owner.address.url + "?db=3")
@@ -319,26 +319,26 @@ def test_an_external_redis_is_used_and_left_alone(start, tmp_path):
         ({"REDIS_URL": "127.0.0.1"}, "Redis URL"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(start, settings, says):
+def test_invalid_settings_fail_with_one_line(start, settings, says):
     up = start(**settings)
     assert says in up.until("failure ")
     assert up.end() == 1
 
 
-def test_a_home_that_cannot_be_written(start, tmp_path):
+def test_an_unwritable_home_is_rejected(start, tmp_path):
     (tmp_path / "file").write_text("")
     up = start(home=tmp_path / "file" / "home")
     assert "cannot be written" in up.until("failure ")
 
 
-def test_a_port_that_is_taken(start):
+def test_a_port_in_use_is_rejected(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         up = start(HTTP_PORT=str(taken.getsockname()[1]))
         assert "is in use" in up.until("failure ")
         assert up.end() == 1
 
 
-def test_a_child_that_never_starts_ends_the_start(start, tmp_path):
+def test_a_child_that_keeps_dying_ends_the_start(start, tmp_path):
     (tmp_path / "file").write_text("")
     up = start(SHM_DIR=str(tmp_path / "file"))
     said = up.until("failure ")
@@ -347,7 +347,7 @@ def test_a_child_that_never_starts_ends_the_start(start, tmp_path):
     assert up.end() == 1
 
 
-def test_back_off_doubles_to_a_bound_and_forgives_a_long_life():
+def test_back_off_doubles_to_a_limit_and_resets_after_a_long_life():
     backoff = Backoff()
     assert [backoff.after_death(1) for _ in range(9)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10])
     assert backoff.after_death(30) == pytest.approx(0.1)

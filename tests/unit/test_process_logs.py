@@ -1,4 +1,4 @@
-"""What processes say: files of bounded size and number, which no full disk turns against who writes to them."""
+"""Log files of children: bounded in size and number, and harmless on a full disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ signal.pause()
 """
 
 
-def test_a_log_whose_folder_goes_away_loses_lines_and_says_how_many(tmp_path: Path) -> None:
+def test_a_log_in_a_removed_folder_reports_lost_lines(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     log = LogFile(folder / "x.log", bytes_max=10)
     log.write(b"lost\n")
@@ -41,7 +41,7 @@ def test_a_log_whose_folder_goes_away_loses_lines_and_says_how_many(tmp_path: Pa
 
 
 @pytest.mark.needs("tmpfs")
-def test_a_log_on_a_full_disk_goes_on_when_there_is_room() -> None:
+def test_a_log_on_a_full_disk_resumes_when_there_is_space() -> None:
     with small_disk(1 << 20) as disk:
         path = disk.seen(disk.folder) / "x.log"
         log = LogFile(path, bytes_max=10_000)
@@ -68,7 +68,7 @@ async def _nobody(_child: Child, _pid: int) -> bool:
 
 
 @pytest.mark.anyio
-async def test_a_child_lives_and_is_heard_while_its_log_cannot_be_written(tmp_path: Path) -> None:
+async def test_a_child_runs_and_its_alerts_are_shown_while_its_log_cannot_be_written(tmp_path: Path) -> None:
     """Its next line would kill it if its pipe had no reader any more."""
     heard: list[str] = []
     child = Child(Program("x", (sys.executable, "-c", CHATTY)), tmp_path / "no folder", heard.append, _nobody)
@@ -78,14 +78,12 @@ async def test_a_child_lives_and_is_heard_while_its_log_cannot_be_written(tmp_pa
             await asyncio.sleep(0.01)
     await child.stop(10)
     assert heard[0] == "x: WARNING 0"
-    assert [line for line in heard if "the next ones are in its log alone" in line]
+    assert [line for line in heard if "further ones are only in its log" in line]
 
 
-def test_the_terminal_is_not_flooded() -> None:
+def test_alerts_on_the_terminal_are_limited() -> None:
     alerts = Alerts()
-    shown = [alerts.shown("WARNING", second / 1000) for second in range(1000)]
+    shown = [alerts.line_to_show("WARNING", second / 1000) for second in range(1000)]
     assert len([line for line in shown if line is not None]) == ALERTS_MAX
-    assert (
-        shown[ALERTS_MAX - 1] == f"more than {ALERTS_MAX - 1} warnings within 60 s: the next ones are in its log alone"
-    )
-    assert alerts.shown("ERROR", ALERTS_S) == "ERROR"
+    assert shown[ALERTS_MAX - 1] == f"more than {ALERTS_MAX - 1} warnings within 60 s: further ones are only in its log"
+    assert alerts.line_to_show("ERROR", ALERTS_S) == "ERROR"

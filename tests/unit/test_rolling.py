@@ -1,4 +1,4 @@
-"""A rolling restart's parts over small real programs: trials, the order of replacing, what readiness is, the control socket."""
+"""Parts of a rolling restart, over small real programs: trials, order of replacement, readiness, control socket."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.supervisor.child import TRIAL_DEATHS_MAX, Child
-from millstream.services.supervisor.control import ControlSocket, Event, Tell, ask
+from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent, send_request
 from millstream.services.supervisor.plan import Program
-from millstream.services.supervisor.readiness import behind
+from millstream.services.supervisor.readiness import missing_versions
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 PATIENCE_S = 30.0
 
-#: says that it is ready, and ends when it is told to; with a file in its way it ends at once
+#: signals readiness, and ends on SIGTERM; if its file exists it ends at once
 GOOD = (
     "import os, sys, time; os.path.exists(sys.argv[1]) and sys.exit('in the way'); os.write(int(sys.argv[3]), b'ready')"
 )
 STAYS = GOOD + "; time.sleep(600)"
-#: does not care to be told
+#: ignores SIGTERM
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAYS
 
 
 class Nursery:
-    """Starts children, and keeps what they said and how they died."""
+    """Starts children, and records their lines and deaths."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,7 +41,7 @@ class Nursery:
         self.blamed = 0  # number of the next deaths that a request is blamed for
 
     def program(self, name: str, code: str = STAYS) -> Program:
-        return Program(name, (sys.executable, "-c", code, str(self.in_the_way_of(name))), says_ready=True)
+        return Program(name, (sys.executable, "-c", code, str(self.in_the_way_of(name))), signals_ready=True)
 
     def in_the_way_of(self, name: str) -> Path:
         return self.folder / f"{name}.stop"
@@ -73,7 +73,7 @@ class Nursery:
             await child.ended()
 
 
-async def until_ready(_: Child, new: Child) -> None:
+async def wait_until_ready(_: Child, new: Child) -> None:
     await new.ready.wait()
 
 
@@ -93,21 +93,21 @@ def run(nursery: Nursery, work: Any) -> None:
     asyncio.run(whole())
 
 
-def test_on_trial_an_end_is_the_end(nursery):
+def test_a_child_on_trial_is_not_restarted(nursery):
     async def work() -> None:
         nursery.in_the_way_of("a").touch()
         child = nursery.start(nursery.program("a"))
         await child.ended()
         assert not child.ready.is_set()
-        assert not child.keep()
-        assert (child.how, child.last_line) == ("ended with exit code 1", "in the way")
+        assert not child.end_trial()
+        assert (child.exit_description, child.last_line) == ("ended with exit code 1", "in the way")
         assert nursery.said == []
         assert [name for name, _ in nursery.died] == ["a"]
 
     run(nursery, work())
 
 
-def test_on_trial_a_death_that_a_request_is_to_blame_for_is_not_the_end(nursery):
+def test_a_child_on_trial_is_restarted_after_a_death_caused_by_a_request(nursery):
     async def work() -> None:
         nursery.blamed = 3
         nursery.in_the_way_of("a").touch()
@@ -117,13 +117,13 @@ def test_on_trial_a_death_that_a_request_is_to_blame_for_is_not_the_end(nursery)
         nursery.blamed = TRIAL_DEATHS_MAX + 100
         endless = nursery.start(nursery.program("a"))
         await endless.ended()
-        assert not endless.keep()
+        assert not endless.end_trial()
         assert len(nursery.died) == 4 + TRIAL_DEATHS_MAX + 1
 
     run(nursery, work())
 
 
-def test_a_planned_end_is_no_death_unless_it_took_a_kill(nursery):
+def test_a_stop_counts_as_a_death_only_if_it_needed_a_kill(nursery):
     async def work() -> None:
         (child,) = await nursery.running("a")
         await child.stop(PATIENCE_S)
@@ -139,7 +139,7 @@ def test_a_planned_end_is_no_death_unless_it_took_a_kill(nursery):
     run(nursery, work())
 
 
-def test_one_after_the_other_the_new_one_first(nursery):
+def test_children_are_replaced_one_by_one_with_the_new_one_started_first(nursery):
     async def work() -> None:
         first, second = await nursery.running("a", "b"), await nursery.running("c")
         before = {child.program.name: child.pid for child in (*first, *second)}
@@ -166,10 +166,10 @@ def test_one_after_the_other_the_new_one_first(nursery):
     run(nursery, work())
 
 
-def test_kept_ones_are_started_again_like_any_other(nursery):
+def test_replacements_are_restarted_after_their_trial(nursery):
     async def work() -> None:
         children = await nursery.running("a")
-        await Rolling(nursery.start, until_ready, PATIENCE_S).run([children], lambda _: None)
+        await Rolling(nursery.start, wait_until_ready, PATIENCE_S).run([children], lambda _: None)
         pid = children[0].pid
         children[0].ready.clear()
         assert children[0].process is not None
@@ -181,15 +181,17 @@ def test_kept_ones_are_started_again_like_any_other(nursery):
     run(nursery, work())
 
 
-def test_a_replacement_that_is_not_ready_ends_the_restart_and_the_old_one_stays(nursery):
+def test_a_replacement_that_is_not_ready_ends_the_restart_and_keeps_the_old_child(nursery):
     async def work() -> None:
         children = await nursery.running("a", "b", "c")
         pids = [child.pid for child in children]
         nursery.in_the_way_of("b").touch()
         with pytest.raises(Failure) as failed:
-            await Rolling(nursery.start, until_ready, PATIENCE_S).run([children], lambda _: None)
+            await Rolling(nursery.start, wait_until_ready, PATIENCE_S).run([children], lambda _: None)
         message = failed.value.message
-        assert message.startswith("b was not replaced and serves on: its replacement was not ready: it ended with exit")
+        assert message.startswith(
+            "b was not replaced and keeps serving: its replacement was not ready: it ended with exit"
+        )
         assert "in the way" in message
         assert message.endswith("(1 of 3 processes were replaced)")
         assert [child.program.name for child in children] == ["a", "b", "c"]
@@ -208,7 +210,7 @@ def test_a_replacement_that_is_not_ready_ends_the_restart_and_the_old_one_stays(
     run(nursery, work())
 
 
-def test_a_restart_that_is_cancelled_leaves_all_that_runs_to_be_stopped(nursery):
+def test_a_cancelled_restart_leaves_all_running_children_in_the_lists(nursery):
     async def work() -> None:
         children = await nursery.running("a")
         waiting = asyncio.Event()
@@ -239,20 +241,20 @@ def worker(name: str, **states: State) -> WorkerRecord:
     )
 
 
-def test_a_worker_is_ready_when_it_can_run_what_the_old_one_runs():
+def test_a_worker_is_ready_when_it_has_loaded_the_versions_of_the_old_one():
     old = worker("old", a=State.READY, b=State.READY, c=State.FAILED, d=State.LOADING, e=State.DRAINING)
 
     def missing(**states: State) -> frozenset[str] | None:
-        return behind([old, worker("new", **states)], "old", "new")
+        return missing_versions([old, worker("new", **states)], "old", "new")
 
-    assert behind([old], "old", "new") is None
+    assert missing_versions([old], "old", "new") is None
     assert missing() == frozenset("ab")
     assert missing(a=State.READY, b=State.WARMING) == frozenset("b")
     assert missing(a=State.READY, b=State.READY, c=State.FAILED) == frozenset()
     with pytest.raises(Failure, match="version 1 of b failed: damaged"):
         missing(a=State.READY, b=State.FAILED)
     # the old one is gone, or Redis forgot it: nothing is known that the new one should do
-    assert behind([worker("new")], "old", "new") == frozenset()
+    assert missing_versions([worker("new")], "old", "new") == frozenset()
 
 
 def talk(path: Path, work: Any, handle: Any) -> None:
@@ -269,13 +271,13 @@ def talk(path: Path, work: Any, handle: Any) -> None:
 
 
 async def heard(path: Path, request: Event) -> Sequence[Event]:
-    return [event async for event in ask(path, request)]
+    return [event async for event in send_request(path, request)]
 
 
-def test_a_command_hears_what_happens_and_how_it_ended(tmp_path):
+def test_a_command_receives_events_and_the_outcome(tmp_path):
     path = tmp_path / "c"
 
-    async def handle(request: Event, tell: Tell) -> None:
+    async def handle(request: Event, tell: ReportEvent) -> None:
         for number in range(3):
             tell({"event": "counted", "number": number})
         if request["restart"] != "all":
@@ -297,11 +299,11 @@ def test_a_command_hears_what_happens_and_how_it_ended(tmp_path):
         asyncio.run(heard(path, {}))
 
 
-def test_a_command_that_goes_away_stops_nothing(tmp_path):
+def test_a_request_continues_after_the_command_disconnects(tmp_path):
     path = tmp_path / "c"
     began, gone, done = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-    async def handle(_: Event, tell: Tell) -> None:
+    async def handle(_: Event, tell: ReportEvent) -> None:
         began.set()
         await gone.wait()
         for number in range(10):
@@ -321,7 +323,7 @@ def test_a_command_that_goes_away_stops_nothing(tmp_path):
     talk(path, work(), handle)
 
 
-def test_a_supervisor_that_ends_in_between_is_noticed(tmp_path):
+def test_a_command_notices_the_end_of_the_supervisor(tmp_path):
     path = tmp_path / "c"
 
     async def whole() -> None:
@@ -336,7 +338,7 @@ def test_a_supervisor_that_ends_in_between_is_noticed(tmp_path):
         asking = asyncio.create_task(heard(path, {}))
         await began.wait()
         await control.close()
-        with pytest.raises(Failure, match="ended before all was done"):
+        with pytest.raises(Failure, match="ended before the request was complete"):
             await asking
 
     began = time.monotonic()

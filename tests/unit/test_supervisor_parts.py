@@ -13,11 +13,11 @@ from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.errors import Failure
 from millstream.services.settings import Settings
 from millstream.services.supervisor import plan
-from millstream.services.supervisor.cpu_affinity import Cores, keep_apart
+from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.listener import binds_loopback, local_url_of, reserve, url_of
 from millstream.services.supervisor.log import Alerts, LogFile
 from millstream.services.supervisor.machine import cpus
-from millstream.services.supervisor.plan import Entry, parse_pools
+from millstream.services.supervisor.plan import EntryCommands, parse_pools
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.supervisor.supervisor import check_exposure
 
@@ -29,13 +29,13 @@ def test_pools():
             parse_pools(wrong)
 
 
-def test_workers_share_the_machine_unless_told_otherwise():
+def test_workers_share_the_machine_unless_threads_are_set():
     assert plan.threads_of(Settings(pools="cpu=2,b=1", worker_threads=0), 16) == 5
     assert plan.threads_of(Settings(pools="cpu=4", worker_threads=0), 2) == 1
     assert plan.threads_of(Settings(pools="cpu=4", worker_threads=7), 2) == 7
 
 
-def test_children_get_every_setting_back(tmp_path, monkeypatch):
+def test_settings_survive_the_environment_of_children(tmp_path, monkeypatch):
     settings = Settings(
         home=tmp_path,
         http_fast_path=False,
@@ -58,34 +58,34 @@ def test_children_get_every_setting_back(tmp_path, monkeypatch):
 
 def test_programs(tmp_path):
     settings = Settings(home=tmp_path, gateways=2, pools="cpu=2,gpu=1")
-    entry = Entry(("g",), ("w",))
+    entry = EntryCommands(("g",), ("w",))
     gateways, workers = plan.gateways(settings, 7, entry), plan.workers(settings, entry)
     assert [p.command for p in gateways] == [("g", "--fd", "7", "--index", str(i)) for i in (0, 1)]
-    assert all(p.fds == (7,) and p.says_ready and not p.worker for p in gateways)
+    assert all(p.fds == (7,) and p.signals_ready and not p.worker for p in gateways)
     assert [(p.name, p.environment["MILLSTREAM_WORKER_DEVICE"]) for p in workers] == [
         ("cpu-0", "cpu"),
         ("cpu-1", "cpu"),
         ("gpu-0", "cuda"),
     ]
     assert workers[2].command == ("w", "--pool", "gpu", "--index", "0")
-    assert all(p.worker and not p.says_ready for p in workers)
+    assert all(p.worker and not p.signals_ready for p in workers)
     assert "secret" not in repr(plan.workers(Settings(admin_key="secret"), entry))
 
 
-def test_redis_and_the_gateway_keep_apart_where_there_are_two_cores():
+def test_redis_and_the_gateway_get_different_cores_of_two():
     low, high = frozenset({3}), frozenset({5})
-    assert keep_apart({3, 5}, gateways=1, worker_threads=1, embedded=True) == Cores(high, low, high)
-    assert keep_apart({3, 5}, gateways=1, worker_threads=2, embedded=True) == Cores(high, low)
+    assert assign_cores({3, 5}, gateways=1, worker_threads=1, embedded=True) == Cores(high, low, high)
+    assert assign_cores({3, 5}, gateways=1, worker_threads=2, embedded=True) == Cores(high, low)
     for anywhere in (
-        keep_apart({0}, gateways=1, worker_threads=1, embedded=True),
-        keep_apart({0, 1, 2}, gateways=1, worker_threads=1, embedded=True),
-        keep_apart({0, 1}, gateways=2, worker_threads=1, embedded=True),
-        keep_apart({0, 1}, gateways=1, worker_threads=1, embedded=False),
+        assign_cores({0}, gateways=1, worker_threads=1, embedded=True),
+        assign_cores({0, 1, 2}, gateways=1, worker_threads=1, embedded=True),
+        assign_cores({0, 1}, gateways=2, worker_threads=1, embedded=True),
+        assign_cores({0, 1}, gateways=1, worker_threads=1, embedded=False),
     ):
         assert anywhere == Cores()
 
 
-def test_only_our_segments_are_removed(tmp_path):
+def test_only_segments_with_the_prefix_are_removed(tmp_path):
     for name in ("a.1", "a.2", "a-b.1", "a"):
         (tmp_path / name).touch()
     (tmp_path / "a.metrics").mkdir()
@@ -95,7 +95,7 @@ def test_only_our_segments_are_removed(tmp_path):
     assert remove_segments(tmp_path / "nowhere", "a") == 0
 
 
-def test_a_log_keeps_a_bounded_past(tmp_path):
+def test_log_files_are_rotated_and_bounded(tmp_path):
     path = tmp_path / "x.log"
     log = LogFile(path, bytes_max=10)
     for number in range(30):
@@ -112,7 +112,7 @@ def test_a_log_keeps_a_bounded_past(tmp_path):
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_warnings_and_whole_tracebacks_reach_the_terminal():
+def test_warnings_and_whole_tracebacks_are_shown():
     lines = [
         ("INFO all is well", False),
         ("2026 WARNING gateway: hm", True),
@@ -125,10 +125,10 @@ def test_warnings_and_whole_tracebacks_reach_the_terminal():
         ("CRITICAL end", True),
     ]
     alerts = Alerts()
-    assert [alerts.shown(line, 0.0) for line, _ in lines] == [line if worth else None for line, worth in lines]
+    assert [alerts.line_to_show(line, 0.0) for line, _ in lines] == [line if worth else None for line, worth in lines]
 
 
-def test_the_machine_is_what_the_container_may_use(tmp_path):
+def test_cpus_respects_the_container_quota(tmp_path):
     quota = tmp_path / "cpu.max"
     quota.write_text("max 100000\n")
     everything = cpus(quota)
@@ -140,7 +140,7 @@ def test_the_machine_is_what_the_container_may_use(tmp_path):
     assert cpus(Path("/nowhere/cpu.max")) == everything
 
 
-def test_exposure_needs_a_key():
+def test_listening_beyond_loopback_needs_a_key():
     check_exposure(Settings(host="127.0.0.1"))
     check_exposure(Settings(host="localhost"))
     check_exposure(Settings(host="::1"))
@@ -159,7 +159,7 @@ def test_urls():
     assert not binds_loopback("192.0.2.1")
 
 
-def test_how_a_process_ended():
+def test_exit_descriptions():
     assert describe_exit(3) == "ended with exit code 3"
     assert describe_exit(-9) == "was ended by SIGKILL"
     assert describe_exit(-64) == "was ended by SIGRTMAX"
@@ -174,7 +174,7 @@ def _refuses(address: tuple[str, int]) -> None:
     )
 
 
-def test_a_reserved_port_is_for_those_who_share_it_and_for_nobody_else():
+def test_a_reserved_port_is_only_usable_with_reuseport():
     with reserve("127.0.0.1", 0) as kept:
         address = kept.getsockname()
         _refuses(address)  # another installation whose gateways do not listen yet

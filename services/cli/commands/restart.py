@@ -55,11 +55,11 @@ def restart(
 
 
 async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[dict[str, Any]]:
-    from millstream.services.supervisor.control import ask
-    from millstream.services.supervisor.lock import holder_of
+    from millstream.services.supervisor.control import send_request
+    from millstream.services.supervisor.lock import read_holder
 
     home = home.expanduser().resolve()
-    control = holder_of(home / "run").get("control")
+    control = read_holder(home / "run").get("control")
     nothing = Failure(
         Code.UNAVAILABLE, f"nothing runs in {home}: start it with `millstream up`, or name its folder with --home"
     )
@@ -67,7 +67,7 @@ async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[
         raise nothing
     replaced = []
     try:
-        async for event in ask(Path(control), {"restart": what.value}):
+        async for event in send_request(Path(control), {"restart": what.value}):
             if event["event"] == "starting":
                 show(f"{event['process']} ({event['replaced'] + 1} of {event['of']})")
             elif event["event"] == "replaced":

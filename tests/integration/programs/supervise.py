@@ -12,7 +12,7 @@ from millstream.services.errors import Failure
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, async_client
 from millstream.services.settings import Settings
-from millstream.services.supervisor.plan import Entry, Running
+from millstream.services.supervisor.plan import EntryCommands, Running
 from millstream.services.supervisor.supervisor import Supervisor
 
 CHILD = (sys.executable, "-m", "tests.integration.programs.child")
@@ -24,7 +24,7 @@ class Lines:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def say(self, line: str) -> None:
+    def show_line(self, line: str) -> None:
         print(f"said {line}", flush=True)
 
     async def prepare(self, running: Running) -> None:
@@ -49,7 +49,7 @@ class Lines:
 async def main() -> int:
     settings = Settings()
     try:
-        return await Supervisor(settings, Lines(settings), Entry((*CHILD, "gateway"), (*CHILD, "worker"))).run()
+        return await Supervisor(settings, Lines(settings), EntryCommands((*CHILD, "gateway"), (*CHILD, "worker"))).run()
     except Failure as failure:
         print(f"failure {failure.message}", flush=True)
         return 1
