@@ -34,4 +34,4 @@ def test_the_console_obeys_nothing_in_a_name() -> None:
 
 
 def test_a_line_of_a_child_on_the_terminal() -> None:
-    assert Alerts().shown("ERROR: node '\x1b[31m\rforged'\tx", 0) == "ERROR: node '\\x1b[31m\\rforged' x"
+    assert Alerts().line_to_show("ERROR: node '\x1b[31m\rforged'\tx", 0) == "ERROR: node '\\x1b[31m\\rforged' x"
