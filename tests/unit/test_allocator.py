@@ -1,6 +1,13 @@
 from __future__ import annotations
 
-from millstream.services.process.allocator import GROWN_BYTES_MIN, LOOKS_IDLE, LOOKS_QUIET, IdleTrim
+from millstream.services.process.allocator import (
+    GROWN_BYTES_MIN,
+    LOOKS_IDLE,
+    LOOKS_QUIET,
+    RETRIES,
+    RETRY_LOOKS,
+    IdleTrim,
+)
 
 START = 100 << 20
 
@@ -31,3 +38,29 @@ def test_a_process_that_shrank_may_grow_as_much_again() -> None:
     policy = IdleTrim(START)
     assert not policy.grown(START // 2)
     assert policy.grown(START // 2 + GROWN_BYTES_MIN)
+
+
+def test_what_a_library_frees_late_goes_back_too() -> None:
+    """Its pages stay resident when they are freed: only another trim shows that they are not in use."""
+    policy = IdleTrim(START)
+    peak = START + 2 * GROWN_BYTES_MIN
+    assert looks(policy, idle=True, quiet=True)
+    assert policy.grown(peak)
+    policy.trimmed(peak)  # the library still held all of it
+    trims = []
+    for look in range(1, 10 * RETRY_LOOKS * 4**RETRIES):
+        if policy.due(idle=True, quiet=True) and policy.grown(peak):
+            policy.trimmed(peak)
+            trims.append(look)
+    assert len(trims) == RETRIES
+    assert trims == [4, 4 + 16, 4 + 16 + 64]
+    assert policy.grown(peak + GROWN_BYTES_MIN), "another burst"
+
+
+def test_nothing_is_tried_again_when_all_went_back() -> None:
+    policy = IdleTrim(START)
+    assert policy.grown(START + GROWN_BYTES_MIN)
+    policy.trimmed(START + 5)
+    for _ in range(1000):
+        policy.due(idle=True, quiet=True)
+        assert not policy.grown(START + 5)
