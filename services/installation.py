@@ -18,19 +18,19 @@ from millstream.services.repository.disk import fsync, storage_errors
 from millstream.services.settings import INSTALLATION_PATTERN, Settings
 
 FILE = ".installation"
-_NAME_BYTES_MAX = 1024  # of the file that holds it
+_NAME_BYTES_MAX = 1024  # of the file .installation that are read
 
 
 def installation_name(settings: Settings) -> str:
-    """The name as set, else as kept in the repository; a new one is kept if there is none.
+    """Return the name in the settings, else the name in the repository; a new name is stored if there is none.
 
-    Raises Failure(STORAGE, INTERNAL) when there is none and it cannot be written, or what is there is no name.
+    Raises Failure: STORAGE, INTERNAL when a new name cannot be written, or the file contains no name.
     """
     return settings.installation_name or _kept(settings.repository_dir.expanduser().absolute())
 
 
 def shm_prefix(settings: Settings) -> str:
-    """What the names of our shared memory begin with, up to a dot: of this home alone, so that two never meet.
+    """Return the prefix of the names of our shared memory, up to a dot. It differs for each home.
 
     Raises as `installation_name` does.
     """
@@ -60,7 +60,7 @@ def _read(path: Path) -> str:
 
 
 def _create(path: Path, name: str) -> None:
-    """Write the file unless it is there. It appears whole: processes of several machines may do this at once."""
+    """Write the file unless it exists, atomically: processes on several machines may do this at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{FILE}.{secrets.token_hex(8)}")
     try:

@@ -154,7 +154,8 @@ class Settings(BaseSettings):
     live_check_one_in: int = Field(
         10_000,
         ge=0,
-        description="One in this many shared runs of a version is compared, in idle time, with runs of one row; 0: none.",
+        description="One in this many shared runs of a version is compared with runs of one row, in idle time; "
+        "0: none.",
     )
 
     metrics_dir: Path | None = Field(
@@ -174,8 +175,8 @@ class Settings(BaseSettings):
     )
     import_dir: Path | None = Field(
         None,
-        description="Folder of the model files that `POST /models` may name. Unset: /opt/ml/models for `sagemaker`, else "
-        "none.",
+        description="Folder of the model files that `POST /models` may name. Unset: /opt/ml/models for `sagemaker`, "
+        "else none.",
     )
     sagemaker_model: str | None = Field(
         None,

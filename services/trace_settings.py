@@ -1,4 +1,4 @@
-"""Trace settings as values: what a client, or the operator at start, may set. Pure.
+"""Parses trace settings that a client, or the operator at start, may set. Pure.
 
 Source: Triton's trace extension, "Trace Setting"; at start, tritonserver's option --trace-config.
 """
@@ -16,15 +16,17 @@ _LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
 _LEAST = {"trace_rate": 1, "trace_count": -1, "log_frequency": 0}
 _NUMBER_MAX = 1 << 62
 _SHOWN_CHARACTERS_MAX = 200
-#: keys of --trace-config -> settings; the reference has the last one under "triton,"
+#: keys of --trace-config -> settings; the reference has log-frequency under "triton,"
 _KEYS = {"level": "trace_level", "rate": "trace_rate", "count": "trace_count", "log-frequency": "log_frequency"}
 
 
 def at_start(text: str) -> TraceValues:
-    """`level=TIMESTAMPS,rate=100,count=-1,log-frequency=0`, any of them, as settings. A level may come several times.
+    """Return the settings in a text like `level=TIMESTAMPS,rate=100,count=-1,log-frequency=0`.
+
+    Every key is optional; `level` may occur several times.
 
     Raises:
-        Failure: INVALID for a key or value that is none, with what there is.
+        Failure: INVALID for an unknown key or value; the message lists the known ones.
     """
     values: TraceValues = {}
     levels: list[str] = []
@@ -42,7 +44,10 @@ def at_start(text: str) -> TraceValues:
 
 
 def parsed(name: str, value: Any) -> str | list[str]:
-    """A value as it is kept. A list of one is as good as that one: so gRPC sends them. Raises Failure."""
+    """Return a value in its stored form. A list of one value counts as the value, because gRPC sends lists.
+
+    Raises Failure: INVALID, UNSUPPORTED (settings that clients cannot change).
+    """
     if name == "trace_file":
         raise Failure(Code.UNSUPPORTED, "trace file location can not be updated through network protocol")
     if name == "trace_mode":

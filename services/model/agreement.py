@@ -1,8 +1,8 @@
-"""Whether two runs of a model agree: the same rows alone and in a batch, or in another order. Pure, numpy only.
+"""Compares the outputs of two runs of a model: the same rows alone and in a batch, or in another order. Pure.
 
-Discrete values (integers, booleans, text) agree when they are equal. Floats agree when another order of summing explains
-their difference. Each column, that is each position of the shape without the rows, has a tolerance of its own: a column of
-large values does not hide an error in a column of small ones.
+Discrete values (integers, booleans, text) agree when they are equal. Floats agree when another order of summation
+explains their difference. Each column, that is each position of the shape without the rows, has its own tolerance, so
+that a column of large values does not hide an error in a column of small values.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
-#: how far two sums of the same numbers may be apart, relative to the largest value of their column
+#: largest difference of two sums of the same numbers, relative to the largest value of their column
 SUMMING: dict[str, float] = {"FP16": 4e-3, "BF16": 3e-2, "FP32": 2e-5, "FP64": 1e-9}
-#: the same for runs of one shape, whose sums have one order
+#: the same for two runs with one shape, which sum in the same order
 REPEATED: dict[str, float] = {"FP16": 1e-3, "BF16": 8e-3, "FP32": 1e-6, "FP64": 1e-12}
-#: steps of the datatype, relative to the largest value of the whole tensor, that a sum which cancels out may be off
+#: error of a sum that cancels out, in steps of the datatype relative to the largest value of the whole tensor
 _STEPS = 8
 _STEP: dict[str, float] = {"FP16": 2.0**-10, "BF16": 2.0**-7, "FP32": 2.0**-23, "FP64": 2.0**-52}
 
 
 def as_float(datatype: str, array: Array) -> Array:
-    """Floats of any datatype as FP64; BF16 is given as its bits in uint16."""
+    """Return floats of any datatype as FP64. BF16 arrays contain the bits, in uint16."""
     if datatype == "BF16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)
@@ -33,14 +33,14 @@ def as_float(datatype: str, array: Array) -> Array:
 def disagreeing_rows(
     datatype: str, actual: Array, expected: Array, relative: float | None = None, scale: Array | None = None
 ) -> list[int]:
-    """Positions on axis 0 at which two arrays do not agree; every row of `expected` when their shapes differ.
+    """Return the positions on axis 0 at which two arrays disagree; every row of `expected` when the shapes differ.
 
     Args:
         datatype: of both arrays, a v2 datatype.
         actual: (rows, …).
-        expected: the same; what `actual` is held to.
+        expected: of the same shape; the reference.
         relative: tolerance of floats relative to their column's scale; None: `SUMMING` of the datatype.
-        scale: what `column_scale` gave for more rows than these; None: the scale of `expected` itself.
+        scale: `column_scale` of more rows than these; None: the scale of `expected`.
     """
     if actual.shape != expected.shape:
         return list(range(len(expected)))
@@ -54,7 +54,7 @@ def disagreeing_rows(
 
 
 def agree(datatype: str, actual: Array, expected: Array, relative: float | None = None) -> bool:
-    """Whether two arrays have one shape and agree everywhere; axis 0 is the rows. Arguments as in `disagreeing_rows`."""
+    """Return whether two arrays have the same shape and all rows (axis 0) agree. Arguments as in `disagreeing_rows`."""
     if actual.shape != expected.shape:
         return False
     if expected.ndim == 0:
@@ -63,7 +63,7 @@ def agree(datatype: str, actual: Array, expected: Array, relative: float | None 
 
 
 def column_scale(datatype: str, array: Array) -> Array:
-    """The largest finite magnitude of each column, shape `array.shape[1:]`; zeros for what is not a float."""
+    """Return the largest finite magnitude of each column, shape `array.shape[1:]`; zeros unless it holds floats."""
     if datatype not in FLOATS or not len(array):
         return np.zeros(array.shape[1:])
     magnitude = np.abs(as_float(datatype, array))

@@ -1,6 +1,6 @@
-"""BYTES tensors: list of byte strings <-> raw form (each element a u32 little-endian length and its bytes). Pure.
+"""Converts BYTES tensors: list of byte strings <-> raw form (per element a u32 little-endian length and the bytes).
 
-Source: Open Inference Protocol v2, binary tensor data extension.
+Pure. Source: Open Inference Protocol v2, binary tensor data extension.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-LENGTH_BYTES = 4  # before each element
+LENGTH_BYTES = 4  # length field before each element
 _U32 = struct.Struct("<I")
 
 
 def encode_elements(elements: Iterable[bytes]) -> bytes:
-    """Elements in row-major order -> raw form."""
+    """Return the raw form of elements in row-major order."""
     parts: list[bytes] = []
     for element in elements:
         parts += (_U32.pack(len(element)), element)
@@ -21,7 +21,7 @@ def encode_elements(elements: Iterable[bytes]) -> bytes:
 
 
 def decode_elements(raw: bytes | bytearray | memoryview) -> list[bytes]:
-    """Raw form -> elements. Raises ValueError when a length points past the end."""
+    """Return the elements of a raw form. Raises ValueError when a length points past the end."""
     view = memoryview(raw)
     elements: list[bytes] = []
     offset, end = 0, len(view)

@@ -1,15 +1,15 @@
-"""The v2 datatypes and what they are in memory.
+"""The v2 datatypes and their representation in memory.
 
 Source: Open Inference Protocol v2, "Tensor Data Types"; ONNX `TensorProto.DataType`.
 Raw form: little-endian, row-major, no padding; BYTES elements as a 4-byte little-endian length and the bytes.
-BF16 has no numpy dtype: it is carried as its 16 bits in `uint16`.
+BF16 has no numpy dtype: arrays contain its 16 bits as `uint16`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-#: v2 datatype -> numpy dtype of its raw form. BYTES is absent: its elements differ in length.
+#: v2 datatype -> numpy dtype of its raw form; without BYTES, whose elements differ in length
 NUMPY: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype("<u1"),
@@ -28,14 +28,14 @@ NUMPY: dict[str, np.dtype] = {
 
 BYTES = "BYTES"
 
-#: every datatype a signature may name
+#: datatypes that a signature may name
 DATATYPES = frozenset(NUMPY) | {BYTES}
 
-#: datatypes that have no JSON form (binary only), as in the v2 reference
+#: datatypes without a JSON form (binary only), as in the v2 reference
 BINARY_ONLY = frozenset({"FP16", "BF16"})
 
-#: v2 datatype -> bytes of one element; BYTES is absent
+#: v2 datatype -> bytes of one element; without BYTES
 ITEM_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY.items()}
 
-#: the largest number of elements a shape may name (int64)
+#: largest number of elements of a shape (int64)
 ELEMENTS_MAX = 2**63 - 1

@@ -1,4 +1,4 @@
-"""The documents of the repository: what a version is (manifest) and what a model's name resolves to (endpoint). Pure.
+"""The documents of the repository: manifest (describes a version) and endpoint (resolves a model's name). Pure.
 
 models/<model>/endpoint.json             Endpoint: mutable, replaced with compare-and-set on `generation`
 models/<model>/<version>/manifest.json   Manifest: immutable
@@ -13,36 +13,43 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from millstream.services.model.signature import Signature
 
 ROWS_MAX_DEFAULT = 64
-LEVELS_MAX = 1024
-SIZES_MAX = 64
-WARMUPS_MAX = 64
+LEVELS_MAX = 1024  # priority levels of a version
+SIZES_MAX = 64  # preferred batch sizes of a version
+WARMUPS_MAX = 64  # warm-up requests of a version
 
 
 class QueuePolicy(BaseModel):
-    """How requests of one priority wait. `timeout_ms_default` 0: the version's own deadline alone counts.
+    """How requests of one priority wait.
 
-    Where a version has any policy but the default, a request's own timeout is no deadline any more, as in Triton.
+    If a version has a policy other than the default, the timeout of a request is not its deadline, as in Triton.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    timeout_ms_default: float = Field(0, ge=0, description="How long a request waits at most; 0: no limit here.")
-    timeout_action: Literal["reject", "delay"] = Field(
-        "reject", description="What then: refuse it, or let it wait behind all others."
+    timeout_ms_default: float = Field(
+        0, ge=0, description="Longest wait of a request; 0: only the deadline of the version limits it."
     )
-    timeout_override: bool = Field(False, description="Whether a request's own timeout may shorten the wait.")
-    requests_max: int = Field(0, ge=0, description="Requests that may wait in one gateway; 0: the lane's limit alone.")
+    timeout_action: Literal["reject", "delay"] = Field(
+        "reject", description="What happens then: reject the request, or let it wait behind all others."
+    )
+    timeout_override: bool = Field(False, description="Whether the timeout of a request may shorten the wait.")
+    requests_max: int = Field(0, ge=0, description="Requests that may wait in one gateway; 0: only the lane's limit.")
 
 
 class WarmupInput(BaseModel):
-    """One input of a warm-up request. `shape`: without the rows. `fill`: zeros, random numbers, or a file's bytes."""
+    """One input of a warm-up request.
+
+    Args:
+        shape: without the rows.
+        fill: zeros, random numbers, or the bytes of `file`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     datatype: str
     shape: tuple[int, ...]
     fill: Literal["zero", "random", "file"] = "zero"
-    file: str | None = Field(None, description="Below the version's folder, in raw form.")
+    file: str | None = Field(None, description="Path below the version's folder of a file in raw form.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -54,7 +61,7 @@ class WarmupInput(BaseModel):
 
 
 class Warmup(BaseModel):
-    """A request that a version must have answered before it is ready."""
+    """A request that a version must answer before it is ready."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -65,34 +72,35 @@ class Warmup(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """What an uploader may say about a version (the `config` part of an upload). Every field has a default."""
+    """Configuration of a version (the `config` part of an upload). Every field has a default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    batching: bool | None = Field(None, description="Share runs between requests; default: found out by the check.")
+    batching: bool | None = Field(None, description="Whether requests share runs; default: the check decides.")
     rows_max: int = Field(ROWS_MAX_DEFAULT, ge=1, le=65536, description="Largest number of rows in one run.")
     pool: str = Field("cpu", description="The worker pool that serves the version.")
     timeout_ms_default: float = Field(
-        30_000, gt=0, le=3_600_000, description="Deadline of a request that names none, from its arrival."
+        30_000, gt=0, le=3_600_000, description="Timeout of a request that sets none, from its arrival."
     )
     queue_delay_ms_max: float = Field(
-        0, ge=0, le=10_000, description="How long a batch may wait for more rows on an idle system; 0: never."
+        0, ge=0, le=10_000, description="Longest wait of a batch for more rows on an idle system; 0: none."
     )
-    rows_preferred: tuple[int, ...] = Field((), description="Sizes of batches that are worth no more waiting.")
+    rows_preferred: tuple[int, ...] = Field((), description="Batch sizes that are sent without further waiting.")
     instances_max: int = Field(
-        0, ge=0, description="Workers of the pool that hold it at most, on each machine; 0: all."
+        0, ge=0, description="Workers of the pool that load the version, on each machine; 0: all."
     )
     priority_levels: int = Field(
         0,
         ge=0,
         le=LEVELS_MAX,
-        description="Priorities from 1 (first) on; others count as none given. 0: any number counts.",
+        description="Number of priorities; 1 comes first, and a request with an unknown priority gets the default. "
+        "0: any number is a priority.",
     )
-    priority_default: int = Field(0, ge=0, description="Of a request that names none.")
+    priority_default: int = Field(0, ge=0, description="Priority of a request that sets none.")
     queue: QueuePolicy = Field(QueuePolicy(), description="How requests wait.")
-    queue_by_priority: dict[int, QueuePolicy] = Field({}, description="The same for single priorities.")
-    warmup: tuple[Warmup, ...] = Field((), description="Requests to answer before it is ready.")
-    labels: dict[str, str] = Field({}, description="Output -> file of its class names, one a line.")
+    queue_by_priority: dict[int, QueuePolicy] = Field({}, description="How requests of single priorities wait.")
+    warmup: tuple[Warmup, ...] = Field((), description="Requests that the version must answer before it is ready.")
+    labels: dict[str, str] = Field({}, description="Output -> file with its class names, one per line.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -113,7 +121,7 @@ class ModelConfig(BaseModel):
 
 
 class SourceFile(BaseModel):
-    """One file of what was uploaded: path below the version folder, bytes, sha256 in hex."""
+    """One file of a version: path below the version's folder, bytes, sha256 in hex."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -123,10 +131,12 @@ class SourceFile(BaseModel):
 
 
 class Batching(BaseModel):
-    """How it was decided whether requests share runs of a version.
+    """Whether requests share runs of a version, and why.
 
-    proven: an analysis of the graph shows that rows are independent, and trials agree. requested: the configuration asks
-    for it, without a proof. off: each request runs alone. `reason`: why it is not proven, or off.
+    Args:
+        decided: proven (an analysis of the graph shows that rows are independent, and trial runs agree), requested (by
+            the configuration, without a proof) or off (each request runs alone).
+        reason: why batching is not proven, or off.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -138,10 +148,12 @@ class Batching(BaseModel):
 class Manifest(BaseModel):
     """An immutable version of a model.
 
-    `served`: path below the version folder of the ONNX file that serves (the source, or a rewritten variant).
-    `digest`: sha256 (hex) over the uploaded bytes. `files`: every file a worker reads, with digests.
-    `origin`: the folder that the files are in where that is another one: they are served in place.
-    `triton`: the Triton model configuration that it was given, in JSON form; empty: none.
+    Args:
+        digest: sha256 (hex) of the uploaded bytes.
+        served: path below the version's folder of the ONNX file that workers load (the source, or a rewritten variant).
+        files: every file that a worker reads, with digests.
+        origin: folder of the files of a version that is served in place; None: the version's own folder.
+        triton: Triton model configuration of the version, in JSON form; empty: none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -159,8 +171,8 @@ class Manifest(BaseModel):
     opset: int
     ir_version: int
     producer: str = ""
-    batching: Batching = Field(Batching(), description="How it was decided whether requests share runs.")
-    notes: tuple[str, ...] = Field((), description="What the check found worth saying, one sentence each.")
+    batching: Batching = Field(Batching(), description="Whether requests share runs, and why.")
+    notes: tuple[str, ...] = Field((), description="Remarks of the check, one sentence each.")
     origin: str | None = None
     triton: dict[str, Any] = {}
 
@@ -171,12 +183,15 @@ class Manifest(BaseModel):
 
 
 class Endpoint(BaseModel):
-    """What a model's public name resolves to.
+    """The versions that a model's public name resolves to.
 
-    `active`: the version asked for; `previous`: the one that goes on serving until `active` is ready.
-    `loaded`: the versions that are served; None: all that there are; empty: the model is unloaded.
-    `source`: the folder of models that this one is served from in place; None: it was uploaded.
-    `failure`: why the last load failed; empty: it did not.
+    Args:
+        generation: incremented by each change; compare-and-set uses it.
+        active: the version that was activated last.
+        previous: the version that serves until `active` is ready.
+        loaded: the versions that are served; None: all; empty: the model is unloaded.
+        source: the Triton repository that contains the model, which is served in place; None: it was uploaded.
+        failure: why the last load failed; empty: it did not.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -190,5 +205,5 @@ class Endpoint(BaseModel):
     failure: str = ""
 
     def serves(self, version: int) -> bool:
-        """Whether the version is loaded."""
+        """Return whether the version is to be loaded."""
         return self.loaded is None or version in self.loaded

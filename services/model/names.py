@@ -1,4 +1,4 @@
-"""Which names models, pools and versions may have. Pure."""
+"""Checks names of models and pools, and version numbers. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
 def check_name(name: str, what: str = "model name") -> str:
-    """Return `name` if it may name a model or pool. Raises Failure(INVALID).
+    """Return `name` if it is a valid name for a model or pool. Raises Failure(INVALID).
 
-    One path component that is safe on every file system and object store: starts with a letter or digit.
+    A valid name is one path component that is safe on every file system and object store.
     """
     if len(name) > NAME_CHARACTERS_MAX or not _NAME.match(name) or name.endswith("."):
         raise invalid(

@@ -1,4 +1,4 @@
-"""Files that a configuration names: all below the model's folder, whatever the configuration says. Pure."""
+"""Checks paths that a configuration names: they must stay below the model's folder. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ _VERSION = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 
 
 def plain_path(path: str, what: str) -> str:
-    """`path` if it leads below the folder that it is relative to. Raises Failure(INVALID)."""
+    """Return `path` if it stays below the folder that it is relative to. Raises Failure(INVALID).
+
+    Args:
+        path: relative path with "/" as separator.
+        what: what the file is for; begins the error message.
+    """
     pure = PurePosixPath(path)
     safe = path.isprintable() and "\\" not in path and len(path) <= PATH_CHARACTERS_MAX
     if any(len(part.encode()) > COMPONENT_BYTES_MAX for part in pure.parts if safe):
@@ -26,5 +31,5 @@ def plain_path(path: str, what: str) -> str:
 
 
 def is_version(name: str) -> bool:
-    """Whether a folder of this name holds a version: it begins with a digit and is not 0."""
+    """Return whether a folder with this name contains a version: 1 to 10 digits, the first not 0."""
     return _VERSION.fullmatch(name) is not None

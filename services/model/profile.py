@@ -1,4 +1,4 @@
-"""How long a run takes by its number of rows, as measured at warm-up, and what follows from it. Pure.
+"""Predicts the duration of a run from its number of rows, by interpolation between measured runs. Pure.
 
 {1: 1 ms, 8: 2 ms, 64: 9 ms} ── predict(20) ─> 3.5 ms ── efficient_rows() ─> 64
 """
@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-EFFICIENT_SHARE = 0.9
+EFFICIENT_SHARE = 0.9  # of the best rows per second
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured seconds of a run by rows. Empty when nothing could be measured.
+    """The measured duration of runs, by number of rows. Empty when nothing could be measured.
 
-    Raises ValueError for rows below 1 or negative seconds.
+    Args:
+        seconds: duration in seconds, by number of rows.
+
+    Raises:
+        ValueError: rows are below 1, or seconds are negative or infinite.
     """
 
     seconds: Mapping[int, float]
@@ -29,14 +33,14 @@ class Profile:
             raise ValueError(f"a profile maps rows (at least 1) to seconds (at least 0), got {dict(self.seconds)}")
         ordered = sorted(self.seconds.items())
         object.__setattr__(self, "_rows", tuple(rows for rows, _ in ordered))
-        # More rows never take less time; where a measurement says so it was disturbed.
+        # More rows never take less time: a measurement that shows less was disturbed.
         object.__setattr__(self, "_seconds", tuple(accumulate((seconds for _, seconds in ordered), max)))
 
     def predict(self, rows: int) -> float:
-        """Seconds that a run of `rows` takes: interpolated between measurements; 0 if nothing was measured.
+        """Return the seconds that a run of `rows` takes, interpolated between measurements; 0 if there are none.
 
-        Never falls as rows grow. Below the smallest measured size it is that size's time, above the largest one
-        grows in proportion to the rows.
+        The result never falls as rows grow. Below the smallest measured size it is the duration of that size; above
+        the largest it grows in proportion to the rows.
         """
         if not self._rows or rows < 1:
             return 0.0
@@ -50,18 +54,18 @@ class Profile:
         return self._seconds[at - 1] * (1 - share) + self._seconds[at] * share
 
     def rows_within(self, seconds: float, rows_max: int) -> int:
-        """The most rows, of at least one and at most `rows_max`, whose run takes no longer than `seconds`."""
+        """Return the largest number of rows, from 1 to `rows_max`, whose run takes at most `seconds`; at least 1."""
         return max(1, bisect_right(range(1, rows_max + 1), seconds, key=self.predict))
 
     @property
     def largest(self) -> int:
-        """The largest measured size; 0 if nothing was measured."""
+        """The largest measured number of rows; 0 if nothing was measured."""
         return self._rows[-1] if self._rows else 0
 
     def rows_worth_running(self, rows_max: int) -> int:
-        """The efficient number of rows; twice the largest measured one where that was the most efficient: it may go on.
+        """Return the efficient number of rows, at most `rows_max`; `rows_max` if nothing was measured.
 
-        At most `rows_max`; that many if nothing was measured.
+        If the largest measured size is the most efficient, twice that size: efficiency may still rise.
         """
         if not self._rows:
             return rows_max
@@ -69,13 +73,13 @@ class Profile:
         return min(rows_max, 2 * efficient if efficient == self._rows[-1] else efficient)
 
     def efficient_rows(self) -> int:
-        """The smallest measured size that reaches 90 % of the best rows per second; 1 if nothing was measured.
+        """Return the smallest measured size with 90 % of the best rows per second; 1 if nothing was measured.
 
-        A larger run gains next to nothing and makes its callers wait.
+        A larger run gains little throughput and makes its callers wait.
         """
         if not self._rows:
             return 1
-        # seconds per row instead of rows per second: a run too short for the clock is a zero, not a division by it
+        # Seconds per row, not rows per second: a run too short for the clock is 0 s, and a divisor of 0 is avoided.
         cost = [seconds / rows for rows, seconds in zip(self._rows, self._seconds, strict=True)]
         bound = min(cost) / EFFICIENT_SHARE
         return next(rows for rows, seconds in zip(self._rows, cost, strict=True) if seconds <= bound)

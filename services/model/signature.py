@@ -1,6 +1,6 @@
-"""Tensor specs and signatures: what a version takes and gives. Pure.
+"""Tensor specs and signatures: the inputs and outputs of a version. Pure.
 
-Shapes here are what a client sees: when a version batches, dimension 0 is -1 (the rows).
+Shapes are those that a client sees: when a version batches, dimension 0 is -1 (the rows).
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ def _dims(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class TensorSpec(BaseModel):
-    """A named tensor of a signature. `shape`: -1 marks a variable dimension.
+    """A named tensor of a signature.
 
-    `optional`: an input that a request may leave out. `model_shape`: what the model itself takes or gives where that is
-    another shape of as many elements, without the rows when it batches.
+    Args:
+        shape: -1 marks a variable dimension.
+        optional: a request may leave this input out.
+        model_shape: the model's own shape where it differs, with the same number of elements; without the rows when
+            the version batches.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,8 +47,9 @@ class TensorSpec(BaseModel):
 class Signature(BaseModel):
     """The inputs and outputs of a version, in the model's order.
 
-    `batching`: dimension 0 of every input and output is the rows, and rows do not influence each other, so
-    requests may share a run. Without it each request runs alone, with exactly the shapes given.
+    Args:
+        batching: dimension 0 of every input and output is the rows, and rows do not influence each other, so that
+            requests may share a run. Otherwise each request runs alone, with exactly its shapes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,14 +67,14 @@ class Signature(BaseModel):
             variable = seen.count(-1) == spec.model_shape.count(-1)
             if not variable or _fixed(seen) != _fixed(spec.model_shape):
                 raise ValueError(
-                    f"{spec.name!r}: {list(seen)} and the model's {list(spec.model_shape)} differ in size: they must have "
-                    "as many elements, and as many variable dimensions"
+                    f"{spec.name!r}: {list(seen)} and the model's {list(spec.model_shape)} differ in size: "
+                    "they must have the same number of elements and of variable dimensions"
                 )
         return self
 
     @property
     def reshaped(self) -> bool:
-        """Whether the model itself takes or gives other shapes than a client sees."""
+        """Whether the model's own shapes differ from those that a client sees."""
         return any(spec.model_shape is not None for spec in (*self.inputs, *self.outputs))
 
 
@@ -79,5 +83,5 @@ def _fixed(shape: tuple[int, ...]) -> int:
 
 
 def needed_inputs(signature: Signature) -> tuple[TensorSpec, ...]:
-    """The inputs of the smallest request there is: those that are not optional; all, where all are optional."""
+    """Return the inputs of the smallest request: those that are not optional, or all if all are optional."""
     return tuple(spec for spec in signature.inputs if not spec.optional) or signature.inputs

@@ -1,4 +1,4 @@
-"""version_files: reads files whose paths a configuration names. The path is somebody else's text, and so is the folder.
+"""Reads files of a version whose paths a configuration names. Neither the path nor the folder is trusted.
 
 path ─> plain (relative, no "..") ─> opened component by component without following links ─> a regular file ─> bytes
 """
@@ -19,16 +19,16 @@ from millstream.services.model.manifest import ModelConfig, SourceFile
 from millstream.services.model.paths import plain_path
 from millstream.services.model.signature import Signature
 
-#: Bytes of one file of class names, and names in it. Gateways keep them in memory.
+#: Bytes of one label file, and names in it. Gateways keep them in memory; more is rejected.
 LABEL_BYTES_MAX = 8 << 20
 LABEL_NAMES_MAX = 1 << 18
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-#: Opening a FIFO without O_NONBLOCK waits for a writer, perhaps for ever.
+#: Without O_NONBLOCK, opening a FIFO blocks until it has a writer.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def open_inside(folder: Path, path: str, what: str = "file") -> IO[bytes]:
-    """The regular file at `path` below `folder`, open for reading. No component below `folder` may be a link.
+    """Open the regular file at `path` below `folder` for reading. No component below `folder` may be a link.
 
     Args:
         folder: the folder that the file must be in; it may itself be a link.
@@ -36,7 +36,7 @@ def open_inside(folder: Path, path: str, what: str = "file") -> IO[bytes]:
         what: what the file is for; begins the error message.
 
     Raises:
-        Failure: INVALID for a path that leads out of the folder, and for what is missing, a link or no regular file.
+        Failure: INVALID if the path leads out of the folder, or to no regular file, or through a link.
     """
     *parents, name = PurePosixPath(plain_path(path, what)).parts
     with ExitStack() as stack:
@@ -57,9 +57,9 @@ def open_inside(folder: Path, path: str, what: str = "file") -> IO[bytes]:
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """The regular file at `path`, or that a link there leads to, open for reading.
+    """Open the regular file at `path` for reading; a link is followed.
 
-    Raises OSError, also for what is no regular file: a FIFO would be waited for, and a device read, for ever.
+    Raises OSError, also if it is no regular file: reading a FIFO or a device could block for ever.
     """
     file = os.open(path, _FILE)
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -77,12 +77,12 @@ def describe_file(folder: Path, path: str) -> SourceFile:
 
 
 def _is_link(error: OSError) -> bool:
-    # With O_DIRECTORY the kernel says ENOTDIR for a link, else ELOOP.
+    # For a link, the kernel reports ENOTDIR with O_DIRECTORY, else ELOOP.
     return isinstance(error, NotADirectoryError) or error.errno == errno.ELOOP
 
 
 def read_inside(folder: Path, path: str, bytes_max: int, what: str = "file") -> bytes:
-    """The content of the file at `path` below `folder`. Raises Failure(INVALID), also for more than `bytes_max` bytes."""
+    """Return the content of the file at `path` below `folder`. Raises Failure(INVALID), also if it is too large."""
     with open_inside(folder, path, what) as file:
         try:
             content = file.read(bytes_max + 1)
@@ -94,10 +94,10 @@ def read_inside(folder: Path, path: str, bytes_max: int, what: str = "file") -> 
 
 
 def check_labels(config: ModelConfig, signature: Signature, folder: Path) -> list[str]:
-    """The files of class names that a configuration names, below the version's `folder`.
+    """Return the label files that a configuration names, as sorted paths below the version's `folder`.
 
     Raises:
-        Failure: INVALID for an output that the model does not have, and for a file that could not be read later.
+        Failure: INVALID for an output that the model does not have, and for a file that is no valid label file.
     """
     outputs = [spec.name for spec in signature.outputs]
     for output, path in config.labels.items():
@@ -109,15 +109,15 @@ def check_labels(config: ModelConfig, signature: Signature, folder: Path) -> lis
 
 
 def read_label_names(folder: Path, path: str, files: tuple[SourceFile, ...]) -> tuple[str, ...]:
-    """The class names in a label file of a published version, one a line.
+    """Return the class names in a label file of a published version, one per line of the file.
 
     Args:
         folder: the version's folder.
         path: the label file's path below `folder`.
-        files: those of the version's manifest; the label file must be among them, as it was when it was published.
+        files: of the version's manifest; the label file must be one of them, unchanged.
 
     Raises:
-        Failure: INVALID for a file that is not the version's, or that is not what was published.
+        Failure: INVALID for a file that is not the version's, or that changed since it was published.
     """
     content = read_inside(folder, path, LABEL_BYTES_MAX, "label file")
     published = next((file for file in files if file.path == path), None)
@@ -129,7 +129,7 @@ def read_label_names(folder: Path, path: str, files: tuple[SourceFile, ...]) -> 
 
 
 def label_names(content: bytes, path: str) -> tuple[str, ...]:
-    """The lines of a label file. Raises Failure(INVALID) for what is no UTF-8 text, or has too many lines."""
+    """Return the lines of a label file. Raises Failure(INVALID) if it is no UTF-8 text or has too many lines."""
     if content.count(b"\n") > LABEL_NAMES_MAX:
         raise invalid(f"label file {path[:80]!a} has more than {LABEL_NAMES_MAX} lines")
     try:
@@ -139,7 +139,7 @@ def label_names(content: bytes, path: str) -> tuple[str, ...]:
 
 
 def is_readable_inside(folder: Path, path: str, bytes_max: int) -> bool:
-    """Whether `path` is a regular file below `folder` of at most `bytes_max` bytes, reached without links."""
+    """Return whether `path` is a regular file of at most `bytes_max` bytes below `folder`, reached without links."""
     try:
         with open_inside(folder, path) as file:
             return os.fstat(file.fileno()).st_size <= bytes_max

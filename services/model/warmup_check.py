@@ -1,4 +1,4 @@
-"""Whether the warm-up requests of a config are requests to the version at all. Pure, but for a look at their files."""
+"""Checks the warm-up requests of a configuration against the signature, and that their files can be read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from millstream.services.model.manifest import ModelConfig, Warmup, WarmupInput
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.model.version_files import is_readable_inside
 
-INPUT_BYTES_MAX = 1 << 28
+INPUT_BYTES_MAX = 1 << 28  # of one input of a warm-up request
 
 
 def check_warmups(config: ModelConfig, signature: Signature, folder: Path) -> list[str]:
-    """The files that they read, below the version's `folder`. Raises Failure(INVALID) for what could never succeed."""
+    """Return the files that warm-up requests read, as paths below the version's `folder`.
+
+    Raises Failure(INVALID) for a request that could never succeed.
+    """
     files: list[str] = []
     for warmup in config.warmup:
         where = f"config.warmup {warmup.name[:80]!r}"

@@ -1,6 +1,6 @@
-"""Inputs of warm-up runs: made up from a signature, or as config.warmup describes them.
+"""Makes the inputs of warm-up runs: from a signature, or as config.warmup describes them.
 
-Workers and the model check use the same ones, so a model that cannot survive its warm-up is refused at upload.
+Workers and the model check use the same inputs, so a model that cannot survive its warm-up is rejected at upload.
 """
 
 from __future__ import annotations
@@ -21,32 +21,36 @@ from millstream.services.model.warmup_check import INPUT_BYTES_MAX as WARMUP_BYT
 
 Array = np.ndarray[Any, Any]
 
-#: larger inputs are not made up: no run is measured with them
+#: bytes of the inputs of one run; runs with larger inputs are not measured
 INPUT_BYTES_MAX = 1 << 28
-#: sizes tried for a variable dimension that is not the rows, in this order
+#: sizes that are tried for a variable dimension other than the rows, in this order
 VARIABLE_SIZES = (1, 2, 8, 16, 32, 64, 128, 224, 256)
-#: values tried for every element: a zero is a valid index anywhere, a one a valid length or divisor
+#: values that are tried for every element: 0 is a valid index everywhere, 1 a valid length or divisor
 FILLS = (0, 1)
 _SEED = 1
 _REFERENCE_BYTES = 8
 
 
 def has_variable_dims(signature: Signature) -> bool:
-    """Whether a dimension other than the rows is variable."""
+    """Return whether a dimension other than the rows is variable."""
     fixed_from = 1 if signature.batching else 0
     return any(-1 in spec.shape[fixed_from:] for spec in signature.inputs)
 
 
 def make_inputs(signature: Signature, rows: int, size: int = 1, fill: int = 0) -> dict[str, Array]:
-    """Inputs of `rows` rows that fit the signature: every variable dimension `size`, every element `fill`.
+    """Return inputs that fit the signature, by name, without optional inputs.
 
-    Optional inputs are left out.
+    Args:
+        signature: of the version.
+        rows: dimension 0 if the version batches.
+        size: every other variable dimension.
+        fill: every element.
     """
     return {spec.name: _filled(spec, signature.batching, rows, size, fill) for spec in needed_inputs(signature)}
 
 
 def made_bytes(signature: Signature, rows: int, size: int = 1) -> int:
-    """Bytes of what `make_inputs` would make, known without making it; of text only the references."""
+    """Return the bytes of the inputs that `make_inputs` would return; of text only the references."""
     return sum(
         math.prod(_shape(spec, signature.batching, rows, size)) * ITEM_BYTES.get(spec.datatype, _REFERENCE_BYTES)
         for spec in needed_inputs(signature)
@@ -54,7 +58,7 @@ def made_bytes(signature: Signature, rows: int, size: int = 1) -> int:
 
 
 def run_sizes(signature: Signature, rows_max: int) -> Iterator[int]:
-    """Row counts of the warm-up runs: 1, 2, 4, … and `rows_max`; 1 alone for a version that does not batch."""
+    """Yield the row counts of the warm-up runs: 1, 2, 4, … and `rows_max`; only 1 if the version does not batch."""
     rows = 1
     while signature.batching and rows < rows_max:
         yield rows
@@ -63,16 +67,23 @@ def run_sizes(signature: Signature, rows_max: int) -> Iterator[int]:
 
 
 def requested_inputs(warmup: Warmup, signature: Signature, folder: Path) -> dict[str, Array]:
-    """The inputs of one request of config.warmup. `folder`: of the version, for inputs that come from files.
+    """Return the inputs of one request of config.warmup, by name.
 
-    Raises Failure for a file that may not be read, ValueError for one whose bytes do not fit the shape.
+    Args:
+        warmup: the request.
+        signature: of the version.
+        folder: of the version, for inputs that are read from files.
+
+    Raises:
+        Failure: INVALID for a file that cannot be read.
+        ValueError: the bytes of a file do not fit the shape.
     """
     rows = requested_rows(warmup, signature)
     return {name: _described(made, rows, folder) for name, made in warmup.inputs.items()}
 
 
 def requested_rows(warmup: Warmup, signature: Signature) -> int:
-    """Rows of a request of config.warmup; 0: the version does not batch."""
+    """Return the rows of a request of config.warmup; 0 if the version does not batch."""
     return max(1, warmup.rows) if signature.batching else 0
 
 
@@ -94,7 +105,7 @@ def _shape(spec: TensorSpec, batching: bool, rows: int, size: int) -> list[int]:
 
 
 def _described(made: WarmupInput, rows: int, folder: Path) -> Array:
-    """`rows` equal or random rows; 0: the shape is the whole of it. A file holds one row, or all of them."""
+    """Return `rows` equal or random rows; 0: `made.shape` is the whole shape. A file contains one row, or all rows."""
     shape = (rows, *made.shape) if rows else made.shape
     size = int(np.prod(shape))
     if made.fill == "file":
@@ -116,7 +127,7 @@ def _described(made: WarmupInput, rows: int, folder: Path) -> Array:
 
 
 def _from_file(made: WarmupInput, rows: int, folder: Path) -> Array:
-    assert made.file is not None  # millstream.services.model.manifest sees to it
+    assert made.file is not None  # WarmupInput validates this
     raw = read_inside(folder, made.file, WARMUP_BYTES_MAX, "warm-up file")
     if made.datatype == BYTES:
         elements = decode_elements(memoryview(raw))

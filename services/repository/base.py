@@ -119,7 +119,7 @@ class Repository(Protocol):
         """Return the local folder that the paths in a manifest, staged or published, are relative to."""
 
     def endpoint(self, model: str) -> Endpoint:
-        """Return the model's endpoint; generation 0 when none was written yet. Raises Failure(NOT_FOUND): no such model."""
+        """Return the model's endpoint; generation 0 if none was written yet. Raises Failure(NOT_FOUND)."""
 
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Write `endpoint` if the stored generation equals `endpoint.generation`; return it one generation higher.
@@ -134,7 +134,7 @@ class Repository(Protocol):
         """Remove a model with all its versions. Raises Failure(NOT_FOUND)."""
 
     def next_version(self, model: str) -> int:
-        """Return one more than the highest version ever published: numbers of deleted versions are not assigned again."""
+        """Return one more than the highest version ever published: deleted numbers are not assigned again."""
 
     def stamp(self, model: str) -> Hashable:
         """Return a value that changes when anything of the model changes; it may also change without a change."""

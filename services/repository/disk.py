@@ -1,4 +1,4 @@
-"""What makes a folder trustworthy: durable writes, a lock between processes, disk errors said in one line."""
+"""Durable writes, locks between processes, and disk errors as Failures with one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 def storage_failure(error: OSError, root: Path) -> Failure:
-    """The Failure that tells an operator what to do about `error`, met while using the folder `root`."""
+    """Return a Failure that tells the operator what to do about `error`, which occurred in the folder `root`."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in _FULL:
         return Failure(Code.STORAGE, f"cannot write to {root}: the disk is full; free space or delete versions")
@@ -27,7 +27,7 @@ def storage_failure(error: OSError, root: Path) -> Failure:
 
 @contextmanager
 def storage_errors(root: Path) -> Iterator[None]:
-    """Turn every OSError of the block into its Failure: STORAGE when the disk is full, else INTERNAL."""
+    """Raise every OSError of the block as a Failure: STORAGE when the disk is full, else INTERNAL."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def storage_errors(root: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the file lock at `path` against every other thread and process. The kernel drops it when its holder dies."""
+    """Hold an exclusive file lock at `path`, also against threads of this process. The kernel releases it on death."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -46,7 +46,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Put `content` over the start of the file at `path` in one write, which needs no new block on a full disk."""
+    """Overwrite the start of the file at `path` in one write, which needs no new block on a full disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         os.pwrite(descriptor, content, 0)
@@ -55,7 +55,7 @@ def overwrite(path: Path, content: bytes) -> None:
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock at `path` until it is closed; None while somebody else holds it."""
+    """Return a descriptor that holds the lock at `path` until it is closed; None while the lock is taken."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +69,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def fsync(path: Path) -> None:
-    """Bring a file's bytes, or a folder's entries, to the disk."""
+    """Write a file's bytes, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -78,7 +78,7 @@ def fsync(path: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Bring everything below `folder` to the disk, contents before the entries that name them."""
+    """Write everything below `folder` to the disk, contents before the entries that name them."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             fsync(Path(parent, name))
@@ -87,9 +87,9 @@ def fsync_tree(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, content: bytes) -> Iterator[None]:
-    """Make `content` the file at `path` when the block ends, durably; nothing is left of it when the block raises.
+    """Replace the file at `path` by `content` when the block ends, durably; when the block raises, nothing is left.
 
-    All that needs room is done before the block. Callers hold a lock: the temporary name is a fixed one.
+    All writes that need space happen before the block. Callers must hold a lock, because the temporary name is fixed.
     """
     temporary = path.with_name(path.name + ".new")
     try:
@@ -106,6 +106,6 @@ def replacing(path: Path, content: bytes) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Make `content` the file at `path`, all or nothing, durably. Callers hold a lock."""
+    """Replace the file at `path` by `content`, atomically and durably. Callers must hold a lock."""
     with replacing(path, content):
         pass

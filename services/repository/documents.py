@@ -1,4 +1,4 @@
-"""The JSON documents of a folder repository: read whole or not at all, and what is damaged is named."""
+"""Reads the JSON documents of a folder repository. A damaged document is an error that names the file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Document = TypeVar("Document", bound=BaseModel)
 
 
 def content_of(document: BaseModel) -> bytes:
-    """A document as it is written."""
+    """Return the bytes of a document's file."""
     return document.model_dump_json(indent=2).encode() + b"\n"
 
 
 def read_document(path: Path, kind: type[Document], root: Path) -> Document | None:
-    """The document at `path`, None if there is none. Raises Failure(INTERNAL) when it is damaged."""
+    """Return the document at `path`; None if there is none. Raises Failure(INTERNAL) when it is damaged."""
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -35,7 +35,7 @@ def read_document(path: Path, kind: type[Document], root: Path) -> Document | No
 
 
 def read_manifest(path: Path, model: str, version: int, root: Path) -> Manifest | None:
-    """The manifest at `path`, which must be that of this version. Raises Failure(INTERNAL) when it is not."""
+    """Return the manifest at `path`; None if there is none. Raises Failure(INTERNAL) if it is of another version."""
     manifest = read_document(path, Manifest, root)
     if manifest is not None and (manifest.model, manifest.version) != (model, version):
         raise damaged(path, f"it describes version {manifest.version} of {manifest.model!r}")
@@ -43,7 +43,7 @@ def read_manifest(path: Path, model: str, version: int, root: Path) -> Manifest 
 
 
 def read_endpoint(path: Path, model: str, root: Path) -> Endpoint | None:
-    """The endpoint at `path`, which must be that of this model. Raises Failure(INTERNAL) when it is not."""
+    """Return the endpoint at `path`; None if there is none. Raises Failure(INTERNAL) if it is of another model."""
     endpoint = read_document(path, Endpoint, root)
     if endpoint is not None and endpoint.model != model:
         raise damaged(path, f"it describes {endpoint.model!r}")
@@ -51,4 +51,5 @@ def read_endpoint(path: Path, model: str, root: Path) -> Endpoint | None:
 
 
 def damaged(path: Path, reason: str) -> Failure:
+    """Return the failure for a damaged document."""
     return Failure(Code.INTERNAL, f"{path} is damaged: {reason}; restore it from a backup, or delete it")

@@ -1,10 +1,10 @@
-"""A repository in a local folder. Every change is one rename; readers take no lock and never see half of anything.
+"""A repository in a local folder. Every change is one rename; readers take no lock and see no partial change.
 
 <root>/models/<model>/<version>/…        renamed in from .staging/ (publish), out to it (delete)
 <root>/models/<model>/endpoint.json      replaced under <root>/.lock
-<root>/models/<model>/numbers.json       the highest version number that was ever published
+<root>/models/<model>/numbers.json       the highest version number ever published
 <root>/models/<model>/verdicts/…         what running a version has shown
-<root>/.token                            new content, of the same length, before and after each change
+<root>/.token                            new content of the same length before and after each change
 """
 
 from __future__ import annotations
@@ -48,22 +48,20 @@ _CHANGING = "changing"
 _SETTLED = "settled "
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
 _NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
-
-
-#: looks at what seems not to be there, while other processes change the repository
-_LOOKS_MAX = 5
-#: A file that is younger than this may be changed again without another time.
+#: listings of a model that seems to be empty, while other processes change the repository
+_LISTINGS_MAX = 5
+#: A younger file may change again without a new modification time.
 _SETTLED_NS = 2_000_000_000
 
 
 class _Numbers(BaseModel):
-    """What outlives a deleted version: `highest` is the largest number that was ever published."""
+    """Numbers that outlive deleted versions: `highest` is the highest number ever published."""
 
     highest: int = 0
 
 
 class FolderRepository:
-    """The Repository interface over `root`, which is made when it is missing. Safe for many processes and threads."""
+    """Implements Repository in the folder `root`, which is created if missing. Safe for many processes and threads."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
@@ -92,7 +90,7 @@ class FolderRepository:
             fsync_tree(staging.path)
             with self._changing(), _kept_if_used(target.parent), ExitStack() as documents:
                 fsync(self._models)
-                # All that needs room comes before the rename, so that a disk that is full leaves nothing of a version.
+                # All writes that need space come before the rename, so that a full disk leaves no part of a version.
                 documents.enter_context(self._remembering(manifest.model, manifest.version))
                 if activate:
                     documents.enter_context(self._activating(manifest.model, manifest.version))
@@ -106,16 +104,16 @@ class FolderRepository:
                 fsync(target.parent)
 
     def models(self) -> Sequence[str]:
-        """Names of the models that have an endpoint or a version, sorted."""
+        """Return the names of the models that have an endpoint or a version, sorted."""
         return sorted(name for name in self._names() if self._listed(name))
 
     def versions(self, model: str) -> Sequence[int]:
-        """Published versions, ascending; empty for an unknown model."""
+        """Return the published versions, ascending; empty for an unknown model."""
         name = check_name(model)
-        return self._look_twice(lambda: self._versions(name)) or []
+        return self._list_again_if_changed(lambda: self._versions(name)) or []
 
     def manifest(self, model: str, version: int) -> Manifest:
-        """The version's manifest. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
+        """Return the version's manifest. Raises Failure: NOT_FOUND, INTERNAL when the document is damaged."""
         path = self._version_folder(model, version) / "manifest.json"
         manifest = read_manifest(path, model, version, self._root)
         if manifest is None:
@@ -123,30 +121,30 @@ class FolderRepository:
         return manifest
 
     def local_path(self, model: str, version: int) -> Path:
-        """The folder that the version's files are in. Raises Failure(NOT_FOUND)."""
+        """Return the folder with the version's files. Raises Failure(NOT_FOUND)."""
         return self.folder_of(self.manifest(model, version))
 
     def folder_of(self, manifest: Manifest) -> Path:
-        """The folder that the paths of `manifest` begin at: the version's own, unless it is served in place."""
+        """Return the folder that the paths of `manifest` are relative to, for example in a Triton repository."""
         if manifest.origin is not None:
             return Path(manifest.origin)
         return self._version_folder(manifest.model, manifest.version)
 
     def endpoint(self, model: str) -> Endpoint:
-        """The endpoint document. Raises Failure(NOT_FOUND), INTERNAL when the document is damaged."""
+        """Return the endpoint. Raises Failure: NOT_FOUND, INTERNAL when the document is damaged."""
         path = self._models / check_name(model) / "endpoint.json"
 
         def look() -> Endpoint | None:
             written = read_endpoint(path, model, self._root)
             return written or (Endpoint(model=model) if self._versions(model) else None)
 
-        endpoint = self._look_twice(look)
+        endpoint = self._list_again_if_changed(look)
         if endpoint is None:
             raise not_found(f"there is no model {model!r}")
         return endpoint
 
     def replace_endpoint(self, endpoint: Endpoint) -> Endpoint:
-        """Compare `endpoint.generation` with the stored one and write. Raises Failure(CONFLICT, NOT_FOUND)."""
+        """Write `endpoint` if its generation equals the stored one. Raises Failure: CONFLICT, NOT_FOUND."""
         path = self._models / check_name(endpoint.model) / "endpoint.json"
         with storage_errors(self._root), self._changing():
             stored = self.endpoint(endpoint.model)
@@ -181,11 +179,11 @@ class FolderRepository:
             fsync(self._models)
 
     def next_version(self, model: str) -> int:
-        """One more than the highest version ever published; Failure(INVALID) when the numbers are used up."""
+        """Return one more than the highest version ever published. Raises Failure(INVALID) when no number is left."""
         return check_version(max(self._highest(check_name(model)), *self._versions(model), 0) + 1)
 
     def stamp(self, model: str) -> Hashable:
-        """The identities and times of the model's documents: a few stats, no file is read."""
+        """Return the identities and times of the model's documents: a few stat calls, no file is read."""
         folder = self._models / check_name(model)
         found: list[tuple[str, int, int, int]] = []
         newest = 0
@@ -194,15 +192,15 @@ class FolderRepository:
                 about = entry.stat(follow_symlinks=False)
                 found.append((entry.path, about.st_ino, about.st_mtime_ns, about.st_size))
                 newest = max(newest, about.st_mtime_ns)
-        except OSError:  # it changes right now, or is unreadable: look again next time
+        except OSError:  # the model is changing, or unreadable: read it again next time
             return time.monotonic_ns()
-        # The clock of a file system ticks every few milliseconds: two changes within a tick look like one.
+        # The clock of a file system ticks every few milliseconds: two changes within one tick have the same time.
         if newest > time.time_ns() - _SETTLED_NS:
             found.append(("changed just now", time.monotonic_ns(), 0, 0))
         return tuple(sorted(found))
 
     def token(self) -> str:
-        """Different after every change. While a change goes on, or if one was cut short, different at each call."""
+        """Return another string after every change; during a change, or after an interrupted one, at each call."""
         try:
             token = self._token.read_text(encoding="ascii")
         except FileNotFoundError:
@@ -213,20 +211,20 @@ class FolderRepository:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """One change at a time. A holder that dies leaves the token at "changing", so that no reader misses it."""
+        """Allow one change at a time. A process that dies leaves the token at "changing": readers notice the change."""
         with locked(self._lock):
             self._write_token(_CHANGING)
             try:
                 yield
             finally:
-                with suppress(OSError):  # the change itself stands; at "changing" readers keep looking
+                with suppress(OSError):  # the change is made; while the token is "changing", readers read again
                     self._write_token(_SETTLED)
 
     def _write_token(self, phase: str) -> None:
         overwrite(self._token, f"{phase} {secrets.token_hex(8)}".encode())
 
     def _settle_token(self) -> None:
-        """Write a settled token where a dead process left "changing"; on a read-only folder readers keep looking."""
+        """Write a settled token if a dead process left "changing". In a read-only folder readers read at each call."""
         with suppress(OSError):
             if not self._token.read_text(encoding="ascii").startswith(_CHANGING):
                 return
@@ -241,7 +239,7 @@ class FolderRepository:
     def _make(self) -> None:
         try:
             self._models.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a read-only disk is good enough for readers
+        except OSError:  # a read-only disk suffices for readers
             if not self._models.is_dir():
                 raise
 
@@ -255,28 +253,28 @@ class FolderRepository:
     def _listed(self, model: str) -> bool:
         try:
             return self._has(model)
-        except (Failure, OSError):  # unreadable: listed, so that reading it says what is wrong, and the others stay
+        except (Failure, OSError):  # unreadable: list it, so that reading it reports the error and other models work
             return True
 
     def _has(self, model: str) -> bool:
         path = self._models / model / "endpoint.json"
-        return bool(self._look_twice(lambda: path.exists() or self._versions(model)))
+        return bool(self._list_again_if_changed(lambda: path.exists() or self._versions(model)))
 
-    def _look_twice(self, look: Callable[[], T]) -> T:
-        """Return what `look` returns; while that is nothing, and the repository changed meanwhile, look again.
+    def _list_again_if_changed(self, list_: Callable[[], T]) -> T:
+        """Return the result of `list_`; while it is empty and the repository changes meanwhile, list again.
 
-        A listing of a folder may miss a version that was published after it began, and drop one that was deleted before
-        it ended: of a model that was there all the time it then shows nothing.
+        A listing of a folder may miss a version that was published after it began, and one that was deleted before it
+        ended. The listing of a model that always had a version can therefore be empty.
         """
-        seen = look()
-        for _ in range(_LOOKS_MAX):
-            if seen:
+        listed = list_()
+        for _ in range(_LISTINGS_MAX):
+            if listed:
                 break
             token = self.token()
-            seen = look()
+            listed = list_()
             if self.token() == token:
                 break
-        return seen
+        return listed
 
     def _versions(self, model: str) -> list[int]:
         try:
@@ -292,7 +290,7 @@ class FolderRepository:
 
     @contextmanager
     def _remembering(self, model: str, version: int) -> Iterator[None]:
-        """The number is not given out again, once the block has ended. Until then the version itself says so."""
+        """Store the version's number when the block ends, so that it is not assigned again after a deletion."""
         if version <= self._highest(model):
             yield
             return
@@ -302,7 +300,7 @@ class FolderRepository:
 
     @contextmanager
     def _activating(self, model: str, version: int) -> Iterator[None]:
-        """The version that is published in the block is the active one when it ends."""
+        """Make the version that is published in the block the active one when the block ends."""
         path = self._models / model / "endpoint.json"
         endpoint = read_endpoint(path, model, self._root) or Endpoint(model=model)
         with replacing(path, content_of(_next_generation(activated(endpoint, version)))):
@@ -320,7 +318,7 @@ class FolderRepository:
 
 @contextmanager
 def _kept_if_used(folder: Path) -> Iterator[None]:
-    """A folder that is made, and is gone again if the block raises before anything is in it."""
+    """Create `folder`; remove it if the block raises and it is empty."""
     folder.mkdir(exist_ok=True)
     try:
         yield
@@ -335,7 +333,7 @@ def _next_generation(endpoint: Endpoint) -> Endpoint:
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What a model's folder holds, and its folders directly: documents, versions' manifests, verdicts, no source files."""
+    """Yield the entries of a model's folder and of its direct subfolders: documents and verdicts, no source files."""
     with os.scandir(folder) as entries:
         for entry in entries:
             yield entry

@@ -1,7 +1,7 @@
-"""Private folders on the repository's own disk, so that what gathers there becomes visible by one rename.
+"""Private folders on the repository's disk, so that one rename publishes their content.
 
-.staging/<random>.lock    locked for as long as the process that owns the folder lives
-.staging/<random>/        what is staged
+.staging/<random>.lock    locked until the process that owns the folder ends
+.staging/<random>/        files of an upload or a load
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCK = ".lock"
 
 
 class FolderStaging:
-    """A staging folder of this process. Leaving the `with` block removes it with all that is still in it."""
+    """A staging folder of this process. Leaving the `with` block removes it with all files that are still in it."""
 
     def __init__(self, folder: Path, lock: Path, descriptor: int) -> None:
         self._folder = folder
@@ -28,7 +28,7 @@ class FolderStaging:
 
     @property
     def path(self) -> Path:
-        """The folder to write to."""
+        """The folder to write files to."""
         return self._folder
 
     def __enter__(self) -> Self:
@@ -43,7 +43,7 @@ class FolderStaging:
 
 
 def open_staging(parent: Path) -> FolderStaging:
-    """Make a new staging folder below `parent`. Raises Failure(STORAGE, INTERNAL)."""
+    """Create a staging folder below `parent`. Raises Failure(STORAGE, INTERNAL)."""
     with storage_errors(parent):
         staging = reserve_staging(parent)
         try:
@@ -55,7 +55,7 @@ def open_staging(parent: Path) -> FolderStaging:
 
 
 def reserve_staging(parent: Path) -> FolderStaging:
-    """A staging folder whose `path` does not exist yet: the target of a rename. Needs no block on a full disk."""
+    """Return a staging folder whose `path` does not exist yet: a target for a rename. Needs no block on a full disk."""
     parent.mkdir(parents=True, exist_ok=True)
     while True:
         folder = parent / secrets.token_hex(8)
@@ -65,11 +65,11 @@ def reserve_staging(parent: Path) -> FolderStaging:
             continue
         if _is_at(descriptor, lock):
             return FolderStaging(folder, lock, descriptor)
-        os.close(descriptor)  # a sweep removed the file between making and locking it
+        os.close(descriptor)  # a sweep removed the file before it was locked
 
 
 def sweep_staging(parent: Path) -> None:
-    """Remove what dead processes left below `parent`; folders whose owner lives are left alone."""
+    """Remove the staging folders of dead processes below `parent`."""
     with suppress(OSError):
         for entry in sorted(parent.iterdir()):
             with suppress(OSError):
@@ -78,7 +78,7 @@ def sweep_staging(parent: Path) -> None:
 
 def _sweep(entry: Path) -> None:
     lock = entry.with_suffix(_LOCK)
-    if not lock.exists():  # a lock is made before its folder and removed after it: this is debris
+    if not lock.exists():  # a lock is created before its folder and removed after it: this is a leftover
         shutil.rmtree(entry, ignore_errors=True)
         return
     descriptor = try_lock(lock)

@@ -1,7 +1,7 @@
-"""stored_models: what the repository has, read again where it changed.
+"""An in-memory copy of the repository's documents. Only models that changed are read again.
 
-repository.stamp(model) differs from last time ─> read that model ─> models, names of the models that changed
-A repository of thousands of models is scanned by its stamps, which are a few stats each, and hardly ever read.
+repository.stamp(model) differs from the last read ─> read that model ─> models, names of the models that changed
+A scan of thousands of models costs a few stat calls per model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ log = logging.getLogger("millstream.repository")
 
 
 class StoredModel(NamedTuple):
-    """A model's endpoint and, by number, its versions with what running them has shown."""
+    """A model's endpoint and, by number, its versions with their verdicts."""
 
     endpoint: Endpoint
     versions: Mapping[int, tuple[Manifest, Verdict]]
 
 
 class StoredModels:
-    """The models of a repository as they were read last. Blocking; not for several threads at once."""
+    """The models of a repository at the last read. Blocking; not safe for several threads at once."""
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
@@ -34,10 +34,10 @@ class StoredModels:
         self.models: dict[str, StoredModel] = {}
 
     def read(self) -> set[str]:
-        """Read what changed since the last call. Returns the names of models that are new, different or gone.
+        """Read what changed since the last call; return the names of models that are new, changed or removed.
 
         Raises:
-            Failure: when the repository cannot be listed; nothing has changed then.
+            Failure: the repository cannot be listed; nothing has changed then.
         """
         names = self._repository.models()
         changed = self.models.keys() - set(names)
@@ -50,7 +50,7 @@ class StoredModels:
             if stamp == self._stamps.get(name):
                 continue
             stored, whole = self._read(name)
-            # What could not be read is read again next time, whether it changed or not.
+            # A model that could not be read completely is read again next time, also if it has not changed.
             self._stamps[name] = stamp if whole else None
             if stored != self.models.get(name):
                 changed.add(name)
@@ -61,12 +61,12 @@ class StoredModels:
         return changed
 
     def _read(self, name: str) -> tuple[StoredModel | None, bool]:
-        """The model, None if it was removed in between or is damaged; and whether all of it could be read."""
+        """Return the model, None if it was removed or is damaged, and whether all of it could be read."""
         try:
             endpoint = self._repository.endpoint(name)
             numbers = self._repository.versions(name)
         except Failure as failure:
-            _say(failure)
+            _log_damage(failure)
             return None, False
         whole = True
         versions: dict[int, tuple[Manifest, Verdict]] = {}
@@ -75,12 +75,12 @@ class StoredModels:
                 manifest = self._repository.manifest(name, number)
                 versions[number] = (manifest, self._repository.verdicts.of(manifest))
             except Failure as failure:
-                _say(failure)
+                _log_damage(failure)
                 whole = False
         return StoredModel(endpoint, versions), whole
 
 
-def _say(failure: Failure) -> None:
-    """What was removed in between, or is damaged, is left out; everything else goes on."""
+def _log_damage(failure: Failure) -> None:
+    """Log a document that was skipped because it is damaged; a document that was removed in between is no damage."""
     if failure.code is not Code.NOT_FOUND:
         log.warning("%s", failure.message)

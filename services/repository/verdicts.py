@@ -1,9 +1,9 @@
-"""Verdicts: what running a version has shown, kept across restarts, beside the manifest that never changes.
+"""Verdicts: what running a version has shown. Kept across restarts, beside the immutable manifest.
 
-<root>/models/<model>/verdicts/<version>-<digest>.json   a Verdict; none: nothing bad is known
+<root>/models/<model>/verdicts/<version>-<digest>.json   a Verdict; no file: nothing bad is known
 
-A verdict is about content: the same files served in the same way, whenever they were published. So it outlives a load
-that was aborted, and is gone when the version is deleted, when other content takes its place, or when it is cleared.
+A verdict is about content: the same files served in the same way, whenever they were published. It therefore outlives
+a load that was aborted. It is removed when the version is deleted or gets other content, or when it is cleared.
 """
 
 from __future__ import annotations
@@ -26,33 +26,37 @@ from millstream.services.repository.documents import content_of
 log = logging.getLogger("millstream.verdicts")
 
 REASON_CHARACTERS_MAX = 1000
-DOCUMENT_BYTES_MAX = 64 << 10  # more is no verdict
-FILES_MAX = 64  # verdicts of one model; beyond it the oldest is forgotten
-#: what says when and where a version was published, and what its check had to say: nothing about how it runs
+DOCUMENT_BYTES_MAX = 64 << 10  # a larger file counts as no verdict
+FILES_MAX = 64  # verdicts of one model; beyond, the oldest is deleted
+#: fields of a manifest that do not influence how the version runs
 _NOT_CONTENT = {"created", "notes", "origin"}
 
 
 class Verdict(BaseModel):
-    """What is known about a version. Times are seconds since the epoch; 0: it never happened."""
+    """What running a version has shown. Times are seconds since the epoch; 0: never."""
 
-    #: what a newer release knows beside this is not read: what it says of a version that kills workers still counts
+    #: Fields of a newer release are ignored, so that its verdict on a version that kills workers still counts.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    failed: str = Field("", max_length=REASON_CHARACTERS_MAX, description="Why no worker loads it; empty: they do.")
+    failed: str = Field(
+        "", max_length=REASON_CHARACTERS_MAX, description="Why workers do not load the version; empty: they do."
+    )
     failed_at: float = Field(0, ge=0)
-    load_deaths: int = Field(0, ge=0, description="Processes that died while they loaded it, since it last loaded.")
+    load_deaths: int = Field(
+        0, ge=0, description="Processes that died while they loaded the version, since its last successful load."
+    )
     batching_off: str = Field(
-        "", max_length=REASON_CHARACTERS_MAX, description="Why requests run one at a time; empty: as the manifest says."
+        "", max_length=REASON_CHARACTERS_MAX, description="Why requests run one at a time; empty: the manifest decides."
     )
     batching_off_at: float = Field(0, ge=0)
     mismatches: int = Field(0, ge=0, description="Batches whose rows differed from runs of one row.")
 
     def with_failure(self, reason: str, now: float) -> Verdict:
-        """The version is not loaded any more, for `reason`."""
+        """Return this verdict with a failure: workers no longer load the version."""
         return self.model_copy(update={"failed": reason[:REASON_CHARACTERS_MAX], "failed_at": now})
 
     def with_batching_off(self, reason: str, now: float) -> Verdict:
-        """Requests of the version run one at a time, for `reason`."""
+        """Return this verdict with batching switched off: requests of the version run one at a time."""
         return self.model_copy(update={"batching_off": reason[:REASON_CHARACTERS_MAX], "batching_off_at": now})
 
 
@@ -60,7 +64,12 @@ NO_VERDICT = Verdict()
 
 
 class FolderVerdicts:
-    """The verdicts of a folder repository. `changing`: its way of making one change at a time, which all readers notice."""
+    """The verdicts of a folder repository.
+
+    Args:
+        root: folder of the repository.
+        changing: opens the repository's context for one change at a time, which all readers notice.
+    """
 
     def __init__(self, root: Path, changing: Callable[[], AbstractContextManager[None]]) -> None:
         self._root = root
@@ -68,14 +77,14 @@ class FolderVerdicts:
         self._changing = changing
 
     def of(self, manifest: Manifest) -> Verdict:
-        """What is known about a version. A file that cannot be read as a verdict counts as none, and is logged."""
+        """Return the verdict about a version. A file that cannot be read as a verdict counts as none, and is logged."""
         folder = self._folder(manifest.model)
-        if not folder.is_dir():  # nearly always: nothing is digested then
+        if not folder.is_dir():  # the usual case, which needs no digest
             return NO_VERDICT
         return _read(folder / _name(manifest))
 
     def change(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
-        """Replace the verdict by what `change` makes of it; returns it. Processes that do so at once take turns.
+        """Replace the verdict by the result of `change` and return it. Concurrent changes are made one after the other.
 
         Raises Failure: STORAGE (the disk is full), INTERNAL (the folder cannot be written).
         """
@@ -89,14 +98,14 @@ class FolderVerdicts:
             if after == NO_VERDICT:
                 self._remove(path)
                 return after
-            if (folder.parent / str(manifest.version)).is_dir():  # else it was deleted in between
+            if (folder.parent / str(manifest.version)).is_dir():  # else the version was deleted in between
                 folder.mkdir(mode=0o700, exist_ok=True)
                 _forget_oldest(folder, path)
                 replace_file(path, content_of(after))
             return after
 
     def clear(self, manifest: Manifest) -> bool:
-        """Forget what is known about a version: an operator wants it tried again. False: nothing was.
+        """Remove the verdict, because an operator wants the version tried again. False: there was none.
 
         Raises Failure as `change` does.
         """
@@ -108,14 +117,14 @@ class FolderVerdicts:
         return True
 
     def forget(self, model: str, version: int) -> None:
-        """Remove all verdicts of a version that is being deleted, or published. The caller makes the change."""
+        """Remove all verdicts of a version that is deleted or published. The caller has opened the change."""
         for path in self._folder(model).glob(f"{check_version(version)}-*.json"):
             self._remove(path)
 
     @staticmethod
     def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
-        with suppress(OSError):  # others are there
+        with suppress(OSError):  # not empty
             path.parent.rmdir()
 
     def _folder(self, model: str) -> Path:
@@ -137,7 +146,7 @@ def _name(manifest: Manifest) -> str:
 
 def _read(path: Path) -> Verdict:
     try:
-        # Neither a link nor a pipe, which nobody may ever write to.
+        # Follow no link, and do not block on a FIFO without a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return NO_VERDICT
@@ -160,7 +169,7 @@ def _read(path: Path) -> Verdict:
 
 
 def _forget_oldest(folder: Path, kept: Path) -> None:
-    """Make room for `kept`: a model that is loaded with ever other content leaves a bounded number of verdicts."""
+    """Delete the oldest verdicts except `kept`: a model that is often loaded with other content stays bounded."""
     others = [path for path in folder.glob("*.json") if path != kept]
     while len(others) >= FILES_MAX:
         oldest = min(others, key=lambda path: path.lstat().st_mtime)
