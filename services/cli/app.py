@@ -1,6 +1,6 @@
-"""The `millstream` command: its subcommands, and one line on standard error for whatever fails.
+"""The `millstream` command: registers the subcommands, and prints one line on standard error for a failure.
 
-Modules of commands import what they need when they run: `millstream --help` should not wait for numpy.
+Command modules import large packages when they run, so that `millstream --help` does not wait for numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from millstream.services.process.printable import printable
 
 app = typer.Typer(
     name="millstream",
-    help="Serve models: upload ONNX, call it over REST, in batches, on your own machines.",
+    help="Serve ONNX models over REST and gRPC, with dynamic batching, on your own machines.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     add_completion=True,
@@ -43,7 +43,7 @@ app = typer.Typer(
 def shared(context: typer.Context, url: Url = None, key: Key = None) -> None:
     context.obj = ServerAddress(url or "", key)
     if context.invoked_subcommand is None:
-        # The help goes to the terminal by itself; what is returned is empty.
+        # `get_help` prints the help itself and returns an empty string.
         context.get_help()
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has enough; the interpreter's own flush at exit must not complain either.
+        # The reader of our output closed the pipe; redirect stdout, so that the flush at exit does not fail, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
     except Exception as error:

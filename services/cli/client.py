@@ -1,4 +1,4 @@
-"""The HTTP API as the command line uses it: one method for each thing it asks; whatever goes wrong is a Failure."""
+"""An HTTP client for the API, as the command line uses it: one method per call; every error is a Failure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Progress = Callable[[int], None]
 
 
 class Api:
-    """A client of one endpoint; use it as an async context manager.
+    """A client of one server; use it as an async context manager.
 
-    Proxies of the environment are not used: what the endpoint's URL says is where requests go.
+    Ignores proxy variables of the environment: requests go directly to the server's URL.
     """
 
-    def __init__(self, endpoint: ServerAddress) -> None:
-        self.endpoint = endpoint
-        headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
+    def __init__(self, server: ServerAddress) -> None:
+        self.server = server
+        headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
         self._client = httpx.AsyncClient(
-            base_url=endpoint.url, headers=headers, timeout=TIMEOUT_S, trust_env=False, follow_redirects=False
+            base_url=server.url, headers=headers, timeout=TIMEOUT_S, trust_env=False, follow_redirects=False
         )
 
     async def __aenter__(self) -> Self:
@@ -44,25 +44,25 @@ class Api:
         await self._client.aclose()
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """A request and its reply. Raises Failure with the server's own message, or with what to do."""
+        """Send a request and return its reply. Raises Failure with the server's own message, or with what to do."""
         try:
             reply = await self._client.request(method, path, **options)
         except httpx.ConnectError as error:
             raise Failure(
-                Code.UNAVAILABLE, f"nothing answers at {self.endpoint.url}: is `millstream up` running?"
+                Code.UNAVAILABLE, f"no server answers at {self.server.url}: is `millstream up` running?"
             ) from error
         except httpx.TimeoutException as error:
-            raise Failure(Code.EXPIRED, f"{self.endpoint.url} did not answer in time") from error
+            raise Failure(Code.EXPIRED, f"{self.server.url} did not answer in time") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            said = str(error) or type(error).__name__
-            raise Failure(Code.UNAVAILABLE, f"the connection to {self.endpoint.url} failed: {said}") from error
+            reason = str(error) or type(error).__name__
+            raise Failure(Code.UNAVAILABLE, f"the connection to {self.server.url} failed: {reason}") from error
         if reply.is_success:
             return reply
-        raise Failure(_CODES.get(reply.status_code, Code.INTERNAL), _complaint(reply))
+        raise Failure(_CODES.get(reply.status_code, Code.INTERNAL), _error_message(reply))
 
     async def models(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = _object(await self.send("GET", "/admin/v1/models"))["models"]
-        return found
+        models: list[dict[str, Any]] = _object(await self.send("GET", "/admin/v1/models"))["models"]
+        return models
 
     async def model(self, name: str) -> dict[str, Any]:
         return _object(await self.send("GET", f"/admin/v1/models/{quote(name, safe='')}"))
@@ -74,16 +74,16 @@ class Api:
         await self.send("DELETE", f"/admin/v1/models/{quote(name, safe='')}" + _version(version))
 
     async def load(self, name: str, *, config: str | None = None, wait_s: float, retry: bool = True) -> None:
-        """Have a model served, one of a repository as it is there now; returns when it serves.
+        """Load a model, one of a repository from its current files; return when it serves.
 
-        `retry`: also what ended the processes that loaded it, or took too long.
+        `retry` also loads versions that failed before because they killed processes or took too long.
         """
         path = f"/v2/repository/models/{quote(name, safe='')}/load" + ("" if retry else "?retry=false")
         body = {"parameters": {"config": config}} if config is not None else {}
         await self.send("POST", path, json=body, timeout=httpx.Timeout(TIMEOUT_S, read=wait_s))
 
     async def unload(self, name: str) -> None:
-        """Have a model answer nobody until it is loaded."""
+        """Stop serving a model until it is loaded again."""
         await self.send("POST", f"/v2/repository/models/{quote(name, safe='')}/unload", json={})
 
     async def push(
@@ -97,9 +97,9 @@ class Api:
         wait_s: float = 0,
         progress: Progress = lambda _: None,
     ) -> dict[str, Any]:
-        """Upload a file as a new version; `progress` is told the bytes that went out, as they go.
+        """Upload a file as a new version; `progress` is called with the size of each chunk that was sent.
 
-        Returns the version's document, after at most `wait_s` seconds of waiting until it is ready or has failed.
+        Waits at most `wait_s` seconds until the version is ready or has failed, then returns its document.
         """
         parameters: dict[str, str] = {}
         if wait_s:
@@ -129,7 +129,7 @@ class Api:
     async def infer(
         self, name: str, version: int | None, body: bytes, header_bytes: int | None = None
     ) -> httpx.Response:
-        """`header_bytes`: length of the JSON at the start of `body`, where binary tensors follow it."""
+        """Send an inference request; `header_bytes` is the length of the JSON in `body` if binary tensors follow it."""
         headers = {"Content-Type": "application/json"}
         if header_bytes is not None:
             headers = {
@@ -144,7 +144,7 @@ class Api:
 
 
 def digest_of(path: Path) -> str:
-    """sha256 of a file, in hex. Raises Failure(INVALID) if it cannot be read."""
+    """Return the sha256 of a file in hexadecimal. Raises Failure(INVALID) if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -170,7 +170,7 @@ def _object(reply: httpx.Response) -> dict[str, Any]:
         document = None
     if not isinstance(document, dict):
         raise Failure(
-            Code.INTERNAL, f"{reply.url} answered with something that is not Millstream's: {reply.text[:80]!r}"
+            Code.INTERNAL, f"{reply.url} is not a Millstream server: it answered {reply.text[:80]!r}; check --url"
         )
     return document
 
@@ -179,11 +179,11 @@ _CODES = {400: Code.INVALID, 401: Code.UNAUTHENTICATED, 403: Code.UNAUTHENTICATE
 _CODES |= {409: Code.CONFLICT, 429: Code.OVERLOADED, 503: Code.UNAVAILABLE}
 
 
-def _complaint(reply: httpx.Response) -> str:
+def _error_message(reply: httpx.Response) -> str:
     try:
-        said = str(reply.json()["error"])
+        message = str(reply.json()["error"])
     except (ValueError, LookupError, TypeError):
-        said = f"{reply.request.method} {reply.url} answered {reply.status_code} {reply.reason_phrase}"
+        message = f"{reply.request.method} {reply.url} answered {reply.status_code} {reply.reason_phrase}"
     if reply.status_code in {401, 403}:
-        said += " (give the key with --key or MILLSTREAM_ADMIN_KEY)"
-    return " ".join(said.split())
+        message += " (set the key with --key or MILLSTREAM_ADMIN_KEY)"
+    return " ".join(message.split())

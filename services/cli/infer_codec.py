@@ -1,6 +1,6 @@
-"""Inference requests and replies as the command line makes and reads them. Pure.
+"""Encodes inference requests and decodes replies for the command line. Pure.
 
-arrays by input name -> JSON header + raw tensors …  reply -> arrays by output name
+arrays by input name -> JSON header + raw tensors; reply -> arrays by output name
 Source: Open Inference Protocol v2, inference and binary tensor data extension.
 """
 
@@ -19,29 +19,31 @@ from millstream.services.errors import Code, Failure, invalid
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequest:
-    """A request's body; `header_bytes`: length of the JSON before its tensors, None for a body of JSON alone."""
+    """A request's body; `header_bytes` is the length of the JSON before its raw tensors, None if it is only JSON."""
 
     body: bytes
     header_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A reply: its JSON, and its outputs by name in the reply's order."""
+class DecodedReply:
+    """A reply's JSON, and its outputs by name in the reply's order."""
 
     document: dict[str, Any]
     outputs: dict[str, Array]
 
 
-def call_of(metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_outputs: bool = True) -> EncodedRequest:
-    """A request with binary tensors. Raises Failure(INVALID) if the arrays are not what the model takes.
+def encode_request(
+    metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_outputs: bool = True
+) -> EncodedRequest:
+    """Return a request with binary tensors. Raises Failure(INVALID) if the arrays do not fit the model's inputs.
 
-    Which inputs may be left out only the endpoint knows; it says so if one is missing.
+    Missing inputs are not checked here: only the server knows which ones are optional.
     """
     specs = {spec["name"]: spec for spec in metadata["inputs"]}
-    wrong = sorted(arrays.keys() - specs.keys())
-    if wrong:
-        raise invalid(f"input {wrong[0]} is not one of the model's; {metadata['name']} takes {', '.join(specs)}")
+    unknown = sorted(arrays.keys() - specs.keys())
+    if unknown:
+        raise invalid(f"the model has no input {unknown[0]}; the inputs of {metadata['name']} are {', '.join(specs)}")
     inputs, raws = [], []
     for name, spec in specs.items():
         if name not in arrays:
@@ -55,16 +57,16 @@ def call_of(metadata: dict[str, Any], arrays: Mapping[str, Array], *, binary_out
     return EncodedRequest(b"".join([header, *raws]), len(header))
 
 
-def made_up_call(metadata: dict[str, Any], rows: int, random: np.random.Generator) -> EncodedRequest:
-    """A request with `rows` rows of random values."""
+def random_request(metadata: dict[str, Any], rows: int, random: np.random.Generator) -> EncodedRequest:
+    """Return a request with `rows` rows of random values."""
     arrays = {spec["name"]: random_input(spec["datatype"], spec["shape"], rows, random) for spec in metadata["inputs"]}
-    return call_of(metadata, arrays)
+    return encode_request(metadata, arrays)
 
 
-def answer_of(content: bytes, header_bytes: str | None) -> Answer:
-    """Read a reply. `header_bytes`: its Inference-Header-Content-Length, None where it has none.
+def decode_reply(content: bytes, header_bytes: str | None) -> DecodedReply:
+    """Decode a reply. Raises Failure(INTERNAL) if it is malformed.
 
-    Raises Failure(INTERNAL) if it is not one.
+    `header_bytes` is its Inference-Header-Content-Length; None if it has none.
     """
     try:
         end = len(content) if header_bytes is None else int(header_bytes)
@@ -79,5 +81,5 @@ def answer_of(content: bytes, header_bytes: str | None) -> Answer:
                 end += bytes_
             outputs[tensor["name"]] = array
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Failure(Code.INTERNAL, f"the endpoint's answer is not an inference response: {error}") from error
-    return Answer(document, outputs)
+        raise Failure(Code.INTERNAL, f"the server's reply is not an inference response: {error}") from error
+    return DecodedReply(document, outputs)

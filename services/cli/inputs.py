@@ -1,6 +1,6 @@
-"""What people give `predict`: a file or standard input -> a request.
+"""Reads the input of `predict`, a file or standard input, into a request.
 
-.npy, .npz -> arrays      JSON with "inputs" -> a v2 body, sent as it is      other JSON -> arrays by name, or the only one
+.npy, .npz -> arrays; JSON with "inputs" -> a v2 body, sent unchanged; other JSON -> arrays, by name if there are several
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.services.cli.infer_codec import EncodedRequest, call_of
+from millstream.services.cli.infer_codec import EncodedRequest, encode_request
 from millstream.services.cli.tensors import Array, from_data
 from millstream.services.errors import Failure, invalid
 
@@ -22,7 +22,7 @@ _ZIP = b"PK\x03\x04"
 
 
 def read(source: str) -> bytes:
-    """The bytes of a file, or of standard input for "-". Raises Failure(INVALID)."""
+    """Return the bytes of a file, or of standard input for "-". Raises Failure(INVALID)."""
     if source == "-":
         return sys.stdin.buffer.read()
     try:
@@ -31,23 +31,22 @@ def read(source: str) -> bytes:
         raise invalid(f"--input {source}: {error.strerror or error}") from error
 
 
-def call_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bool) -> EncodedRequest:
-    """A request from what was read; what it is is told by its first bytes. Raises Failure(INVALID)."""
+def request_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bool) -> EncodedRequest:
+    """Return a request from the input's bytes; the first bytes tell the format. Raises Failure(INVALID)."""
     if content.startswith((_NPY, _ZIP)):
-        return call_of(metadata, _arrays(content, metadata), binary_outputs=binary_outputs)
+        return encode_request(metadata, _arrays(content, metadata), binary_outputs=binary_outputs)
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise invalid(f"the input is neither JSON nor .npy nor .npz: {error}") from error
+        raise invalid(
+            f"the input is neither JSON nor .npy nor .npz: {error}; see `millstream predict --help`"
+        ) from error
     if isinstance(document, dict) and "inputs" in document:
         return EncodedRequest(content, None)
-    if isinstance(document, dict):
-        given = document
-    else:
-        given = {_only_input(metadata)["name"]: document}
+    values = document if isinstance(document, dict) else {_only_input(metadata)["name"]: document}
     specs = {spec["name"]: spec for spec in metadata["inputs"]}
-    arrays = {name: _array(value, specs.get(name, {}), name) for name, value in given.items()}
-    return call_of(metadata, arrays, binary_outputs=binary_outputs)
+    arrays = {name: _array(value, specs.get(name, {}), name) for name, value in values.items()}
+    return encode_request(metadata, arrays, binary_outputs=binary_outputs)
 
 
 def _arrays(content: bytes, metadata: dict[str, Any]) -> dict[str, Array]:
@@ -60,7 +59,7 @@ def _arrays(content: bytes, metadata: dict[str, Any]) -> dict[str, Array]:
     except Failure:
         raise
     except Exception as error:
-        # Whatever a broken archive makes numpy and zipfile raise, it is the file that is wrong.
+        # numpy and zipfile raise many kinds of exceptions for a broken file.
         raise invalid(f"the input is not a usable .npy or .npz file: {error}") from error
 
 
@@ -68,7 +67,7 @@ def _array(value: Any, spec: dict[str, Any], name: str) -> Array:
     datatype = spec.get("datatype", "BYTES")
     try:
         nested = np.asarray(value, dtype=object if datatype == "BYTES" else None)
-        # Numbers pass through their own type, so that what does not fit is seen when they are encoded.
+        # Numbers keep their own type here, so that `encode` can reject values that the datatype cannot represent.
         return (
             nested
             if nested.dtype.kind in "biufO" and datatype != "BYTES"
@@ -83,6 +82,6 @@ def _only_input(metadata: dict[str, Any]) -> dict[str, Any]:
     if len(specs) != 1:
         names = ", ".join(spec["name"] for spec in specs)
         raise invalid(
-            f"{metadata['name']} has {len(specs)} inputs ({names}): give them by name, as .npz or JSON object"
+            f"{metadata['name']} has {len(specs)} inputs ({names}): send them by name, as .npz or JSON object"
         )
     return specs[0]

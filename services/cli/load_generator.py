@@ -1,6 +1,6 @@
-"""Load on an endpoint: connections that send their next request as soon as the last one is answered.
+"""Generates load on a server: each connection sends its next request as soon as the last one is answered.
 
-A protocol over httptools, not an HTTP client library: what is measured should be the server.
+Uses a protocol class over httptools instead of an HTTP client library, whose cost would distort the measurement.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANSWER_S_MAX = 60.0
 
 @dataclass(slots=True)
 class LoadTotals:
-    """What happened so far: seconds of each answered request, in order of their answers, and answers by status."""
+    """Results so far: the latency of each reply in seconds, in order of arrival, and the replies by status."""
 
     seconds: array[float] = field(default_factory=lambda: array("d"))
     statuses: Counter[int] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class LoadTotals:
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """Where a load goes, and the bytes of one request (`of` with another body makes another)."""
+    """The server under load, and the bytes of one request."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class LoadTarget:
 
     @classmethod
     def of(cls, url: str, path: str, body: bytes, header_bytes: int | None) -> LoadTarget:
-        """A POST of `body` to `path` below `url`. `header_bytes`: as in `Call`."""
+        """Return a target that receives `body` as a POST to `path` below `url`; `header_bytes` as in EncodedRequest."""
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         head = [f"POST {parts.path.rstrip('/')}{path} HTTP/1.1", f"Host: {parts.netloc.rpartition('@')[2]}"]
@@ -55,16 +55,17 @@ class LoadTarget:
 
 
 class Source(Protocol):
-    """What connections send, and who is told what came of it."""
+    """Supplies the requests that connections send, and receives the replies."""
 
     def take(self) -> tuple[int, bytes] | None:
-        """The next request and its number; None: there is no more."""
+        """Return the next request and its number; None if there are no more."""
 
-    def answered(self, number: int, status: int, body: bytes, seconds: float) -> None: ...
+    def answered(self, number: int, status: int, body: bytes, seconds: float) -> None:
+        """Record the reply to request `number`, and its latency."""
 
 
 class _Repeated:
-    """One request again and again, for a while."""
+    """Repeats one request until an instant."""
 
     def __init__(self, request: bytes, until: float, totals: LoadTotals) -> None:
         self._request = request
@@ -99,10 +100,10 @@ class _LoadConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError as error:  # what the source raised
+        except httptools.HttpParserCallbackError as error:  # raised by the source
             self._give_up(error.__context__ or error)
         except httptools.HttpParserError as error:
-            self._give_up(Failure(Code.UNAVAILABLE, f"the endpoint does not speak HTTP: {error}"))
+            self._give_up(Failure(Code.UNAVAILABLE, f"the server does not speak HTTP: {error}"))
 
     def _give_up(self, error: BaseException) -> None:
         assert self._transport is not None
@@ -129,27 +130,27 @@ class _LoadConnection(asyncio.Protocol):
         if self.closed.done():
             return
         if self._waiting:
-            self.closed.set_exception(Failure(Code.UNAVAILABLE, "the endpoint closed a connection without an answer"))
+            self.closed.set_exception(Failure(Code.UNAVAILABLE, "the server closed a connection without a reply"))
         else:
             self.closed.set_result(None)
 
     def _send(self) -> None:
         assert self._transport is not None
-        taken = self._source.take()
-        if taken is None:
+        numbered = self._source.take()
+        if numbered is None:
             self.drained = True
             self._transport.close()
             return
-        self._number, request = taken
+        self._number, request = numbered
         self._sent = time.perf_counter()
         self._waiting = True
         self._transport.write(request)
 
 
 async def drive(target: LoadTarget, source: Source, connections: int, seconds_max: float) -> float:
-    """Send what `source` has over `connections`; returns the seconds it took, last answers included.
+    """Send all requests of `source` over `connections`; return the seconds until the last reply.
 
-    Raises Failure(UNAVAILABLE) if the endpoint cannot be reached or does not answer within `seconds_max`.
+    Raises Failure(UNAVAILABLE) if the server cannot be reached or does not answer within `seconds_max`.
     """
     started = time.perf_counter()
 
@@ -166,13 +167,13 @@ async def drive(target: LoadTarget, source: Source, connections: int, seconds_ma
         async with asyncio.timeout(seconds_max):
             await asyncio.gather(*(keep_up() for _ in range(connections)))
     except TimeoutError as error:
-        raise Failure(Code.UNAVAILABLE, f"answers are missing after {seconds_max:g} s") from error
+        raise Failure(Code.UNAVAILABLE, f"replies are missing after {seconds_max:g} s") from error
     except OSError as error:
         raise Failure(Code.UNAVAILABLE, f"a connection failed under load: {error.strerror or error}") from error
     return time.perf_counter() - started
 
 
 async def load(target: LoadTarget, connections: int, seconds: float, totals: LoadTotals) -> float:
-    """Keep `connections` requests on their way for `seconds`; as `drive`."""
+    """Keep `connections` requests in flight for `seconds`; return the duration and raise as `drive` does."""
     source = _Repeated(target.request, time.perf_counter() + seconds, totals)
     return await drive(target, source, connections, seconds + ANSWER_S_MAX)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and where they lead: command line, else MILLSTREAM_…, else the home's own."""
+"""Options that several commands share. An option on the command line wins over MILLSTREAM_…, and that over defaults."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ Url = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        help="Endpoint to talk to (MILLSTREAM_URL); default: the one `millstream up` started here, else "
+        help="Server to call (MILLSTREAM_URL); default: the one `millstream up` started with this home, else "
         + URL_DEFAULT
         + ".",
-        rich_help_panel="Endpoint",
+        rich_help_panel="Server",
     ),
 ]
 Key = Annotated[
     str | None,
-    typer.Option(
-        "--key", metavar="KEY", help="Key of the admin API (MILLSTREAM_ADMIN_KEY).", rich_help_panel="Endpoint"
-    ),
+    typer.Option("--key", metavar="KEY", help="Key of the admin API (MILLSTREAM_ADMIN_KEY).", rich_help_panel="Server"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.", show_default=False)]
 Version = Annotated[
-    int | None, typer.Option("--version", metavar="N", min=1, help="A version; default: the one that is serving.")
+    int | None, typer.Option("--version", metavar="N", min=1, help="Version to call; default: the one serving.")
 ]
 
 
-#: options with another name than their setting
+#: options whose name differs from their setting's
 _OPTIONS = {
     "pools": "pool",
     "preload_example": "example",
@@ -46,37 +44,40 @@ _OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A running Millstream and, where it wants one, the key of its admin API."""
+    """The URL of a running server, and the key of its admin API if it needs one."""
 
     url: str
     key: str | None = None
 
 
 def load_settings(**overrides: Any) -> Any:
-    """`Settings`, with those of `overrides` that are not None on top. Raises Failure(INVALID), one line."""
-    # Imported here: pydantic costs more than everything else `millstream --help` needs.
+    """Return `Settings` from the environment, overridden by the `overrides` that are not None.
+
+    Raises Failure(INVALID), which names the option or variable.
+    """
+    # Imported here: pydantic takes longer to import than everything else that `millstream --help` needs.
     from pydantic import ValidationError
 
     from millstream.services.settings import Settings, explain
 
-    given = {name: value for name, value in overrides.items() if value is not None}
+    options = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return Settings(**given)
+        return Settings(**options)
     except ValidationError as error:
         name, problem = explain(error)
-        where = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in given else f"MILLSTREAM_{name.upper()}"
-        raise invalid(f"{where}: {problem}") from None
+        source = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in options else f"MILLSTREAM_{name.upper()}"
+        raise invalid(f"{source}: {problem}") from None
 
 
-def endpoint(context: typer.Context, url: str | None, key: str | None) -> ServerAddress:
-    """Where a command goes: its own options, those before the command's name, the environment, the home."""
+def server_address(context: typer.Context, url: str | None, key: str | None) -> ServerAddress:
+    """Return the server to call: from the command's options, those before its name, the environment, or the home."""
     shared = context.obj if isinstance(context.obj, ServerAddress) else ServerAddress("")
     settings = load_settings()
     secret = settings.admin_key.get_secret_value() if settings.admin_key else None
-    found = url or shared.url or settings.url or _url_of_home(settings.home) or URL_DEFAULT
-    if not found.startswith(("http://", "https://")):
-        raise invalid(f"--url {found}: write http://HOST:PORT or https://HOST")
-    return ServerAddress(found.rstrip("/"), key or shared.key or secret)
+    address = url or shared.url or settings.url or _url_of_home(settings.home) or URL_DEFAULT
+    if not address.startswith(("http://", "https://")):
+        raise invalid(f"--url {address}: write http://HOST:PORT or https://HOST")
+    return ServerAddress(address.rstrip("/"), key or shared.key or secret)
 
 
 def _url_of_home(home: Any) -> str | None:
@@ -86,4 +87,4 @@ def _url_of_home(home: Any) -> str | None:
         return None
 
 
-__all__ = ["Failure", "Json", "Key", "Name", "ServerAddress", "Url", "Version", "endpoint", "load_settings"]
+__all__ = ["Failure", "Json", "Key", "Name", "ServerAddress", "Url", "Version", "load_settings", "server_address"]

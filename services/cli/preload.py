@@ -1,6 +1,6 @@
-"""From processes that run to an endpoint that serves: models in place, and an inference through the real path.
+"""Loads the models of `--preload` after the start, and tries one inference of each through the real path.
 
-live -> push what is not there yet -> ready -> canary -> health says ready
+live -> push files that are not there yet -> wait until ready -> one inference -> /v2/health/ready
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 
 from millstream.services.cli.client import Api, digest_of
-from millstream.services.cli.infer_codec import made_up_call
+from millstream.services.cli.infer_codec import random_request
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
 
 START_S_MAX = 120.0
-#: how long the start waits for models, all together, and then for the first of them to answer: what is not ready by then
-#: serves when it is, and stops neither the others nor the start
+#: Longest wait of the start for all models together, and then for the first of them to answer. A model that takes
+#: longer serves when it is ready; it blocks neither the other models nor the start.
 MODELS_S_MAX = 60.0
 ANSWER_S_MAX = 30.0
 PAUSE_S = 0.05
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits"
 
-#: what an endpoint that is still starting, or busy, answers
+#: errors of a server that is still starting, or busy
 _NOT_YET = {Code.UNAVAILABLE, Code.OVERLOADED, Code.EXPIRED}
 
 
 @dataclass(frozen=True, slots=True)
 class Preload:
-    """A model to have in place. `example`: ours, which gives way to whatever has its name."""
+    """A model to load. `example`: it is our example, which never replaces a model of that name."""
 
     name: str
     path: Path
@@ -41,8 +41,8 @@ class Preload:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """A model that does not serve, and why."""
+class FailedModel:
+    """A model that cannot be served, and the reason."""
 
     name: str
     reason: str
@@ -50,7 +50,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that serves. `pushed`: it was uploaded just now. `seconds`: one inference of one row, there and back."""
+    """A model that serves. `pushed`: whether it was uploaded now. `seconds`: round trip of an inference of one row."""
 
     name: str
     version: int
@@ -58,60 +58,60 @@ class ServedModel:
     seconds: float
 
 
-def preloads(models: str, *, example: bool) -> list[Preload]:
-    """`NAME=PATH,NAME=PATH` and the example -> what to load. Raises Failure(INVALID) for what cannot be there."""
-    wanted = []
+def parse_preload(models: str, *, example: bool) -> list[Preload]:
+    """Parse `NAME=PATH,NAME=PATH` and add the example. Raises Failure(INVALID), also for a file that does not exist."""
+    preloads = []
     for part in filter(None, (part.strip() for part in models.split(","))):
         name, equals, path = part.partition("=")
         if not equals or not path:
             raise invalid(f"--preload {part}: write NAME=PATH, like resnet=resnet18.onnx")
         check_name(name)
-        found = Path(path).expanduser()
-        if not found.is_file():
+        file = Path(path).expanduser()
+        if not file.is_file():
             raise invalid(f"--preload {part}: there is no file {path}")
-        wanted.append(Preload(name, found))
-    if example and all(model.name != "digits" for model in wanted):
-        wanted.append(Preload("digits", EXAMPLE / "digits.onnx", example=True))
-    return wanted
+        preloads.append(Preload(name, file))
+    if example and all(model.name != "digits" for model in preloads):
+        preloads.append(Preload("digits", EXAMPLE / "digits.onnx", example=True))
+    return preloads
 
 
-async def live(api: Api) -> None:
+async def wait_until_live(api: Api) -> None:
     """Return when a gateway answers."""
     await _until(lambda: api.send("GET", "/v2/health/live"), START_S_MAX, "no gateway answers")
 
 
-async def ready(api: Api) -> bool:
-    """Return when the endpoint calls itself ready; False: it has workers, but no model of it answers for now."""
+async def wait_until_ready(api: Api) -> bool:
+    """Wait until the server reports ready and return True; False if it has workers, but no model answers yet."""
     send = lambda: api.send("GET", "/v2/health/ready")  # noqa: E731
     try:
-        await _until(send, ANSWER_S_MAX, "the endpoint is not ready")
+        await _until(send, ANSWER_S_MAX, "the server is not ready")
     except Failure as failure:
         if failure.code not in _NOT_YET:
             raise
         if (await api.send("GET", "/admin/v1/workers")).json()["workers"]:
             return False
-        await _until(send, START_S_MAX - ANSWER_S_MAX, "the endpoint is not ready")
+        await _until(send, START_S_MAX - ANSWER_S_MAX, "the server is not ready")
     return True
 
 
-async def place_all(api: Api, models: Sequence[Preload], pool: str) -> AsyncIterator[ServedModel | Missing]:
-    """Have models served, one after the other. One that cannot be, or takes long, stops neither the others nor the start."""
+async def load_models(api: Api, models: Sequence[Preload], pool: str) -> AsyncIterator[ServedModel | FailedModel]:
+    """Load models one after the other, and yield the outcome of each. A failure does not stop the others."""
     deadline = time.monotonic() + MODELS_S_MAX
     for model in models:
         try:
-            placed = await place(api, model, pool, deadline)
+            served = await load_model(api, model, pool, deadline)
         except Failure as failure:
-            yield Missing(model.name, failure.message)
+            yield FailedModel(model.name, failure.message)
         else:
-            if placed is not None:
-                yield placed
+            if served is not None:
+                yield served
 
 
-async def place(api: Api, model: Preload, pool: str, deadline: float) -> ServedModel | None:
-    """Have a model served, and try it once; None for an example whose name is taken.
+async def load_model(api: Api, model: Preload, pool: str, deadline: float) -> ServedModel | None:
+    """Load a model and try one inference; return None for an example whose name is already used.
 
-    A file that is there already, by its digest, is not pushed again. `pool`: which one serves it if it is pushed.
-    Raises Failure if it does not serve, or does not by `deadline` (monotonic).
+    A file that was already uploaded, judging by its digest, is not pushed again; otherwise `pool` serves it. Raises
+    Failure if the model fails or is not ready by `deadline` (monotonic).
     """
     known = await _known(api, model.name)
     digest = await asyncio.to_thread(digest_of, model.path)
@@ -125,7 +125,7 @@ async def place(api: Api, model: Preload, pool: str, deadline: float) -> ServedM
         document = await api.push(model.name, model.path, config=config)
     version = document["version"]
     await _ready(api, model.name, version, deadline)
-    return ServedModel(model.name, version, not same, await _canary(api, model.name, version, deadline))
+    return ServedModel(model.name, version, not same, await _time_inference(api, model.name, version, deadline))
 
 
 async def _known(api: Api, name: str) -> list[dict[str, Any]]:
@@ -144,13 +144,13 @@ async def _ready(api: Api, name: str, version: int, deadline: float) -> None:
         if document["state"] == "failed":
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
         if time.monotonic() > deadline:
-            said = f"is still {document['state']} after {MODELS_S_MAX:g} s"
-            raise Failure(Code.UNAVAILABLE, f"{name} version {version} {said}: has pool {document['pool']} a worker?")
+            state = f"is still {document['state']} after {MODELS_S_MAX:g} s"
+            raise Failure(Code.UNAVAILABLE, f"{name} version {version} {state}: has pool {document['pool']} a worker?")
         await asyncio.sleep(PAUSE_S)
 
 
-async def _canary(api: Api, name: str, version: int, deadline: float) -> float:
-    call = made_up_call(await api.metadata(name, version), 1, np.random.default_rng(0))
+async def _time_inference(api: Api, name: str, version: int, deadline: float) -> float:
+    call = random_request(await api.metadata(name, version), 1, np.random.default_rng(0))
 
     async def send() -> None:
         await api.infer(name, version, call.body, call.header_bytes)

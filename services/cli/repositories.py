@@ -1,6 +1,6 @@
-"""Model repositories that `millstream up` serves in place: each model loaded, as it is now; what is gone from them goes.
+"""Loads the models of Triton repositories that `millstream up` serves in place, from their current files.
 
-A model that cannot be loaded is told of and stops nobody else.
+Models that were removed from a repository are deleted. A model that cannot be loaded is reported and blocks no other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from millstream.services.process.cancel import cancel_all
 from millstream.services.triton_config.repositories import model_names
 
 LOAD_S_MAX = 900.0
-AT_ONCE_MAX = 4
-LONG_LOAD_S = 5.0  # after which a load lets the next begin beside it
-PATIENCE_S = 60.0  # after which nobody waits for what is still loading
+LOADS_MAX = 4
+LONG_LOAD_S = 5.0  # a load that takes longer lets the next one start
+WAIT_S_MAX = 60.0  # further wait for a long load; then the start continues without it
 
 
 @dataclass(frozen=True, slots=True)
 class PreloadPlan:
-    """What `millstream up` has in place before it is ready."""
+    """The models and repositories that `millstream up` loads before it is ready."""
 
     models: Sequence[Preload]
     repositories: Sequence[Path] = ()
@@ -33,7 +33,7 @@ class PreloadPlan:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryModel:
-    """A model of a repository. `failure`: why it is not served. `unloaded`: somebody unloaded it, and it stays so."""
+    """A model of a repository. `failure`: why it is not served. `unloaded`: a user unloaded it; it stays unloaded."""
 
     name: str
     folder: Path
@@ -42,38 +42,38 @@ class RepositoryModel:
     unloaded: bool = False
 
 
-def repositories(folders: Sequence[Path]) -> list[Path]:
-    """The folders, if they are there. Raises Failure(INVALID)."""
+def check_folders(folders: Sequence[Path]) -> list[Path]:
+    """Return the folders without duplicates. Raises Failure(INVALID) if one does not exist."""
     for folder in folders:
         if not folder.is_dir():
-            raise invalid(f"--triton-repository {folder}: there is no such folder")
+            raise invalid(f"--triton-repository {folder}: the folder does not exist")
     return list(dict.fromkeys(folders))
 
 
-async def place(api: Api, folders: Sequence[Path], show: Callable[[RepositoryModel], None]) -> None:
-    """Load every model of `folders` that is not unloaded, and remove models that are no longer in them.
+async def load_repositories(api: Api, folders: Sequence[Path], show: Callable[[RepositoryModel], None]) -> None:
+    """Load every model of `folders` that was not unloaded by a user, and delete those that are no longer in them.
 
-    Raises Failure(INVALID) for a folder that cannot be listed.
+    `show` is called with the outcome of each model. Raises Failure(INVALID) for a folder that cannot be listed.
     """
     known = {model["name"]: model for model in await api.models()}
-    there = [(folder, name) for folder in folders for name in await asyncio.to_thread(model_names, folder)]
+    existing = [(folder, name) for folder in folders for name in await asyncio.to_thread(model_names, folder)]
     for name, model in known.items():
-        if model["source"] is not None and (Path(model["source"]), name) not in there:
+        if model["source"] is not None and (Path(model["source"]), name) not in existing:
             await api.remove(name, None)
-    turns = asyncio.Semaphore(AT_ONCE_MAX)
+    slots = asyncio.Semaphore(LOADS_MAX)
 
-    async def one(folder: Path, name: str) -> None:
-        async with turns:
+    async def load(folder: Path, name: str) -> None:
+        async with slots:
             loading = asyncio.ensure_future(_load(api, folder, name, known.get(name)))
             await asyncio.wait({loading}, timeout=LONG_LOAD_S)
-        done, _ = await asyncio.wait({loading}, timeout=PATIENCE_S)
+        done, _ = await asyncio.wait({loading}, timeout=WAIT_S_MAX)
         if done:
             show(loading.result())
-        else:  # the endpoint goes on with it
+        else:  # the server continues the load
             await cancel_all([loading])
-            show(RepositoryModel(name, folder, failure=f"it is still loading after {PATIENCE_S + LONG_LOAD_S:g} s"))
+            show(RepositoryModel(name, folder, failure=f"it is still loading after {WAIT_S_MAX + LONG_LOAD_S:g} s"))
 
-    await asyncio.gather(*(one(folder, name) for folder, name in there))
+    await asyncio.gather(*(load(folder, name) for folder, name in existing))
 
 
 async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None) -> RepositoryModel:

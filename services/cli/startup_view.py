@@ -1,4 +1,4 @@
-"""What `millstream up` shows: what is running, what happens to it, and when it serves."""
+"""Shows the progress of `millstream up`: what is running, events, and when it is ready. Also loads the models."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from rich.console import Console
 
 from millstream.services.cli import preload, repositories
 from millstream.services.cli.client import Api
-from millstream.services.cli.commands.demo import number
+from millstream.services.cli.commands.demo import installed_version
 from millstream.services.cli.options import ServerAddress
-from millstream.services.cli.preload import EXAMPLE, Missing, ServedModel
+from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
 from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.supervisor.plan import Running
 
 
-class Terminal:
-    """For people. What children complain about comes in between, one line each."""
+class TerminalView:
+    """Readable output; warnings of child processes appear in between, one line each."""
 
-    def __init__(self, wanted: PreloadPlan, key: str | None) -> None:
-        self._wanted = wanted
+    def __init__(self, plan: PreloadPlan, key: str | None) -> None:
+        self._plan = plan
         self._key = key
         self._console: Console = results()
-        self._placed: list[ServedModel] = []
+        self._served: list[ServedModel] = []
 
     def show_line(self, line: str) -> None:
-        # A terminal that was closed is no reason to stop serving.
+        # A closed terminal must not stop the server.
         with contextlib.suppress(OSError):
             self._console.print(f"[yellow]{escape(line)}[/]")
 
@@ -41,20 +41,20 @@ class Terminal:
         self._show(running)
         with self._working("starting"):
             async with Api(ServerAddress(running.local_url, self._key)) as api:
-                await preload.live(api)
-                await repositories.place(api, self._wanted.repositories, self._show_loaded)
-                async for one in preload.place_all(api, self._wanted.models, _pool(running)):
-                    if isinstance(one, ServedModel):
-                        self._placed.append(one)
-                        self._show_model(one)
+                await preload.wait_until_live(api)
+                await repositories.load_repositories(api, self._plan.repositories, self._show_loaded)
+                async for model in preload.load_models(api, self._plan.models, _pool(running)):
+                    if isinstance(model, ServedModel):
+                        self._served.append(model)
+                        self._show_model(model)
                     else:
-                        self._show_missing(one)
-                if not await preload.ready(api):
-                    self.show_line("no model answers yet: `millstream models` shows what becomes of them")
+                        self._show_failed(model)
+                if not await preload.wait_until_ready(api):
+                    self.show_line("no model answers yet: `millstream models` shows their states")
 
     def ready(self, running: Running) -> None:
         console = self._console
-        if any(placed.name == "digits" for placed in self._placed):
+        if any(model.name == "digits" for model in self._served):
             request = _short(EXAMPLE / "request.json")
             console.print(f"\n[dim]try[/]        curl -s {running.local_url}/v2/models/digits/infer -d @{request}")
             console.print(f"           {_command()} demo")
@@ -70,7 +70,7 @@ class Terminal:
     def _show(self, running: Running) -> None:
         console = self._console
         gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
-        console.print(f"[bold]Millstream[/] {number()}\n")
+        console.print(f"[bold]Millstream[/] {installed_version()}\n")
         console.print(f"[dim]home[/]       {escape(_short(running.home))}")
         console.print(f"[dim]redis[/]      {escape(running.redis)}")
         console.print(f"[dim]gateway[/]    {running.url}, {gateways}")
@@ -81,17 +81,15 @@ class Terminal:
             count = "1 worker" if workers == 1 else f"{workers} workers"
             console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
 
-    def _show_model(self, placed: ServedModel) -> None:
-        how = "" if placed.pushed else ", was there"
+    def _show_model(self, model: ServedModel) -> None:
+        how = "" if model.pushed else ", already uploaded"
         self._console.print(
-            f"[dim]model[/]      {escape(placed.name)} version {placed.version}{how}, answers in "
-            f"{duration(placed.seconds)}"
+            f"[dim]model[/]      {escape(model.name)} version {model.version}{how}, "
+            f"answers in {duration(model.seconds)}"
         )
 
-    def _show_missing(self, missing: Missing) -> None:
-        self._console.print(
-            f"[dim]model[/]      {escape(missing.name)} [red]is not served[/]: {escape(missing.reason)}"
-        )
+    def _show_failed(self, model: FailedModel) -> None:
+        self._console.print(f"[dim]model[/]      {escape(model.name)} [red]is not served[/]: {escape(model.reason)}")
 
     def _show_loaded(self, loaded: RepositoryModel) -> None:
         name = escape(loaded.name)
@@ -114,11 +112,11 @@ class Terminal:
             yield
 
 
-class Lines:
-    """For scripts: one JSON object a line."""
+class JsonView:
+    """Output for scripts: one JSON object per line."""
 
-    def __init__(self, wanted: PreloadPlan, key: str | None) -> None:
-        self._wanted = wanted
+    def __init__(self, plan: PreloadPlan, key: str | None) -> None:
+        self._plan = plan
         self._key = key
 
     def show_line(self, line: str) -> None:
@@ -138,20 +136,22 @@ class Lines:
             }
         )
         async with Api(ServerAddress(running.local_url, self._key)) as api:
-            await preload.live(api)
-            await repositories.place(api, self._wanted.repositories, self._show_loaded)
-            async for one in preload.place_all(api, self._wanted.models, _pool(running)):
-                if isinstance(one, ServedModel):
-                    self._print({"event": "model", "name": one.name, "version": one.version, "pushed": one.pushed})
+            await preload.wait_until_live(api)
+            await repositories.load_repositories(api, self._plan.repositories, self._show_loaded)
+            async for model in preload.load_models(api, self._plan.models, _pool(running)):
+                if isinstance(model, ServedModel):
+                    self._print(
+                        {"event": "model", "name": model.name, "version": model.version, "pushed": model.pushed}
+                    )
                 else:
-                    self._print({"event": "model", "name": one.name, "error": one.reason})
-            if not await preload.ready(api):
+                    self._print({"event": "model", "name": model.name, "error": model.reason})
+            if not await preload.wait_until_ready(api):
                 self.show_line("no model answers yet")
 
     def _show_loaded(self, loaded: RepositoryModel) -> None:
         versions = list(loaded.versions)
-        said = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
-        self._print(said | ({"error": loaded.failure} if loaded.failure is not None else {}))
+        event = {"event": "loaded", "name": loaded.name, "versions": versions, "folder": str(loaded.folder)}
+        self._print(event | ({"error": loaded.failure} if loaded.failure is not None else {}))
 
     def ready(self, running: Running) -> None:
         self._print({"event": "ready", "url": running.url, "grpc": running.grpc, "pid": os.getpid()})
@@ -165,17 +165,17 @@ class Lines:
 
 
 def _pool(running: Running) -> str:
-    """The pool that serves what is pushed at start: cpu if there is one."""
+    """Return the pool that serves preloaded models: cpu if there is one, else the first."""
     return "cpu" if "cpu" in running.pools else next(iter(running.pools))
 
 
 def _short(path: Path) -> str:
-    """A path as one would type it here."""
+    """Return the path relative to the current folder if it is below that."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative
 
 
 def _command() -> str:
-    """How this command is called from here: `make run` starts it without having it on the PATH."""
+    """Return how to call this command from here: `make run` starts it without having it on the PATH."""
     started = Path(sys.argv[0])
     return "millstream" if shutil.which("millstream") or started.name != "millstream" else _short(started.absolute())

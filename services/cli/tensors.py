@@ -1,4 +1,4 @@
-"""Arrays <-> tensors of the v2 protocol, in their raw form. Pure.
+"""Converts between arrays and raw tensors of the v2 protocol. Pure.
 
 Source: Open Inference Protocol v2, "Tensor Data Types" and the binary tensor data extension.
 """
@@ -16,28 +16,28 @@ from millstream.services.model.bytes_tensor import decode_elements, encode_eleme
 from millstream.services.model.datatypes import BYTES, NUMPY
 
 Array = NDArray[Any]
-#: what a variable dimension other than the rows becomes when an input is made up
-DIMENSION_MADE_UP = 16
+#: size of variable dimensions other than the rows in random inputs
+VARIABLE_SIZE = 16
 
 
 def encode(array: Array, datatype: str) -> bytes:
-    """The raw form of an array as `datatype`. Raises Failure(INVALID) where values would not survive."""
+    """Return the raw form of an array as `datatype`. Raises Failure(INVALID) for values that it cannot represent."""
     if datatype == BYTES:
         return encode_elements(e if isinstance(e, bytes) else str(e).encode() for e in array.ravel().tolist())
     if array.dtype.kind not in "biuf":
         raise invalid(f"values of type {array.dtype} cannot be sent as {datatype}")
     if datatype == "BF16":
         return _bf16(array).tobytes()
-    wanted = NUMPY[datatype]
-    if wanted.kind in "biu" and array.dtype.kind == "f" and not np.all(array == np.trunc(array)):
+    dtype = NUMPY[datatype]
+    if dtype.kind in "biu" and array.dtype.kind == "f" and not np.all(array == np.trunc(array)):
         raise invalid(f"values with fractions cannot be sent as {datatype}")
-    if wanted.kind in "biu" and array.size and not _fits(array, wanted):
+    if dtype.kind in "biu" and array.size and not _fits(array, dtype):
         raise invalid(f"values from {array.min()} to {array.max()} do not fit into {datatype}")
-    return np.ascontiguousarray(array, dtype=wanted).tobytes()
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
 
 
-def _fits(array: Array, wanted: np.dtype[Any]) -> bool:
-    lowest, highest = (0, 1) if wanted.kind == "b" else (np.iinfo(wanted).min, np.iinfo(wanted).max)
+def _fits(array: Array, dtype: np.dtype[Any]) -> bool:
+    lowest, highest = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return bool(lowest <= array.min() and array.max() <= highest)
 
 
@@ -49,7 +49,7 @@ def _bf16(array: Array) -> Array:
 
 
 def decode(raw: bytes | memoryview, datatype: str, shape: list[int]) -> Array:
-    """An array from its raw form; BF16 becomes float32, BYTES an array of bytes objects."""
+    """Return an array from its raw form; BF16 becomes float32, BYTES an array of bytes objects."""
     if datatype == BYTES:
         array = np.empty(math.prod(shape), dtype=object)
         array[:] = decode_elements(raw)
@@ -67,18 +67,20 @@ def from_data(data: Any, datatype: str, shape: list[int]) -> Array:
 
 
 def fit(array: Array, shape: list[int], name: str) -> Array:
-    """The array in a shape the input takes: a missing first dimension is added. Raises Failure(INVALID)."""
+    """Return the array in a shape that the input accepts; adds a missing first dimension. Raises Failure(INVALID)."""
     if array.ndim == len(shape) - 1:
         array = array[np.newaxis]
-    fits = array.ndim == len(shape) and all(want in {-1, got} for want, got in zip(shape, array.shape, strict=True))
+    fits = array.ndim == len(shape) and all(
+        expected in {-1, actual} for expected, actual in zip(shape, array.shape, strict=True)
+    )
     if not fits:
-        raise invalid(f"input {name} has shape {list(array.shape)}, the model takes {shape} (-1: any)")
+        raise invalid(f"input {name} has shape {list(array.shape)}, but the model expects {shape} (-1: any size)")
     return array
 
 
 def random_input(datatype: str, shape: list[int], rows: int, random: np.random.Generator) -> Array:
-    """An input for a load or a canary: `rows` rows of random values that are harmless as indices, too."""
-    sizes = [DIMENSION_MADE_UP if size < 0 else size for size in shape]
+    """Return an input of `rows` rows of random values; integers are 0 or 1, which are valid indices, too."""
+    sizes = [VARIABLE_SIZE if size < 0 else size for size in shape]
     if shape and shape[0] < 0:
         sizes[0] = rows
     if datatype == BYTES:

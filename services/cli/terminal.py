@@ -1,4 +1,4 @@
-"""How the command line looks: one console for results, one for everything else, JSON for scripts."""
+"""Formats the output of the command line: a console for results, one for notices, JSON for scripts."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ _STATES = {
 
 
 def results() -> Console:
-    """The console for what was asked for: standard output, lines never broken when it is not a terminal."""
+    """Return the console for results: standard output, without line breaks unless it is a terminal."""
     from rich.console import Console
 
-    # A pipe has no width: tables are as wide as what is in them.
+    # A pipe has no width: tables are as wide as their content.
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def notices() -> Console:
-    """The console for progress and remarks: standard error, so that results can be piped."""
+    """Return the console for progress and remarks: standard error, so that results can be piped."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def emit(document: Any) -> None:
-    """Print JSON, as a script wants it."""
+    """Print a document as JSON, for scripts."""
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table without frames: the columns' names over their values. Columns named in `right` hold numbers."""
+    """Return a table without frames; the columns named in `right` are right-aligned."""
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    result = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
+        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return result
 
 
 def escape(text: str) -> str:
-    """Text from elsewhere, so that its brackets are not taken for markup, and the terminal obeys nothing in it."""
+    """Return untrusted text with brackets escaped for rich and without control characters for the terminal."""
     from rich.markup import escape as rich_escape
 
     return rich_escape(printable(text))
 
 
 def state(name: str) -> str:
-    """A version's state in its colour."""
+    """Return a version's state with markup for its colour."""
     colour = _STATES.get(name)
     return f"[{colour}]{name}[/]" if colour else name
 
 
 def size(number: float | None) -> str:
-    """Bytes for people: 12.3 MiB."""
+    """Format a number of bytes: 12.3 MiB; "-" for None."""
     if number is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -81,7 +81,7 @@ def size(number: float | None) -> str:
 
 
 def ago(instant_s: float | None) -> str:
-    """How long ago an instant (seconds since the epoch) was."""
+    """Format the age of an instant (seconds since the epoch): 5 min ago; "-" for None."""
     if instant_s is None:
         return "-"
     seconds = max(0.0, time.time() - instant_s)  # noqa: TID251 - for people
@@ -92,7 +92,7 @@ def ago(instant_s: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time with three digits that matter: 0.214 ms, 3.81 ms, 1.20 s."""
+    """Format a duration with three significant digits: 0.214 ms, 3.81 ms, 1.2 s."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms"
@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
 
 @contextlib.contextmanager
 def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """A spinner while something takes its time, on terminals only; what it gives changes the text."""
+    """Show a spinner while the block runs, on terminals only; yields a function that changes the text after `text`."""
     console = notices()
     if quiet or not console.is_terminal:
         yield lambda _: None

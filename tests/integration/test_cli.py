@@ -123,7 +123,7 @@ def millstream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Millstream]
 
 
 @pytest.mark.needs("curl")
-def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
+def test_up_prints_its_processes_and_a_working_curl_command(tmp_path):
     millstream = Millstream(tmp_path / "home")
     with millstream.up("--pool", "cpu=1", "--worker-threads", "1", "--gateways", "2") as process:
         url, said = until(process, "ready ")
@@ -145,7 +145,7 @@ def test_up_says_what_runs_and_a_curl_line_that_works(tmp_path):
     assert "is `millstream up` running?" in millstream.fails("models", "--url", url)
 
 
-def test_models_given_at_start_are_pushed_once(tmp_path):
+def test_preloaded_models_are_pushed_once(tmp_path):
     millstream = Millstream(tmp_path / "home")
     said = []
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_models_given_at_start_are_pushed_once(tmp_path):
     ]
 
 
-def test_a_key_guards_the_admin_api(tmp_path):
+def test_the_admin_api_needs_the_key(tmp_path):
     millstream = Millstream(tmp_path / "home", key="a-secret")
     with millstream.up() as process:
         until(process, "ready ")
@@ -188,7 +188,7 @@ def test_push_describe_predict_and_rm(millstream):
     described = millstream.ok("describe", "mine")
     assert "version 7 is serving" in described
     assert "rows: 1 in " in described
-    assert "up to 8 rows in a run, proven" in described
+    assert "up to 8 rows per run, proven" in described
     assert millstream.json("describe", "mine")["serving"] == 7
 
     assert "mine version 7" in millstream.ok("predict", "mine", "-i", DIGITS / "request.json")
@@ -202,7 +202,7 @@ def test_push_describe_predict_and_rm(millstream):
     assert "unknown model" in millstream.fails("describe", "mine")
 
 
-def test_describe_says_how_batching_was_decided(millstream, tmp_path):
+def test_describe_shows_how_batching_was_decided(millstream, tmp_path):
     mixing = models.row_mixing(tmp_path / "mixing.onnx")
     assert "batching off: " in millstream.ok("push", "mixing", mixing)
     described = millstream.ok("describe", "mixing")
@@ -230,7 +230,7 @@ def test_load_and_unload(millstream):
     millstream.ok("rm", "idle", "--yes")
 
 
-def test_predict_takes_and_gives_arrays(millstream, tmp_path):
+def test_predict_reads_and_writes_arrays(millstream, tmp_path):
     with np.load(DIGITS / "held_out.npz") as held_out:
         images, labels = held_out["images"][:50].astype(np.float32), held_out["labels"][:50]
     np.save(tmp_path / "images.npy", images)
@@ -275,7 +275,7 @@ def test_demo_and_version(millstream):
     assert set(millstream.json("version")) == {"version", "python", "system"}
 
 
-def test_a_broken_model_changes_nothing(millstream, tmp_path):
+def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
     before = millstream.json("models")
     (tmp_path / "text.onnx").write_text("this is not a model")
     (tmp_path / "cut.onnx").write_bytes((DIGITS / "digits.onnx").read_bytes()[:1000])
@@ -311,19 +311,19 @@ def test_a_broken_model_changes_nothing(millstream, tmp_path):
         (["up", "--host", "0.0.0.0"], "MILLSTREAM_ADMIN_KEY"),
         (["up", "--drain-s", "0"], "--drain-s: "),
         (["restart", "redis"], "gateways"),
-        (["up", "--triton-repository", "/nowhere"], "--triton-repository /nowhere: there is no such folder"),
+        (["up", "--triton-repository", "/nowhere"], "--triton-repository /nowhere: the folder does not exist"),
         (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
         (["load", "digits", "--config", '{"max_batch_size": 65537}'], "max_batch_size 65537 is more than 65536"),
         (["unload", "nope"], "'nope' is not found"),
-        (["restart", "--home", "/nowhere"], "nothing runs in /nowhere: start it with `millstream up`"),
+        (["restart", "--home", "/nowhere"], "no server is running in /nowhere: start it with `millstream up`"),
     ],
 )
 def test_failures_are_one_line(millstream, arguments, says):
     assert says in millstream.fails(*arguments)
 
 
-def test_an_address_where_something_else_answers(tmp_path):
+def test_a_server_that_is_not_millstream_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with subprocess.Popen(
@@ -339,10 +339,10 @@ def test_an_address_where_something_else_answers(tmp_path):
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
                 _, said = client.communicate(timeout=WAIT_S)
     assert client.returncode == 1
-    assert "not Millstream's" in said
+    assert "not a Millstream server" in said
 
 
-def test_a_bad_variable_is_named():
+def test_the_error_names_an_invalid_variable():
     done = subprocess.run(
         [sys.executable, "-m", "millstream.services.cli", "models"],
         cwd=ROOT,
@@ -374,7 +374,7 @@ def test_a_bad_variable_is_named():
         "version",
     ],
 )
-def test_every_command_explains_itself_with_an_example(tmp_path, command):
+def test_the_help_of_every_command_has_an_example(tmp_path, command):
     said = Millstream(tmp_path).ok(command, "--help")
     assert "Examples" in said
     assert f"millstream {command}" in said

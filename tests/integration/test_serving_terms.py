@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from millstream.services.cli.infer_codec import made_up_call
+from millstream.services.cli.infer_codec import random_request
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository
@@ -67,7 +67,7 @@ def test_requests_with_and_without_an_optional_input_get_their_own_answers(stack
         assert all(pool.map(ask, range(200)))
     refused = infer(stack, "scaled", {"scale": np.ones((1, 1), np.float32)})
     assert (refused.status_code, "missing required input(s) ['x']" in refused.json()["error"]) == (400, True)
-    call = made_up_call(metadata, 2, np.random.default_rng(1))  # of all inputs
+    call = random_request(metadata, 2, np.random.default_rng(1))  # of all inputs
     reply = stack.http.post("/v2/models/scaled/infer", content=call.body, headers={v2.LENGTH: str(call.header_bytes)})
     assert outputs(reply)["y"].shape == (2, 4)
 

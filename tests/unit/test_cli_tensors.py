@@ -1,4 +1,4 @@
-"""Arrays to v2 tensors and back, and what people may give `predict`."""
+"""Arrays to v2 tensors and back, and the input formats of `predict`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.cli.infer_codec import answer_of, made_up_call
-from millstream.services.cli.inputs import call_from
+from millstream.services.cli.infer_codec import decode_reply, random_request
+from millstream.services.cli.inputs import request_from
 from millstream.services.cli.tensors import decode, encode
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import DATATYPES
@@ -42,7 +42,7 @@ def sent(call):
 
 
 @pytest.mark.parametrize("datatype", sorted(DATATYPES))
-def test_every_datatype_survives(datatype):
+def test_every_datatype_round_trips(datatype):
     array = np.array([[0, 1], [1, 0], [1, 1]])
     if datatype == "BYTES":
         array = np.array([[b"", b"\x00a"], [b"b", b"c" * 300], ["é".encode(), b"f"]], dtype=object)
@@ -70,15 +70,15 @@ def test_bf16_rounds_as_ml_dtypes_does(values):
         ([2], "BOOL", "do not fit"),
     ],
 )
-def test_values_that_would_not_survive_are_refused(values, datatype, says):
+def test_values_that_the_datatype_cannot_represent_are_rejected(values, datatype, says):
     with pytest.raises(Failure, match=says) as failure:
         encode(np.array(values), datatype)
     assert failure.value.code is Code.INVALID
 
 
-def test_a_v2_body_goes_as_it_is():
+def test_a_v2_body_is_sent_unchanged():
     body = b'{"inputs": [], "id": "7"}'
-    call = call_from(body, ONE, binary_outputs=True)
+    call = request_from(body, ONE, binary_outputs=True)
     assert (call.body, call.header_bytes) == (body, None)
 
 
@@ -98,58 +98,58 @@ def npz(**arrays: np.ndarray):
     "content",
     [b"[[1, 2, 3]]", b"[1, 2, 3]", b'{"x": [1, 2.0, 3]}', npy(np.array([1, 2, 3])), npz(x=np.array([[1.0, 2, 3]]))],
 )
-def test_forms_of_one_row(content):
+def test_accepted_forms_of_one_row(content):
     np.testing.assert_array_equal(
-        sent(call_from(content, ONE, binary_outputs=True))["x"], np.array([[1, 2, 3]], np.float32)
+        sent(request_from(content, ONE, binary_outputs=True))["x"], np.array([[1, 2, 3]], np.float32)
     )
 
 
 def test_inputs_by_name():
-    arrays = sent(call_from(b'{"b": [[4, 5, 6]], "a": [[1, 2, 3]]}', ADDER, binary_outputs=False))
+    arrays = sent(request_from(b'{"b": [[4, 5, 6]], "a": [[1, 2, 3]]}', ADDER, binary_outputs=False))
     assert list(arrays) == ["a", "b"]
     assert arrays["b"].dtype == np.int32
 
 
-def test_an_input_that_is_left_out_is_the_endpoints_to_miss():
-    assert list(sent(call_from(b'{"a": [[1, 2, 3]]}', ADDER, binary_outputs=False))) == ["a"]
+def test_missing_inputs_are_left_to_the_server():
+    assert list(sent(request_from(b'{"a": [[1, 2, 3]]}', ADDER, binary_outputs=False))) == ["a"]
 
 
 def test_strings():
-    arrays = sent(call_from('["é", "b"]'.encode(), WORDS, binary_outputs=True))
+    arrays = sent(request_from('["é", "b"]'.encode(), WORDS, binary_outputs=True))
     assert arrays["w"].tolist() == ["é".encode(), b"b"]
 
 
 @pytest.mark.parametrize(
     ("content", "metadata", "says"),
     [
-        (b"[[1, 2]]", ONE, r"shape \[1, 2\], the model takes \[-1, 3\]"),
+        (b"[[1, 2]]", ONE, r"shape \[1, 2\], but the model expects \[-1, 3\]"),
         (b"[[1, 2, 3], [1]]", ONE, "input x"),
         (b'["a", "b", "c"]', ONE, "input x"),
         (b"nonsense", ONE, "neither JSON nor"),
         (b"\x93NUMPY broken", ONE, "usable .npy"),
         (b"PK\x03\x04 broken", ONE, "usable .npy"),
         (b"[[1, 2, 3]]", ADDER, r"2 inputs \(a, b\)"),
-        (b'{"x": [[1, 2, 3]], "y": 1}', ONE, "input y is not one of the model's"),
+        (b'{"x": [[1, 2, 3]], "y": 1}', ONE, "the model has no input y"),
         (npy(np.array([{"a": 1}], dtype=object)), ONE, "usable .npy"),
     ],
 )
-def test_inputs_that_cannot_be_sent(content, metadata, says):
+def test_inputs_that_do_not_fit_the_model_are_rejected(content, metadata, says):
     with pytest.raises(Failure, match=says) as failure:
-        call_from(content, metadata, binary_outputs=True)
+        request_from(content, metadata, binary_outputs=True)
     assert failure.value.code is Code.INVALID
 
 
-def test_made_up_inputs_have_the_rows_asked_for():
+def test_random_inputs_have_the_requested_rows():
     metadata = {
         "name": "m",
         "inputs": [{"name": name, "datatype": name, "shape": [-1, 2, -1]} for name in sorted(DATATYPES)],
     }
-    arrays = sent(made_up_call(metadata, 5, np.random.default_rng(0)))
+    arrays = sent(random_request(metadata, 5, np.random.default_rng(0)))
     assert {array.shape for array in arrays.values()} == {(5, 2, 16)}
     assert set(arrays["INT64"].ravel().tolist()) == {0, 1}
 
 
-def test_answers_of_json_and_binary_outputs():
+def test_replies_with_json_and_binary_outputs_are_decoded():
     header = json.dumps(
         {
             "model_name": "m",
@@ -161,11 +161,11 @@ def test_answers_of_json_and_binary_outputs():
         }
     ).encode()
     content = header + np.array([0.5, 1], np.float32).tobytes() + b"\x02\x00\x00\x00hi"
-    outputs = answer_of(content, str(len(header))).outputs
+    outputs = decode_reply(content, str(len(header))).outputs
     assert [array.tolist() for array in outputs.values()] == [[1, 2], [[0.5, 1.0]], [b"hi"]]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"outputs": [{"name": "a"}]}'])
-def test_answers_that_are_none(content):
+def test_malformed_replies_are_rejected(content):
     with pytest.raises(Failure, match="not an inference response"):
-        answer_of(content, None)
+        decode_reply(content, None)

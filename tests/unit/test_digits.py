@@ -161,4 +161,4 @@ def test_the_demo_says_that_a_connection_was_closed(capsys: pytest.CaptureFixtur
         thread.start()
         assert demo.run(f"http://127.0.0.1:{listener.getsockname()[1]}", connections=1) == 1
         thread.join()
-    assert "closed a connection without an answer" in capsys.readouterr().err
+    assert "closed a connection without a reply" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `millstream doctor` says about this machine, and about machines that lack something."""
+"""`millstream doctor` on this machine, and on machines that lack a requirement."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def states(settings: Settings) -> dict[str, str]:
-    return {check.name: check.state for check in doctor.examine(settings)}
+    return {check.name: check.state for check in doctor.run_checks(settings)}
 
 
-def test_this_machine_is_shown_for_people_and_for_scripts(tmp_path: Path) -> None:
+def test_doctor_prints_text_and_json(tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "millstream.services.cli", "doctor", *arguments]
         environment = child_environment({"MILLSTREAM_HOME": str(tmp_path), "NO_COLOR": "1"})
@@ -48,13 +48,13 @@ def test_this_machine_is_shown_for_people_and_for_scripts(tmp_path: Path) -> Non
     assert all(name in shown for name in checks)
 
 
-def test_a_kernel_without_the_features_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kernel_features_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confine, "probe", lambda: confine.Layers(0, False))
     found = states(Settings())
     assert (found["Landlock"], found["seccomp"]) == ("warn", "warn")
 
 
-def test_a_sandbox_that_cannot_be_set_up_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_sandbox_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> confine.Layers:
         raise OSError(7, "too many layers")
 
@@ -62,14 +62,14 @@ def test_a_sandbox_that_cannot_be_set_up_is_a_failure(monkeypatch: pytest.Monkey
     assert states(Settings())["Sandbox"] == "fail"
 
 
-def test_limits_that_are_too_small_are_warned_about(tmp_path: Path) -> None:
+def test_small_limits_are_warnings(tmp_path: Path) -> None:
     greedy = Settings(gateways=64, shm_bytes_max=1 << 50, client_connections_max=1 << 40, shm_dir=tmp_path)
     found = states(greedy)
     assert (found["Shared memory"], found["Open files"]) == ("warn", "warn")
     assert states(Settings(shm_dir=tmp_path / "missing"))["Shared memory"] == "warn"
 
 
-def test_no_redis_at_all_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_redis_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert states(Settings())["Redis"] == "fail"

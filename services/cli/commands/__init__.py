@@ -1,1 +1,1 @@
-"""One file for each command, or for two that belong together."""
+"""The commands: one file for each, or for two that belong together."""

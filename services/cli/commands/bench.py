@@ -1,4 +1,4 @@
-"""`millstream bench`: how much an endpoint takes, and how its batches filled."""
+"""`millstream bench`: measures the rate, latency and batch sizes of a model under load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
@@ -22,21 +22,25 @@ def bench(
     context: typer.Context,
     name: Name,
     connections: Annotated[
-        int, typer.Option("--connections", "-c", metavar="N", min=1, max=4096, help="Requests on their way at once.")
+        int, typer.Option("--connections", "-c", metavar="N", min=1, max=4096, help="Requests in flight at once.")
     ] = 16,
-    seconds: Annotated[float, typer.Option("--seconds", "-s", metavar="S", min=0.1, max=3600, help="How long.")] = 5.0,
+    seconds: Annotated[
+        float, typer.Option("--seconds", "-s", metavar="S", min=0.1, max=3600, help="Duration of the load.")
+    ] = 5.0,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Rows of each request.")] = 1,
     json_output: Json = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
-    """Put load on a model of a running endpoint: rate, latency and the batches that were formed.
+    """Put load on a model, and print its rate, latency and batch sizes.
 
-    Each connection sends random inputs, as binary tensors, and sends again when it is answered. The sender is one
-    Python process: above some 10,000 requests a second, or on the endpoint's own processors, it is part of what
-    is measured.
+    Each connection sends random inputs as binary tensors, and sends the next request when the last one is answered.
+    The sender is one Python process: above about 10,000 requests per second, or on the server's own processors, it
+    influences the result.
     """
-    outcome = asyncio.run(_bench(endpoint(context, url, key), name, connections, seconds, rows, quiet=json_output))
+    outcome = asyncio.run(
+        _bench(server_address(context, url, key), name, connections, seconds, rows, quiet=json_output)
+    )
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -46,33 +50,33 @@ def bench(
 
 
 async def _bench(
-    where: ServerAddress, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
+    server: ServerAddress, name: str, connections: int, seconds: float, rows: int, *, quiet: bool
 ) -> dict[str, Any]:
     import numpy as np
 
     from millstream.services.cli.client import Api
-    from millstream.services.cli.infer_codec import made_up_call
+    from millstream.services.cli.infer_codec import random_request
     from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
 
-    async with Api(where) as api:
-        call = made_up_call(await api.metadata(name), rows, np.random.default_rng(0))
-        # One request first: what is wrong with it would be wrong a million times.
+    async with Api(server) as api:
+        call = random_request(await api.metadata(name), rows, np.random.default_rng(0))
+        # One request first, so that an error is reported once and not for every request.
         await api.infer(name, None, call.body, call.header_bytes)
         before = _batches(await api.metrics(), name)
         totals = LoadTotals()
-        target = _target(where, name, call, LoadTarget)
+        target = _target(server, name, call, LoadTarget)
         progress = asyncio.create_task(_progress(totals, seconds, quiet=quiet))
         try:
-            took_s = await load(target, connections, seconds, totals)
+            elapsed_s = await load(target, connections, seconds, totals)
         finally:
             progress.cancel()
             await asyncio.gather(progress, return_exceptions=True)
         after = _batches(await api.metrics(), name)
-    return _outcome(name, connections, rows, took_s, totals) | {"batch_rows": _difference(before, after)}
+    return _outcome(name, connections, rows, elapsed_s, totals) | {"batch_rows": _difference(before, after)}
 
 
-def _target(where: ServerAddress, name: str, call: EncodedRequest, target: Any) -> Any:
-    return target.of(where.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes)
+def _target(server: ServerAddress, name: str, call: EncodedRequest, target: Any) -> Any:
+    return target.of(server.url, f"/v2/models/{quote(name, safe='')}/infer", call.body, call.header_bytes)
 
 
 async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:
@@ -91,22 +95,22 @@ async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:
             bar.update(task, advance=0.25, description=f"{rate:,.0f} requests/s")
 
 
-def _outcome(name: str, connections: int, rows: int, took_s: float, totals: LoadTotals) -> dict[str, Any]:
+def _outcome(name: str, connections: int, rows: int, elapsed_s: float, totals: LoadTotals) -> dict[str, Any]:
     import numpy as np
 
     answered = totals.statuses[200]
     if not answered:
-        said = ", ".join(f"{number} x {status}" for status, number in totals.statuses.items()) or "none"
-        raise Failure(Code.UNAVAILABLE, f"no request was answered with 200; answers: {said}")
+        statuses = ", ".join(f"{number} x {status}" for status, number in totals.statuses.items()) or "none"
+        raise Failure(Code.UNAVAILABLE, f"no request was answered with 200; status codes: {statuses}")
     p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(np.asarray(totals.seconds), [50, 95, 99]))
     return {
         "model": name,
         "connections": connections,
         "rows": rows,
-        "seconds": took_s,
+        "seconds": elapsed_s,
         "requests": answered,
-        "rate": answered / took_s,
-        "rows_rate": answered * rows / took_s,
+        "rate": answered / elapsed_s,
+        "rows_rate": answered * rows / elapsed_s,
         "p50_ms": p50,
         "p95_ms": p95,
         "p99_ms": p99,
@@ -115,16 +119,16 @@ def _outcome(name: str, connections: int, rows: int, took_s: float, totals: Load
 
 
 def _batches(exposition: str, model: str) -> dict[str, float]:
-    """Batches by upper bound of their rows (cumulative), and their `sum` and `count`, for one model."""
+    """Return one model's histogram of batch rows: cumulative counts by upper bound, `sum` and `count`."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: dict[str, float] = {}
+    samples: dict[str, float] = {}
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples if family.name == _METRIC else ():
             if sample.labels.get("model") == model:
                 key = sample.labels.get("le") or sample.name.removeprefix(f"{_METRIC}_")
-                found[key] = found.get(key, 0.0) + sample.value
-    return found
+                samples[key] = samples.get(key, 0.0) + sample.value
+    return samples
 
 
 def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
@@ -145,7 +149,7 @@ def _show(outcome: dict[str, Any]) -> None:
     console = results()
     console.print(
         f"[bold]{escape(outcome['model'])}[/]  {outcome['connections']} connections, {outcome['rows']} "
-        f"{'row' if outcome['rows'] == 1 else 'rows'} a request, {outcome['seconds']:.1f} s"
+        f"{'row' if outcome['rows'] == 1 else 'rows'} per request, {outcome['seconds']:.1f} s"
     )
     console.print(f"  rate     [bold]{outcome['rate']:,.0f}[/] requests/s, {outcome['rows_rate']:,.0f} rows/s")
     console.print(
@@ -165,7 +169,7 @@ def _show_batches(console: Any, batches: dict[str, Any]) -> None:
     for bound, number in batches["up_to"].items():
         label = f"{lower}+" if bound == "+Inf" else bound
         if number:
-            shown = label if bound == "+Inf" or int(bound) == lower else f"{lower}-{label}"
+            bounds = label if bound == "+Inf" or int(bound) == lower else f"{lower}-{label}"
             bar = "█" * max(1, round(24 * number / most))
-            console.print(f"    {shown:>9} rows  [cyan]{bar:<24}[/] {number / batches['batches']:6.1%}")
+            console.print(f"    {bounds:>9} rows  [cyan]{bar:<24}[/] {number / batches['batches']:6.1%}")
         lower = lower if bound == "+Inf" else int(bound) + 1

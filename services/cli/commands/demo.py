@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, ServerAddress, Url, server_address
 
 
-def number() -> str:
-    """The installed version of Millstream."""
+def installed_version() -> str:
+    """Return the installed version of Millstream."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -22,13 +22,13 @@ def number() -> str:
 
 
 def version(json_output: Json = False) -> None:
-    """Print the version of Millstream."""
+    """Print the version of Millstream; with --json also those of Python and the system."""
     if json_output:
         from millstream.services.cli.terminal import emit
 
-        emit({"version": number(), "python": platform.python_version(), "system": platform.platform()})
+        emit({"version": installed_version(), "python": platform.python_version(), "system": platform.platform()})
     else:
-        print(f"millstream {number()}")
+        print(f"millstream {installed_version()}")
 
 
 def demo(
@@ -38,20 +38,21 @@ def demo(
     url: Url = None,
     key: Key = None,
 ) -> None:
-    """Send held-out handwritten digits one by one, and print accuracy, rate and latency.
+    """Classify handwritten digits with the example model, and print accuracy, rate and latency.
 
-    Needs the digits example, which `millstream up` loads unless told not to.
+    Sends images that the model was not trained on, one per request. Needs the example model "digits", which
+    `millstream up` loads unless it is started with --no-example.
     """
-    where = endpoint(context, url, key)
-    asyncio.run(_check(where))
+    server = server_address(context, url, key)
+    asyncio.run(_check(server))
     from millstream.examples.digits.demo import run
 
-    raise typer.Exit(run(where.url, connections=connections, json_output=json_output))
+    raise typer.Exit(run(server.url, connections=connections, json_output=json_output))
 
 
-async def _check(where: ServerAddress) -> None:
-    """Raises Failure, as every command does, if nothing answers or the example is not there."""
+async def _check(server: ServerAddress) -> None:
+    """Raise Failure if no server answers or the example model is missing."""
     from millstream.services.cli.client import Api
 
-    async with Api(where) as api:
+    async with Api(server) as api:
         await api.metadata("digits")

@@ -1,4 +1,4 @@
-"""`millstream describe`: everything that is known about one model."""
+"""`millstream describe`: shows one model in detail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +18,8 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
     """Show a model: its versions, signature, state on each worker and measured execution times."""
     from millstream.services.cli.terminal import emit, escape, results
 
-    where = endpoint(context, url, key)
-    model = asyncio.run(_model(where, name))
+    server = server_address(context, url, key)
+    model = asyncio.run(_model(server, name))
     if json_output:
         emit(model)
         return
@@ -40,27 +40,27 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
     for version in reversed(model["versions"]):
         _show(console, version)
     if serving is not None:
-        console.print(f"\n[dim]POST {where.url}/v2/models/{escape(model['name'])}/infer[/]")
+        console.print(f"\n[dim]POST {server.url}/v2/models/{escape(model['name'])}/infer[/]")
 
 
-async def _model(where: ServerAddress, name: str) -> dict[str, Any]:
+async def _model(server: ServerAddress, name: str) -> dict[str, Any]:
     from millstream.services.cli.client import Api
 
-    async with Api(where) as api:
+    async with Api(server) as api:
         return await api.model(name)
 
 
 def tensors(specs: Sequence[dict[str, Any]]) -> str:
-    """A signature's tensors on one line: pixels FP32 [-1, 64]."""
+    """Format a signature's tensors on one line: pixels FP32 [-1, 64]."""
     return ", ".join(f"{spec['name']} {spec['datatype']} {spec['shape']}" for spec in specs)
 
 
 def batching(version: dict[str, Any]) -> str:
-    """How a version shares runs between requests, and how that was decided."""
+    """Describe whether requests to a version share runs, and how that was decided."""
     reason = f": {version['batching_reason']}" if version["batching_reason"] else ""
     if not version["batching"]:
         return f"off{reason}; each request runs alone"
-    return f"up to {version['rows_max']} rows in a run, {version['batching_decided']}{reason}"
+    return f"up to {version['rows_max']} rows per run, {version['batching_decided']}{reason}"
 
 
 def _show(console: Console, version: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`millstream doctor`: whether this machine has what Millstream needs, and what to do where it has not."""
+"""`millstream doctor`: checks that this machine meets Millstream's requirements, and says what to do otherwise."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 State = Literal["ok", "warn", "fail"]
 _COLOURS: dict[State, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 _PYTHON_MIN = (3, 11)
-#: files that a gateway opens beside its connections
+#: files that a gateway opens besides its connections
 _OTHER_FILES = 256
 
 
 class Check(NamedTuple):
-    """One finding. `advice`: what to do; empty if nothing. `fail`: Millstream does not work without it."""
+    """The result of one check. State "fail": Millstream does not work. `advice`: what to do; may be empty."""
 
     name: str
     state: State
@@ -36,27 +36,28 @@ class Check(NamedTuple):
 def doctor(json_output: Json = False) -> None:
     """Check this machine: Python, packages, ONNX Runtime, Redis, memory, limits, and the kernel's sandbox features.
 
-    Ends with exit code 1 if something is missing that Millstream cannot do without. Settings are those of the environment.
+    Prints one line per check, and what to do about a problem. Exits with code 1 if a requirement is not met. Reads
+    the settings from MILLSTREAM_… variables.
     """
     from millstream.services.cli.terminal import emit, escape, results
     from millstream.services.settings import Settings
 
-    found = examine(Settings())
+    checks = run_checks(Settings())
     if json_output:
-        emit({"checks": [check._asdict() for check in found]})
+        emit({"checks": [check._asdict() for check in checks]})
     else:
         console = results()
-        for check in found:
+        for check in checks:
             colour = _COLOURS[check.state]
             console.print(f"[{colour}]{check.state:<4}[/]  {check.name:<14} {escape(check.detail)}")
             if check.advice:
                 console.print(f"      {'':<14} [dim]{escape(check.advice)}[/]")
-    if any(check.state == "fail" for check in found):
+    if any(check.state == "fail" for check in checks):
         raise typer.Exit(1)
 
 
-def examine(settings: Settings) -> list[Check]:
-    """All findings, in the order in which they are shown."""
+def run_checks(settings: Settings) -> list[Check]:
+    """Return the results of all checks, in display order."""
     packages = _packages()
     redis = [] if missing_modules("worker") else _redis(settings)
     return [*_python(), packages, *_runtime(), *redis, *_memory(settings), *_files(settings), *_sandbox()]
@@ -64,9 +65,9 @@ def examine(settings: Settings) -> list[Check]:
 
 def _python() -> list[Check]:
     state: State = "ok" if sys.version_info >= _PYTHON_MIN else "fail"
-    wanted = ".".join(map(str, _PYTHON_MIN))
+    required = ".".join(map(str, _PYTHON_MIN))
     detail = f"{platform.python_version()} on {platform.machine()}"
-    return [Check("Python", state, detail, "" if state == "ok" else f"install Python {wanted} or newer")]
+    return [Check("Python", state, detail, "" if state == "ok" else f"install Python {required} or newer")]
 
 
 def _packages() -> Check:
@@ -81,25 +82,25 @@ def _packages() -> Check:
 def _runtime() -> list[Check]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for name in ("onnxruntime", "onnxruntime-gpu"):
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
             continue
-    shown = ", ".join(f"{name} {number}" for name, number in found.items())
-    if not found:
+    packages = ", ".join(f"{name} {number}" for name, number in installed.items())
+    if not installed:
         return [Check("ONNX Runtime", "fail", "not installed", "pip install 'millstream[cpu]' (or millstream[gpu])")]
-    if len(found) > 1:
-        return [Check("ONNX Runtime", "warn", shown, "these two overwrite each other: uninstall both, install one")]
-    return [Check("ONNX Runtime", "ok", shown)]
+    if len(installed) > 1:
+        return [Check("ONNX Runtime", "warn", packages, "these two overwrite each other: uninstall both, install one")]
+    return [Check("ONNX Runtime", "ok", packages)]
 
 
 def _redis(settings: Settings) -> list[Check]:
     from millstream.services.queue.server import choose_binary
 
     if settings.redis_url is not None:
-        return [Check("Redis", "ok", "a server of your own (MILLSTREAM_REDIS_URL)")]
+        return [Check("Redis", "ok", "external (MILLSTREAM_REDIS_URL)")]
     try:
         return [Check("Redis", "ok", f"embedded: {choose_binary()}")]
     except Failure as failure:
@@ -110,25 +111,26 @@ def _redis(settings: Settings) -> list[Check]:
 
 def _memory(settings: Settings) -> list[Check]:
     folder = settings.shm_dir
-    wanted = settings.gateways * settings.shm_bytes_max
+    required = settings.gateways * settings.shm_bytes_max
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
         return [Check("Shared memory", "warn", f"{folder}: {error.strerror}", "set MILLSTREAM_SHM_DIR")]
-    detail = f"{free >> 20} MiB free in {folder}, {wanted >> 20} MiB wanted"
-    if free < wanted:
+    detail = f"{free >> 20} MiB free in {folder}, {required >> 20} MiB required"
+    if free < required:
         advice = "large tensors will go through Redis: docker run --shm-size=1g, or lower MILLSTREAM_SHM_BYTES_MAX"
         return [Check("Shared memory", "warn", detail, advice)]
     return [Check("Shared memory", "ok", detail)]
 
 
 def _files(settings: Settings) -> list[Check]:
-    wanted = settings.client_connections_max + _OTHER_FILES
+    required = settings.client_connections_max + _OTHER_FILES
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shown = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
-    detail = f"{shown} allowed, {wanted} wanted for {settings.client_connections_max} connections"
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        return [Check("Open files", "warn", detail, f"ulimit -Hn {wanted}, or lower MILLSTREAM_CLIENT_CONNECTIONS_MAX")]
+    allowed = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    detail = f"{allowed} allowed, {required} required for {settings.client_connections_max} connections"
+    if hard != resource.RLIM_INFINITY and hard < required:
+        advice = f"ulimit -Hn {required}, or lower MILLSTREAM_CLIENT_CONNECTIONS_MAX"
+        return [Check("Open files", "warn", detail, advice)]
     return [Check("Open files", "ok", detail)]
 
 
@@ -138,21 +140,21 @@ def _sandbox() -> list[Check]:
     try:
         layers = probe()
     except OSError as error:
-        advice = "models cannot be checked, and so not uploaded"
+        advice = "model checks do not work, so models cannot be uploaded"
         return [Check("Sandbox", "fail", f"cannot be set up: {error.strerror}", advice)]
-    without = "a model that takes over its check could "
+    risk = "a malicious model could "
     return [
-        Check("Landlock", "ok", f"version {layers.landlock}: the check of a model reads its own files alone")
+        Check("Landlock", "ok", f"version {layers.landlock}: a model check can read only its own files")
         if layers.landlock
         else Check(
-            "Landlock", "warn", "not available", f"{without}read other files: use Linux 5.13 or newer with lsm=landlock"
+            "Landlock", "warn", "not available", f"{risk}read other files: use Linux 5.13 or newer with lsm=landlock"
         ),
-        Check("seccomp", "ok", "the check of a model has no network and starts nothing")
+        Check("seccomp", "ok", "a model check cannot use the network or start processes")
         if layers.seccomp
         else Check(
             "seccomp",
             "warn",
             "not available",
-            f"{without}use the network: use Linux with seccomp filters, x86-64 or ARM",
+            f"{risk}use the network: use Linux with seccomp filters, on x86-64 or 64-bit ARM",
         ),
     ]

@@ -1,4 +1,4 @@
-"""`millstream load` and `millstream unload`: which models answer, without touching a file of theirs."""
+"""`millstream load` and `millstream unload`: start and stop serving a model without changing its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
 
 LOAD_S_MAX = 900.0
 
@@ -18,22 +18,22 @@ def load(
     name: Name,
     config: Annotated[
         str | None,
-        typer.Option(metavar="JSON", help='A Triton model configuration for it, such as {"max_batch_size": 8}.'),
+        typer.Option(metavar="JSON", help='Triton model configuration to use, such as {"max_batch_size": 8}.'),
     ] = None,
     json_output: Json = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
-    """Serve a model: one that was unloaded, or one of a model repository as it is there now.
+    """Serve a model that was unloaded, or reload one of a Triton model repository from its current files.
 
-    What served before goes on until the new one is ready, and if it fails.
+    The version that serves now keeps serving until the new one is ready, and also if the load fails.
     """
     from millstream.services.cli.terminal import duration, emit, working
 
-    began = time.monotonic()
+    started = time.monotonic()
     with working(f"loading {name}", quiet=json_output):
-        asyncio.run(_load(endpoint(context, url, key), name, config))
-    seconds = round(time.monotonic() - began, 3)
+        asyncio.run(_load(server_address(context, url, key), name, config))
+    seconds = round(time.monotonic() - started, 3)
     if json_output:
         emit({"loaded": name, "seconds": seconds})
     else:
@@ -43,9 +43,9 @@ def load(
 def unload(context: typer.Context, name: Name, json_output: Json = False, url: Url = None, key: Key = None) -> None:
     """Stop serving a model. Nothing is deleted: `millstream load` serves it again.
 
-    What is on its way is still answered; after that the name is unknown to callers, also when all is started again.
+    Requests in flight are still answered; later requests get "not found". The model stays unloaded after a restart.
     """
-    asyncio.run(_unload(endpoint(context, url, key), name))
+    asyncio.run(_unload(server_address(context, url, key), name))
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -54,16 +54,16 @@ def unload(context: typer.Context, name: Name, json_output: Json = False, url: U
         print(f"unloaded {name}")
 
 
-async def _load(where: ServerAddress, name: str, config: str | None) -> None:
+async def _load(server: ServerAddress, name: str, config: str | None) -> None:
     from millstream.services.cli.client import Api
 
-    async with Api(where) as api:
+    async with Api(server) as api:
         await api.load(name, config=config, wait_s=LOAD_S_MAX)
 
 
-async def _unload(where: ServerAddress, name: str) -> None:
+async def _unload(server: ServerAddress, name: str) -> None:
     from millstream.services.cli.client import Api
 
-    async with Api(where) as api:
+    async with Api(server) as api:
         await api.model(name)
         await api.unload(name)

@@ -1,4 +1,4 @@
-"""`millstream models` and `millstream rm`: what is there, and away with it."""
+"""`millstream models` and `millstream rm`: list and delete models."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
 from millstream.services.errors import invalid
 
 
 def models(context: typer.Context, json_output: Json = False, url: Url = None, key: Key = None) -> None:
-    """List the models and their versions."""
+    """List the models and their versions.
+
+    The column WORKERS shows how many of the workers that hold a version are ready.
+    """
     from millstream.services.cli.terminal import ago, emit, escape, results, size, state, table
 
-    found = asyncio.run(_models(endpoint(context, url, key)))
+    listed = asyncio.run(_models(server_address(context, url, key)))
     if json_output:
-        emit(found)
+        emit(listed)
         return
     console = results()
-    if not found:
+    if not listed:
         console.print("no models yet: `millstream push NAME FILE.onnx` uploads one")
         return
     rows = table(
         "MODEL", "VERSION", "STATE", "", "SIZE", "POOL", "WORKERS", "UPLOADED", right=("VERSION", "SIZE", "WORKERS")
     )
-    for model in found:
+    for model in listed:
         if not model["versions"]:
-            what = "unloaded" if model["unloaded"] else "failed"
-            rows.add_row(escape(model["name"]), "-", state(what), "", "-", "-", "-", "-")
+            model_state = "unloaded" if model["unloaded"] else "failed"
+            rows.add_row(escape(model["name"]), "-", state(model_state), "", "-", "-", "-", "-")
         for number, version in enumerate(model["versions"]):
             rows.add_row(
                 escape(model["name"]) if number == 0 else "",
@@ -45,10 +48,10 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
     console.print(rows)
 
 
-async def _models(where: ServerAddress) -> list[dict[str, Any]]:
+async def _models(server: ServerAddress) -> list[dict[str, Any]]:
     from millstream.services.cli.client import Api
 
-    async with Api(where) as api:
+    async with Api(server) as api:
         return await api.models()
 
 
@@ -71,22 +74,22 @@ def rm(
     version: Annotated[
         int | None, typer.Option("--version", metavar="N", min=1, help="Only this version; default: the whole model.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")] = False,
     json_output: Json = False,
     url: Url = None,
     key: Key = None,
 ) -> None:
     """Delete a model, or one version of it.
 
-    What is on its way is still answered; after that the name or the version is unknown. There is no way back.
+    Requests in flight are still answered; later requests get "not found". The files are deleted and cannot be restored.
     """
-    where = endpoint(context, url, key)
+    server = server_address(context, url, key)
     what = f"{name} with all its versions" if version is None else f"{name} version {version}"
     if not yes:
         if not sys.stdin.isatty():
-            raise invalid(f"rm would delete {what}: say --yes where nobody can be asked")
+            raise invalid(f"rm would delete {what}: add --yes to delete without confirmation")
         typer.confirm(f"Delete {what}?", abort=True)
-    asyncio.run(_remove(where, name, version))
+    asyncio.run(_remove(server, name, version))
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -95,8 +98,8 @@ def rm(
         print(f"deleted {what}")
 
 
-async def _remove(where: ServerAddress, name: str, version: int | None) -> None:
+async def _remove(server: ServerAddress, name: str, version: int | None) -> None:
     from millstream.services.cli.client import Api
 
-    async with Api(where) as api:
+    async with Api(server) as api:
         await api.remove(name, version)

@@ -1,4 +1,4 @@
-"""`millstream predict`: one inference from a file, readable."""
+"""`millstream predict`: sends one inference request from a file, and prints the outputs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, Version, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, Version, server_address
 from millstream.services.errors import invalid
 
 if TYPE_CHECKING:
-    from millstream.services.cli.infer_codec import Answer
+    from millstream.services.cli.infer_codec import DecodedReply
 
 
 def predict(
     context: typer.Context,
     name: Name,
     source: Annotated[
-        str, typer.Option("--input", "-i", metavar="FILE", help="JSON, .npy or .npz; - reads standard input.")
+        str, typer.Option("--input", "-i", metavar="FILE", help="JSON, .npy or .npz file; - reads standard input.")
     ] = "-",
     version: Version = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Save the outputs, too.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Also save the outputs to this file.")
     ] = None,
     json_output: Json = False,
     url: Url = None,
@@ -32,31 +32,31 @@ def predict(
 ) -> None:
     """Send one inference request and print the outputs.
 
-    The input is a v2 request ({"inputs": [...]}), a bare nested list for a model with one input, an object of nested
-    lists by input name, a .npy array or an .npz of arrays by input name. A single row may come without its first
-    dimension. With --json the endpoint's own reply is printed.
+    The input is one of: a v2 request ({"inputs": [...]}); a nested list, for a model with one input; a JSON object of
+    nested lists by input name; a .npy array; an .npz file of arrays by input name. A single row may omit its first
+    dimension. With --json the server's reply is printed unchanged.
     """
     if source == "-" and sys.stdin.isatty():
-        raise invalid(f"nothing to send: give --input FILE, or pipe JSON into `millstream predict {name}`")
-    asyncio.run(_predict(endpoint(context, url, key), name, version, source, output, json_output))
+        raise invalid(f"nothing to send: use --input FILE, or pipe JSON into `millstream predict {name}`")
+    asyncio.run(_predict(server_address(context, url, key), name, version, source, output, json_output))
 
 
 async def _predict(
-    where: ServerAddress, name: str, version: int | None, source: str, output: Path | None, json_output: bool
+    server: ServerAddress, name: str, version: int | None, source: str, output: Path | None, json_output: bool
 ) -> None:
     from millstream.services.cli.client import Api
-    from millstream.services.cli.infer_codec import answer_of
-    from millstream.services.cli.inputs import call_from, read
+    from millstream.services.cli.infer_codec import decode_reply
+    from millstream.services.cli.inputs import read, request_from
 
     content = read(source)
-    async with Api(where) as api:
+    async with Api(server) as api:
         metadata = await api.metadata(name, version)
-        call = call_from(content, metadata, binary_outputs=not json_output)
+        call = request_from(content, metadata, binary_outputs=not json_output)
         reply = await api.infer(name, version, call.body, call.header_bytes)
     if output is None and json_output:
         print(reply.text)
         return
-    answer = answer_of(reply.content, reply.headers.get("Inference-Header-Content-Length"))
+    answer = decode_reply(reply.content, reply.headers.get("Inference-Header-Content-Length"))
     if output is not None:
         _save(output, answer)
     if json_output:
@@ -65,7 +65,7 @@ async def _predict(
         _show(answer, output)
 
 
-def _save(path: Path, answer: Answer) -> None:
+def _save(path: Path, answer: DecodedReply) -> None:
     import numpy as np
 
     arrays = {name: array.astype(bytes) if array.dtype == object else array for name, array in answer.outputs.items()}
@@ -76,7 +76,7 @@ def _save(path: Path, answer: Answer) -> None:
         raise invalid(f"--output {path}: {error.strerror or error}") from error
 
 
-def _show(answer: Answer, saved: Path | None) -> None:
+def _show(answer: DecodedReply, saved: Path | None) -> None:
     import numpy as np
 
     from millstream.services.cli.terminal import escape, results
@@ -87,10 +87,9 @@ def _show(answer: Answer, saved: Path | None) -> None:
     datatypes = {tensor["name"]: tensor["datatype"] for tensor in document["outputs"]}
     for name, array in answer.outputs.items():
         console.print(f"\n[bold cyan]{escape(name)}[/]  [dim]{datatypes[name]} {list(array.shape)}[/]")
-        shown = array
         if array.dtype == object:
-            shown = np.array([e.decode(errors="backslashreplace") for e in array.ravel()]).reshape(array.shape)
+            array = np.array([e.decode(errors="backslashreplace") for e in array.ravel()]).reshape(array.shape)
         with np.printoptions(precision=5, suppress=True, threshold=200, linewidth=max(40, min(console.width, 120))):
-            console.print(str(shown), markup=False)
+            console.print(str(array), markup=False)
     if saved is not None:
         console.print(f"\nsaved to {escape(str(saved))}")

@@ -1,4 +1,4 @@
-"""`millstream push`: a file becomes a version."""
+"""`millstream push`: uploads a file as a new model version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, endpoint
+from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
 from millstream.services.errors import Code, Failure, invalid
 
 WAIT_S = 300.0
@@ -21,17 +21,21 @@ def push(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="ONNX file, or a zip or tar of one with its external data.", show_default=False
+            metavar="FILE",
+            help="ONNX file, or a zip, tar or tar.gz of an ONNX file and its external data.",
+            show_default=False,
         ),
     ],
     version: Annotated[
-        int | None, typer.Option("--version", metavar="N", min=1, help="The number to give; default: the next one.")
+        int | None, typer.Option("--version", metavar="N", min=1, help="Number of the new version; default: the next.")
     ] = None,
-    wait: Annotated[bool, typer.Option(help="Wait until the version is ready, and fail if it fails.")] = True,
-    activate: Annotated[bool, typer.Option(help="Make it the version that answers.")] = True,
+    wait: Annotated[
+        bool, typer.Option(help="Wait until the version is ready; exit with code 1 if it fails to load.")
+    ] = True,
+    activate: Annotated[bool, typer.Option(help="Serve the new version in place of the current one.")] = True,
     config: Annotated[
         str | None,
-        typer.Option(metavar="JSON|FILE", help='What to say about it, such as {"rows_max": 32, "pool": "cpu"}.'),
+        typer.Option(metavar="JSON|FILE", help='Model configuration, such as {"rows_max": 32, "pool": "cpu"}.'),
     ] = None,
     json_output: Json = False,
     url: Url = None,
@@ -39,13 +43,18 @@ def push(
 ) -> None:
     """Upload a model as a new version.
 
-    The file is checked, given a number and loaded by the workers. Until it is ready the version before it goes on
-    answering; no request fails in between. Versions never change: push again for a new one.
+    The server checks the file and the workers load it. Until the new version is ready the current one keeps serving,
+    and no request fails. A version never changes: push again to create the next one.
     """
-    where = endpoint(context, url, key)
-    said = _config(config)
+    server = server_address(context, url, key)
+    options = {
+        "version": version,
+        "config": _config(config),
+        "activate": activate,
+        "wait_s": WAIT_S if wait else 0,
+    }
     check_file(file)
-    document = asyncio.run(_push(where, name, file, version, said, activate, wait, quiet=json_output))
+    document = asyncio.run(_push(server, name, file, options, quiet=json_output))
     if document["state"] == "failed":
         raise Failure(Code.MODEL, f"{name} version {document['version']} failed: {document['reason']}")
     if json_output:
@@ -53,11 +62,11 @@ def push(
 
         emit(document)
     else:
-        _show(document, where, activate=activate)
+        _show(document, server, activate=activate)
 
 
 def check_file(path: Path) -> None:
-    """Raises Failure(INVALID) unless `path` is a file with something in it."""
+    """Raise Failure(INVALID) unless `path` is a file that is not empty."""
     if not path.is_file():
         raise invalid(f"{path}: there is no such file" if not path.exists() else f"{path}: this is not a file")
     if path.stat().st_size == 0:
@@ -65,16 +74,9 @@ def check_file(path: Path) -> None:
 
 
 async def _push(
-    where: ServerAddress,
-    name: str,
-    file: Path,
-    version: int | None,
-    config: dict[str, Any] | None,
-    activate: bool,
-    wait: bool,
-    *,
-    quiet: bool,
+    server: ServerAddress, name: str, file: Path, options: dict[str, Any], *, quiet: bool
 ) -> dict[str, Any]:
+    """Upload the file with a progress bar; `options` are those of `Api.push`."""
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
 
     from millstream.services.cli.client import Api
@@ -95,39 +97,32 @@ async def _push(
         def sent(number: int) -> None:
             bar.update(task, advance=number)
             if bar.tasks[0].completed >= size:
-                bar.update(task, description="Checking" + (", loading and warming up" if wait else ""))
+                bar.update(task, description="Checking" + (", loading and warming up" if options["wait_s"] else ""))
 
-        async with Api(where) as api:
-            return await api.push(
-                name,
-                file,
-                version=version,
-                config=config,
-                activate=activate,
-                wait_s=WAIT_S if wait else 0,
-                progress=sent,
-            )
+        async with Api(server) as api:
+            return await api.push(name, file, **options, progress=sent)
 
 
-def _config(given: str | None) -> dict[str, Any] | None:
-    if given is None:
+def _config(option: str | None) -> dict[str, Any] | None:
+    """Return the JSON object that the option contains or names as a file. Raises Failure(INVALID)."""
+    if option is None:
         return None
-    text = given
-    if not given.lstrip().startswith("{"):
+    text = option
+    if not option.lstrip().startswith("{"):
         try:
-            text = Path(given).read_text()
+            text = Path(option).read_text()
         except (OSError, ValueError) as error:
-            raise invalid(f"--config {given}: give a JSON object, or a file with one ({error})") from error
+            raise invalid(f"--config {option}: pass a JSON object, or a file that contains one ({error})") from error
     try:
         document = json.loads(text)
     except ValueError as error:
         raise invalid(f"--config: not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise invalid('--config: give a JSON object, like {"rows_max": 32}')
+        raise invalid('--config: pass a JSON object, like {"rows_max": 32}')
     return document
 
 
-def _show(document: dict[str, Any], where: ServerAddress, *, activate: bool) -> None:
+def _show(document: dict[str, Any], server: ServerAddress, *, activate: bool) -> None:
     from millstream.services.cli.commands.describe import batching, tensors
     from millstream.services.cli.terminal import escape, results, size, state
 
@@ -143,8 +138,8 @@ def _show(document: dict[str, Any], where: ServerAddress, *, activate: bool) -> 
     for note in document["notes"]:
         console.print(f"  [yellow]note[/]     {escape(note)}")
     if not activate:
-        console.print(f"not active: requests that name version {document['version']} reach it")
+        console.print(f"not active: only requests that name version {document['version']} reach it")
     elif document["state"] != "ready":
-        console.print(f"on its way: see `millstream describe {name}`")
+        console.print(f"not ready yet: `millstream describe {name}` shows its state")
     else:
-        console.print(f"\nPOST {where.url}/v2/models/{name}/infer")
+        console.print(f"\nPOST {server.url}/v2/models/{name}/infer")

@@ -1,4 +1,4 @@
-"""`millstream restart`: new processes for old ones, one after the other, while requests go on."""
+"""`millstream restart`: rolling restart of a running `millstream up`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millstream.services.errors import Code, Failure
 
 
 class What(StrEnum):
-    """Which processes."""
+    """The processes to restart."""
 
     ALL = "all"
     GATEWAYS = "gateways"
@@ -25,30 +25,31 @@ class What(StrEnum):
 
 
 def restart(
-    what: Annotated[What, typer.Argument(metavar="[gateways|workers|all]", help="Which processes.")] = What.ALL,
+    what: Annotated[What, typer.Argument(metavar="[gateways|workers|all]", help="Processes to replace.")] = What.ALL,
     home: Home = None,
     json_output: Json = False,
 ) -> None:
-    """Replace the processes of a running `millstream up`, failing no request.
+    """Replace the processes of a running `millstream up` without failing a request.
 
-    One after the other: a new one starts, loads and warms up what the old one serves, takes over, and the old one
-    answers what it has and ends. If a new one does not become ready, the old one goes on serving and the rest is left
-    alone. The settings stay those of `millstream up`; so does Redis. SIGHUP to `millstream up` does the same.
+    Processes are replaced one after the other: the new process starts, loads and warms up the same models, and takes
+    over; then the old one answers its requests in flight and ends. If a new process does not become ready, the old one
+    keeps serving and the restart ends there. Settings do not change, and Redis keeps running. `kill -HUP` of
+    `millstream up` does the same.
     """
     from millstream.services.cli.terminal import duration, emit, escape, results, table, working
 
-    began = time.monotonic()
+    started = time.monotonic()
     with working("restarting", quiet=json_output) as show:
         replaced = asyncio.run(_restart(load_settings(home=home).home, what, show))
-    seconds = round(time.monotonic() - began, 3)
+    seconds = round(time.monotonic() - started, 3)
     if json_output:
         emit({"replaced": replaced, "seconds": seconds})
         return
     console = results()
-    rows = table("PROCESS", "PID", "NEW PID", "TOOK", right=("PID", "NEW PID", "TOOK"))
-    for one in replaced:
-        before = str(one["pid_before"] or "-")
-        rows.add_row(escape(one["process"]), before, str(one["pid"]), duration(one["seconds"]))
+    rows = table("PROCESS", "PID", "NEW PID", "TIME", right=("PID", "NEW PID", "TIME"))
+    for process in replaced:
+        before = str(process["pid_before"] or "-")
+        rows.add_row(escape(process["process"]), before, str(process["pid"]), duration(process["seconds"]))
     console.print(rows)
     processes = "1 process" if len(replaced) == 1 else f"{len(replaced)} processes"
     console.print(f"\nrestarted {processes} in {duration(seconds)}")
@@ -60,11 +61,12 @@ async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[
 
     home = home.expanduser().resolve()
     control = read_holder(home / "run").get("control")
-    nothing = Failure(
-        Code.UNAVAILABLE, f"nothing runs in {home}: start it with `millstream up`, or name its folder with --home"
+    not_running = Failure(
+        Code.UNAVAILABLE,
+        f"no server is running in {home}: start it with `millstream up`, or set its folder with --home",
     )
     if not isinstance(control, str):
-        raise nothing
+        raise not_running
     replaced = []
     try:
         async for event in send_request(Path(control), {"restart": what.value}):
@@ -73,5 +75,5 @@ async def _restart(home: Path, what: What, show: Callable[[str], None]) -> list[
             elif event["event"] == "replaced":
                 replaced.append({name: value for name, value in event.items() if name != "event"})
     except OSError as error:
-        raise nothing from error
+        raise not_running from error
     return replaced

@@ -1,4 +1,7 @@
-"""`millstream serve`: what an image does where others start it, as SageMaker and KServe do: one folder, all addresses."""
+"""`millstream serve`: the command of a container image on a platform such as SageMaker or KServe.
+
+Serves the models of one folder, listening on all addresses.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ MODEL_DIR = Path("/opt/ml/model")
 _HTTP_PORT = 8080
 
 Folder = Annotated[
-    Path, typer.Argument(metavar="DIR", help="A Triton model repository, or a folder with one ONNX file in it.")
+    Path, typer.Argument(metavar="DIR", help="Triton model repository, or a folder that contains one ONNX file.")
 ]
 Called = Annotated[
     str | None,
     typer.Option(
-        "--name", metavar="NAME", help="Name of a single file's model (MILLSTREAM_SAGEMAKER_MODEL); default model."
+        "--name",
+        metavar="NAME",
+        help="Name of the model in a folder with one ONNX file (MILLSTREAM_SAGEMAKER_MODEL); default: model.",
     ),
 ]
 HttpPort = Annotated[
@@ -38,18 +43,18 @@ GrpcPort = Annotated[
 def serve(
     folder: Folder = MODEL_DIR, name: Called = None, http_port: HttpPort = None, grpc_port: GrpcPort = None
 ) -> None:
-    """Start everything in a container: serve the models of one folder to all addresses.
+    """Serve the models of one folder from a container, listening on all addresses.
 
-    Without MILLSTREAM_ADMIN_KEY the admin API has a key that nobody knows.
+    Without MILLSTREAM_ADMIN_KEY a random key locks the admin API.
     """
     settings = load_settings()
     if settings.admin_key is None:
         os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)
-    models, repositories = found(folder, name or settings.sagemaker_model or "model")
+    models, repositories = discover(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
         http_port = settings.sagemaker_port or _HTTP_PORT
     up(
-        host="0.0.0.0",  # noqa: S104 - of a container, what its platform lets through
+        host="0.0.0.0",  # noqa: S104 - in a container, whose platform controls access
         http_port=http_port,
         grpc_port=grpc_port,
         preload=models,
@@ -58,8 +63,8 @@ def serve(
     )
 
 
-def found(folder: Path, name: str) -> tuple[list[str] | None, list[Path] | None]:
-    """The models, as `up` takes them, and the repositories, of what lies in `folder`."""
+def discover(folder: Path, name: str) -> tuple[list[str] | None, list[Path] | None]:
+    """Return the models and the repositories in `folder`, in the form of `up`'s arguments; None for none."""
     files = sorted(folder.glob("*.onnx"))
     if files:
         return [f"{name}={files[0]}"], None

@@ -1,4 +1,4 @@
-"""`millstream up`: everything on this machine, in one command."""
+"""`millstream up`: runs a whole installation on this machine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Pools = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=N",
-        help="A pool and its workers, can be repeated (MILLSTREAM_POOLS=cpu=2,gpu=1); default cpu=1. "
-        "A pool called gpu runs on CUDA.",
+        help="Pool and its number of workers, can be repeated (MILLSTREAM_POOLS=cpu=2,gpu=1); default cpu=1. "
+        "The pool gpu runs on CUDA, the pool tensorrt on TensorRT.",
     ),
 ]
 WorkerThreads = Annotated[
@@ -46,23 +46,24 @@ Redis = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Redis or Valkey 7.0 or newer to use: redis://, rediss://, unix:// or redis+sentinel:// "
-        "(MILLSTREAM_REDIS_URL); default: one is started. Prefer the variable for a URL with a password: others can see command lines.",
+        help="External Redis or Valkey, 7.0 or newer: redis://, rediss://, unix:// or redis+sentinel:// "
+        "(MILLSTREAM_REDIS_URL); default: start one. For a URL with a password use the variable: other users can "
+        "see command lines.",
     ),
 ]
 Preload = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=PATH",
-        help="A model to load, can be repeated (MILLSTREAM_PRELOAD=a=a.onnx,b=b.onnx). It is pushed, unless the same "
-        "file is there already.",
+        help="Model to upload at the start, can be repeated (MILLSTREAM_PRELOAD=a=a.onnx,b=b.onnx). Skipped if the "
+        "same file was already uploaded.",
     ),
 ]
 TritonRepositories = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="DIR",
-        help="A Triton model repository to serve in place, can be repeated (MILLSTREAM_TRITON_REPOSITORIES=a,b): "
+        help="Triton model repository to serve in place, can be repeated (MILLSTREAM_TRITON_REPOSITORIES=a,b): "
         "DIR/NAME/1/model.onnx, with or without a config.pbtxt. Nothing is copied.",
     ),
 ]
@@ -76,7 +77,8 @@ DrainS = Annotated[
     float | None,
     typer.Option(
         metavar="S",
-        help="Seconds that a shutdown may take; accepted requests are answered first (MILLSTREAM_DRAIN_S); default 30.",
+        help="Longest duration of a shutdown in seconds; requests in flight are answered first (MILLSTREAM_DRAIN_S); "
+        "default 30.",
     ),
 ]
 CpuAffinity = Annotated[
@@ -102,8 +104,8 @@ TraceConfig = Annotated[
     typer.Option(
         "--trace-config",
         metavar="KEY=VALUE",
-        help="A trace setting from the start on, can be repeated: level=TIMESTAMPS, rate=100, count=10, log-frequency=50 "
-        "(MILLSTREAM_TRACE_CONFIG=a=b,c=d). Clients may change them later.",
+        help="Initial trace setting, can be repeated: level=TIMESTAMPS, rate=100, count=10, log-frequency=50 "
+        "(MILLSTREAM_TRACE_CONFIG=a=b,c=d). Clients may change it later.",
     ),
 ]
 
@@ -126,11 +128,11 @@ def up(
     trace_config: TraceConfig = None,
     json_output: Json = False,
 ) -> None:
-    """Start everything on this machine: Redis, gateways and workers.
+    """Start Redis, gateways and workers on this machine.
 
-    Prints "ready http://HOST:PORT" on a line of its own when an inference has come back. What dies is started
-    again. Ctrl-C and SIGTERM answer what is on its way, then stop; a second time stops at once. SIGHUP replaces all
-    processes, one after the other, as `millstream restart` does.
+    Prints the line "ready http://HOST:PORT" when a first inference has been answered. Processes that die are
+    restarted. Ctrl-C and SIGTERM stop the server after answering requests in flight; a second signal stops it at once.
+    SIGHUP replaces all processes one after the other, as `millstream restart` does.
     """
     require("gateway", "worker", "cpu")
     settings = load_settings(
@@ -150,20 +152,20 @@ def up(
         shm_allow_clients=shm_allow_clients,
         trace_config=",".join(trace_config) if trace_config else None,
     )
-    from millstream.services.cli.preload import preloads
-    from millstream.services.cli.repositories import PreloadPlan, repositories
-    from millstream.services.cli.startup_view import Lines, Terminal
+    from millstream.services.cli.preload import parse_preload
+    from millstream.services.cli.repositories import PreloadPlan, check_folders
+    from millstream.services.cli.startup_view import JsonView, TerminalView
     from millstream.services.process.private_files import create_files_private
     from millstream.services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    models = preloads(settings.preload, example=settings.preload_example)
-    wanted = PreloadPlan(models, repositories(settings.triton_repository_dirs))
-    front = Lines(wanted, key) if json_output else Terminal(wanted, key)
+    models = parse_preload(settings.preload, example=settings.preload_example)
+    plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
+    view = JsonView(plan, key) if json_output else TerminalView(plan, key)
 
     create_files_private()
 
     async def run() -> int:
-        return await Supervisor(settings, front).run()
+        return await Supervisor(settings, view).run()
 
     raise typer.Exit(asyncio.run(run()))
