@@ -1,6 +1,6 @@
 """Reads the input of `predict`, a file or standard input, into a request.
 
-.npy, .npz -> arrays; JSON with "inputs" -> a v2 body, sent unchanged; other JSON -> arrays, by name if there are several
+.npy, .npz -> arrays; JSON with "inputs" -> a v2 body, sent unchanged; other JSON -> arrays, by name or for one input
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Operators that combine elements of several tensors: labelled axes, as in Einstein's summation notation.
+"""Combines tensors with labelled axes, as in Einstein summation.
 
-Elements meet where their labels agree. Rows stay independent if all operands with rows have them under one label that
-the output keeps, and all other operands repeat one element along it.
+Elements with equal labels are combined. Rows stay independent if all operands with rows have them under the same
+label, the output keeps this label, and all other operands have size 1 (broadcast) along it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ Labels = Sequence[Hashable]
 
 
 def combine(symbols: Symbols, operands: Sequence[tuple[Value, Labels]], output: Labels) -> Value:
-    """The value of axes `output` that the operands give, each with one label per axis. Labels missing there are summed.
+    """Return the result, with the axes `output`, of combining operands that have one label per axis.
 
-    Raises Dependent.
+    Labels that are missing in `output` are summed over. Raises Dependent.
     """
     label, rows = _row_label([(value, labels) for value, labels in operands if value.rows is not None])
     sizes: dict[Hashable, Expression] = {}
     for value, labels in operands:
         for axis, (name, size) in enumerate(zip(labels, dims_of(value), strict=True)):
             if name == label and size != ONE and (value.rows is None or value.rows.axis != axis):
-                raise Dependent("rows meet an axis that is no axis of rows")
+                raise Dependent("rows are combined with an axis that has no rows")
             sizes[name] = broadcast(symbols, sizes[name], size) if name in sizes else size
     return _output(sizes, output, label, rows)
 
@@ -39,7 +39,7 @@ def _row_label(operands: Sequence[tuple[Value, Labels]]) -> tuple[Hashable, Rows
         if rows is None:
             label, rows = name, value.rows
         elif name != label:
-            raise Dependent("rows of one input meet another axis of the other")
+            raise Dependent("rows of one input are combined with another axis of the other")
         elif (rows.outer, rows.inner) != (value.rows.outer, value.rows.inner):
             raise Dependent("rows are laid out differently in two inputs")
     return label, rows
@@ -57,7 +57,7 @@ def _output(sizes: Mapping[Hashable, Expression], output: Labels, label: Hashabl
 
 
 def elementwise(symbols: Symbols, operands: Sequence[Value]) -> Value:
-    """Multidirectional broadcasting: axes are aligned at the last one."""
+    """Apply multidirectional broadcasting: axes are aligned at the last one."""
     if all(value.rows is None for value in operands) and any(value.dims is None for value in operands):
         return free()
     ranks = [len(dims_of(value)) for value in operands]
@@ -66,7 +66,7 @@ def elementwise(symbols: Symbols, operands: Sequence[Value]) -> Value:
 
 
 def broadcast(symbols: Symbols, left: Expression, right: Expression) -> Expression:
-    """The size of an axis where two sizes meet."""
+    """Return the size of an axis after broadcasting two sizes."""
     if right in {left, ONE}:
         return left
     if left == ONE:

@@ -1,6 +1,6 @@
-"""The abstract interpreter: walks a graph once, in order, and keeps what it knows about each value.
+"""The abstract interpreter: walks a graph once, in order, and records what is known about each value.
 
-prove ─> Interpreter.run(graph, scope) ─> for each node: folding, rules, control flow, functions ─> outputs
+prove ─> _Interpreter.graph(graph, scope) ─> for each node: functions, control flow, folding, rules ─> outputs
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from millstream.services.ingest.independence.value import (
     stored,
 )
 
-#: applications of operators, those in loops and functions each time, and more for operators with many operands; no real
-#: model comes near it
+#: Limit on operator applications: those in loops and functions count each time, and operators with many operands count
+#: more. Real models stay far below.
 NODES_MAX = 300_000
-#: axes of a tensor; a graph that adds one in each node would take quadratic time
+#: limit on the axes of a tensor: a graph that adds one in each node would take quadratic time
 RANK_MAX = 64
-#: operands, and elements of known shapes, that count as another application of an operator
+#: operands, and elements of known shapes, that count as one more operator application
 _OPERANDS_PER_NODE, _ELEMENTS_PER_NODE = 8, 8
-#: numbers in attributes of a graph or function inside another, which may be read each time, that count as one, too
+#: numbers in attributes of a nested graph or function, which may be read repeatedly, that count as one more application
 _LISTED_PER_NODE = 100
 
-_NOTHING = Mixed("a function", "an input that it returns is missing")
-#: graphs within graphs and functions within functions
+_MISSING_INPUT = Mixed("a function", "an input that it returns is missing")
+#: limit on the nesting of graphs and functions
 DEPTH_MAX = 24
 
-#: what a malformed node makes a rule raise
+#: exceptions that a malformed node may cause in a rule
 _MALFORMED = (ValueError, IndexError, TypeError, KeyError, AttributeError, OverflowError, ZeroDivisionError)
 
-#: where the runtime may have operators of its own, which it prefers to functions
+#: domains in which ONNX Runtime may have its own operators, which take precedence over functions
 _RUNTIME_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms")
 
-#: domains all of whose operators give the same for the same operands, but for the random ones
+#: domains whose operators are all deterministic, except the random ones
 _STANDARD = frozenset({"", "ai.onnx.ml"})
 
-#: operators that look at the dimensions of their operand alone
+#: operators that read only the dimensions of their operand
 _MEASURING = frozenset({"Shape", "Size"})
 
 Scope = MutableMapping[str, AnyValue | None]
@@ -66,7 +66,7 @@ Attributes = Mapping[str, onnx.AttributeProto]
 
 
 class Proof(NamedTuple):
-    """Whether rows are shown to be independent. If not: the operator that ends the proof, and why (a sentence's end)."""
+    """Whether rows are proven independent; if not, the operator that ends the proof, and the reason."""
 
     proven: bool
     culprit: str
@@ -74,18 +74,18 @@ class Proof(NamedTuple):
 
 
 class _Exhausted(Exception):
-    """The graph is too large or too deep to be analysed."""
+    """The graph is too large or too deeply nested to be analysed."""
 
 
 def prove(model: onnx.ModelProto, rows: Collection[str]) -> Proof:
-    """Show that row i of every output depends on row i of the inputs only, for any number of rows.
+    """Prove that row i of every output depends only on row i of the inputs, for any number of rows.
 
     Args:
         model: the graph; external data is not needed.
-        rows: inputs whose axis 0 holds the rows; all others are the same for all rows that run together.
+        rows: inputs whose axis 0 holds the rows; all others have the same value for all rows that run together.
     """
     try:
-        return _Proving(model).prove(rows)
+        return _Interpreter(model).prove(rows)
     except _MALFORMED:
         return Proof(False, "the graph", "it does not have the form that ONNX prescribes")
     except _Exhausted as reason:
@@ -94,8 +94,8 @@ def prove(model: onnx.ModelProto, rows: Collection[str]) -> Proof:
         return Proof(False, "the graph", "it is nested too deeply to be analysed")
 
 
-class _Proving:
-    """One analysis. Implements `control.Host` and `functions.Host`: what operators with graphs in them need."""
+class _Interpreter:
+    """One analysis. Implements `control.ControlHost` and `functions.FunctionHost`."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.symbols = Symbols()
@@ -116,12 +116,14 @@ class _Proving:
         if missing or not rows:
             return Proof(False, "the graph", f"it has no input {min(missing)!r}" if missing else "no input has rows")
         outputs = self.graph(graph, scope, functions.opsets(self._model.opset_import), None, frozenset(rows))
-        makers = {name: _shown(node) for node in graph.node for name in node.output}
-        for port, value in zip(graph.output, outputs, strict=True):
+        producers = {name: _node_label(node) for node in graph.node for name in node.output}
+        for tensor, value in zip(graph.output, outputs, strict=True):
             if isinstance(value, Mixed):
                 return Proof(False, *value)
-            if reason := _no_batch(value):
-                return Proof(False, makers.get(port.name, f"output {port.name!r}"), f"output {port.name!r} {reason}")
+            if reason := _batch_defect(value):
+                return Proof(
+                    False, producers.get(tensor.name, f"output {tensor.name!r}"), f"output {tensor.name!r} {reason}"
+                )
         return Proof(True, "", "")
 
     def graph(
@@ -132,22 +134,22 @@ class _Proving:
         references: Attributes | None,
         rows: Collection[str] = (),
     ) -> list[AnyValue]:
-        """The outputs of a graph whose inputs, and whatever it captures, are in `scope`, which it adds to."""
+        """Return the outputs of a graph; `scope` contains its inputs and captured values, and is extended."""
         self._spend(len(graph.initializer) + len(graph.sparse_initializer))
-        for tensor in graph.initializer:
-            if tensor.name not in rows:
-                scope[tensor.name] = constant_value(tensor)
+        for initializer in graph.initializer:
+            if initializer.name not in rows:
+                scope[initializer.name] = constant_value(initializer)
         for sparse in graph.sparse_initializer:
             if sparse.values.name in rows:
                 continue
             scope[sparse.values.name] = free([number(int(size)) for size in sparse.dims])
         self.walk(graph.node, scope, versions, references)
-        return [_found(scope, port.name) or _NOTHING for port in graph.output]
+        return [_lookup(scope, tensor.name) or _MISSING_INPUT for tensor in graph.output]
 
     def walk(
         self, nodes: Iterable[onnx.NodeProto], scope: Scope, versions: Mapping[str, int], references: Attributes | None
     ) -> None:
-        """Add the outputs of `nodes` to `scope`. `references`: None outside of functions."""
+        """Add the outputs of `nodes` to `scope`. `references` is None outside of functions."""
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise _Exhausted("it is nested too deeply to be analysed")
@@ -158,8 +160,8 @@ class _Proving:
                     scope[name] = value
         self._depth -= 1
 
-    def _listed(self, attributes: Attributes) -> int:
-        """Numbers in attributes that may be read again and again."""
+    def _numbers_in(self, attributes: Attributes) -> int:
+        """Return how many numbers the attributes contain, if they may be read repeatedly; else 0."""
         if self._depth == 1:
             return 0
         return sum(len(item.ints) + len(item.floats) + len(item.strings) for item in attributes.values())
@@ -172,9 +174,9 @@ class _Proving:
     def _node(
         self, node: onnx.NodeProto, scope: Scope, versions: Mapping[str, int], references: Attributes | None
     ) -> Sequence[AnyValue]:
-        """The outputs of one node, as many as it names."""
+        """Return the outputs of one node, as many as it names."""
         count = len(node.output)
-        inputs = [None if not name else _found(scope, name) for name in node.input]
+        inputs = [None if not name else _lookup(scope, name) for name in node.input]
         for value in inputs:
             if isinstance(value, Mixed):
                 return [value] * count
@@ -183,19 +185,19 @@ class _Proving:
             domain = _domain(node)
             operands = [value for value in inputs if not isinstance(value, Mixed)]
             known_elements = sum(value.content.size for value in operands if value and value.content is not None)
-            self._spend(known_elements // _ELEMENTS_PER_NODE + self._listed(attributes) // _LISTED_PER_NODE)
+            self._spend(known_elements // _ELEMENTS_PER_NODE + self._numbers_in(attributes) // _LISTED_PER_NODE)
             call = Call(node.op_type, domain, versions.get(domain, 1), attributes, operands, count, self.symbols)
             outputs = self._apply(call, node, control.Context(self, scope, versions, references))
         except Dependent as reason:
-            return [Mixed(_shown(node), str(reason))] * count
+            return [Mixed(_node_label(node), str(reason))] * count
         except TooLarge:
-            return [Mixed(_shown(node), "the sizes of its operands are too large an expression")] * count
+            return [Mixed(_node_label(node), "the sizes of its operands are too large an expression")] * count
         except _MALFORMED:
-            return [Mixed(_shown(node), "it does not have the form that its operator has")] * count
+            return [Mixed(_node_label(node), "it does not have the form that its operator has")] * count
         if len(outputs) < count:
-            return [Mixed(_shown(node), "it has more outputs than its operator")] * count
+            return [Mixed(_node_label(node), "it has more outputs than its operator")] * count
         if any(isinstance(value, Value) and (value.rank or 0) > RANK_MAX for value in outputs):
-            return [Mixed(_shown(node), f"a tensor has more than {RANK_MAX} axes")] * count
+            return [Mixed(_node_label(node), f"a tensor has more than {RANK_MAX} axes")] * count
         return outputs[:count]
 
     def _apply(self, call: Call, node: onnx.NodeProto, context: control.Context) -> Sequence[AnyValue]:
@@ -214,9 +216,9 @@ class _Proving:
             return control.RULES[call.op](call, context)
         if call.op == "Constant" and call.domain == "":
             return [_constant(call)]
-        return fold(call) or row_numbers.follow(call) or self._ruled(call)
+        return fold(call) or row_numbers.follow(call) or self._apply_rule(call)
 
-    def _ruled(self, call: Call) -> Sequence[AnyValue]:
+    def _apply_rule(self, call: Call) -> Sequence[AnyValue]:
         rule = RULES.get(call.domain, {}).get(call.op)
         values = [value for value in call.inputs if value is not None]
         if not any(value.rows is not None for value in values):
@@ -229,7 +231,7 @@ class _Proving:
         return functions.expand_schema(self, call)
 
     def _without_rows(self, call: Call) -> Sequence[AnyValue]:
-        """No operand has rows: neither has the result, except where a shape repeats it once for each row."""
+        """Return the outputs if no operand has rows: they have none, unless a shape repeats a value for each row."""
         if call.op in RANDOM or (call.op == "Dropout" and RULES[""]["Dropout"].apply(call) is None):
             raise Dependent("its output is random")
         rule = RULES.get(call.domain, {}).get(call.op)
@@ -247,28 +249,28 @@ class _Proving:
 
 
 def _domain(item: onnx.NodeProto | onnx.FunctionProto) -> str:
-    """The domain of a node or function; that of ONNX itself has two names."""
+    """Return the domain of a node or function; both names of the ONNX domain become ""."""
     return "" if item.domain == "ai.onnx" else str(item.domain)
 
 
 def resolved(node: onnx.NodeProto, references: Attributes | None) -> dict[str, onnx.AttributeProto]:
-    """The attributes of a node; of those that name an attribute of the function around it, that one's value.
+    """Return the attributes of a node, with references to attributes of the enclosing function resolved.
 
-    Raises Dependent if there is no function.
+    Raises Dependent for a reference outside of a function.
     """
     attributes: dict[str, onnx.AttributeProto] = {}
     for attribute in node.attribute:
         if not attribute.ref_attr_name:
             attributes[attribute.name] = attribute
         elif references is None:
-            raise Dependent(f"its attribute {attribute.name!r} refers to a function, and it is in none")
+            raise Dependent(f"its attribute {attribute.name!r} refers to a function, but it is not in one")
         elif attribute.ref_attr_name in references:
             attributes[attribute.name] = references[attribute.ref_attr_name]
     return attributes
 
 
 def constant_value(tensor: TensorProto) -> Value:
-    """A stored tensor, with its content if it is small. Raises ValueError if it is malformed."""
+    """Return the value of a stored tensor, with its content if it is small. Raises ValueError if it is malformed."""
     if any(size < 0 for size in tensor.dims):
         raise ValueError("a negative size")
     dims = [number(int(size)) for size in tensor.dims]
@@ -293,23 +295,23 @@ def _constant(call: Call) -> Value:
 
 
 def _input(value: onnx.ValueInfoProto, rows: Collection[str], symbols: Symbols) -> AnyValue:
-    shown = f"input {value.name!r}"
+    label = f"input {value.name!r}"
     if value.type.WhichOneof("value") != "tensor_type":
-        return Mixed(shown, "it is not a tensor")
+        return Mixed(label, "it is not a tensor")
     declared = value.type.tensor_type
     sizes = [int(dim.dim_value) if dim.WhichOneof("value") == "dim_value" else 0 for dim in declared.shape.dim]
     dims = [number(size) if size > 0 else symbols.fresh() for size in sizes]
     if value.name not in rows:
         return free(dims if declared.HasField("shape") else None)
     if not dims:
-        return Mixed(shown, "it has no axis for rows")
+        return Mixed(label, "it has no axis for rows")
     if sizes[0] > 0:
-        return Mixed(shown, f"its first dimension is fixed at {sizes[0]}")
+        return Mixed(label, f"its first dimension is fixed at {sizes[0]}")
     return rowed([ROWS, *dims[1:]], Rows(0))
 
 
-def _no_batch(value: Value) -> str:
-    """Why a value is not one row after the other on axis 0; "" if it is."""
+def _batch_defect(value: Value) -> str:
+    """Return why a value does not have exactly one element on axis 0 per row; "" if it has."""
     if value.rows is None:
         return "depends on the number of rows, not on their data" if value.counted else "is the same for any rows"
     if value.rows.axis != 0:
@@ -317,14 +319,14 @@ def _no_batch(value: Value) -> str:
     return "" if value.rows.outer == value.rows.inner == ONE else "has several elements on axis 0 for each row"
 
 
-def _found(scope: Scope, name: str) -> AnyValue | None:
-    """A value by its name; None: an operand of a function that its caller leaves out."""
+def _lookup(scope: Scope, name: str) -> AnyValue | None:
+    """Return a value by its name; None for an operand of a function that its caller omits."""
     try:
         return scope[name]
     except KeyError:
         return Mixed(f"value {name!r}", "nothing in the graph computes it before it is used")
 
 
-def _shown(node: onnx.NodeProto) -> str:
+def _node_label(node: onnx.NodeProto) -> str:
     operator = f"{node.domain}.{node.op_type}" if node.domain not in {"", "ai.onnx", "ai.onnx.ml"} else node.op_type
     return f'{operator} (node "{node.name}")' if node.name else f"{operator} (which computes {node.output[0]!r})"

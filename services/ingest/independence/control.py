@@ -1,7 +1,7 @@
-"""If, Loop and Scan: what decides which operators run, and how often, must not depend on rows.
+"""Interprets If, Loop and Scan: their conditions and iteration counts must not depend on rows.
 
-Loops run on abstract values until what they carry from one iteration to the next no longer changes. A symbol made for
-a dimension that changes from one iteration to the next is not used outside the loop.
+The body of a loop is interpreted until the abstract values that it carries between iterations no longer change. A
+symbol for a dimension that changes between iterations is not used outside the loop.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from millstream.services.ingest.independence.value import AnyValue, Content, Dep
 Scope = MutableMapping[str, AnyValue | None]
 Attributes = Mapping[str, onnx.AttributeProto]
 
-#: passes over the body of a loop; each widens what the last one changed, so few are needed
+#: limit on the passes over the body of a loop; each pass widens the values that changed, so few are needed
 _PASSES_MAX = 6
 
 
 class ControlHost(Protocol):
-    """The interpreter."""
+    """The part of the interpreter that control flow needs."""
 
     symbols: Symbols
 
@@ -34,7 +34,7 @@ class ControlHost(Protocol):
 
 
 class Context:
-    """Where a node with graphs stands: what its graphs see, and how they are run."""
+    """The surroundings of a node with graphs: the scope of its graphs, and the interpreter that runs them."""
 
     def __init__(
         self, host: ControlHost, scope: Scope, versions: Mapping[str, int], references: Attributes | None
@@ -46,17 +46,17 @@ class Context:
         self._references = references
 
     def run(self, graph: onnx.GraphProto, inputs: Sequence[AnyValue]) -> list[AnyValue]:
-        """The outputs of a graph inside the node for these inputs."""
+        """Return the outputs of a graph of the node for these inputs."""
         if len(inputs) != len(graph.input):
             raise Dependent("its graph has another number of inputs")
         inner: Scope = _Nested(self._scope)
-        for port, value in zip(graph.input, inputs, strict=True):
-            inner[port.name] = value
+        for tensor, value in zip(graph.input, inputs, strict=True):
+            inner[tensor.name] = value
         return self._host.graph(graph, inner, self._versions, self._references)
 
 
 class _Nested(dict[str, AnyValue | None]):
-    """A scope inside another: it reads what it does not have from the outer one."""
+    """A nested scope, which looks up missing names in the outer scope."""
 
     def __init__(self, outer: Scope) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Nested(dict[str, AnyValue | None]):
 
 
 def branch(call: Call, context: Context) -> list[AnyValue]:
-    """If: one branch where the condition is known, else both, which must agree on where the rows are."""
+    """Interpret If: one branch if the condition is known, else both, which must have the rows on the same axes."""
     condition = call.input(0)
     _check_control(condition, "which branch runs")
     chosen = _truth(condition)
@@ -98,7 +98,7 @@ def _truth(condition: Value) -> bool | None:
 
 
 def loop(call: Call, context: Context) -> list[AnyValue]:
-    """Loop: inputs are the count, the condition and the state; outputs the last state and one stack for each scan."""
+    """Interpret Loop. Inputs: count, condition, state. Outputs: the last state, and one stack for each scan output."""
     for value, what in ((call.optional(0), "how often it runs"), (call.optional(1), "whether it runs")):
         if value is not None:
             _check_control(value, what)
@@ -127,7 +127,7 @@ def _present(value: Value | None) -> Value:
 def _repeat(
     symbols: Symbols, first: list[AnyValue], step: Callable[[list[AnyValue]], list[AnyValue]]
 ) -> tuple[list[AnyValue], list[AnyValue]]:
-    """The state after any number of iterations, and the other outputs of an iteration."""
+    """Return the state after any number of iterations, and the other outputs of an iteration."""
     here, after = symbols.fresh(), symbols.fresh()
     state = first
     for _ in range(_PASSES_MAX):
@@ -143,13 +143,13 @@ def _repeat(
             ]
             return last, outputs[len(state) :]
         state = widened
-    raise Dependent("what it carries from one iteration to the next does not settle")
+    raise Dependent("the values that it carries between iterations keep changing")
 
 
 def scan(call: Call, context: Context) -> list[AnyValue]:
-    """Scan over axes without rows (opset 9 on)."""
+    """Interpret Scan over axes without rows (from opset 9 on)."""
     if call.version < 9:
-        raise Dependent("its form of opset 8 is not followed")
+        raise Dependent("its form of opset 8 is not supported")
     body = call.attribute("body", None)
     count = int(call.attribute("num_scan_inputs", 0))
     present = [_present(value) for value in call.inputs]
@@ -164,7 +164,7 @@ def scan(call: Call, context: Context) -> list[AnyValue]:
 
 
 def _item(value: Value, axis: int) -> Value:
-    """One element along an axis without rows."""
+    """Return one element along an axis without rows."""
     if value.counted:
         raise Dependent("it computes with the number of rows")
     dims = list(dims_of(value))
@@ -178,7 +178,7 @@ def _item(value: Value, axis: int) -> Value:
 
 
 def _stacked(value: AnyValue, axis: int, length: Expression) -> AnyValue:
-    """Values of all iterations along a new axis."""
+    """Return the values of all iterations, stacked along a new axis."""
     if isinstance(value, Mixed):
         return value
     if value.dims is None or value.counted:
@@ -192,16 +192,16 @@ def _stacked(value: AnyValue, axis: int, length: Expression) -> AnyValue:
 
 
 def joined(symbols: Symbols, one: AnyValue, other: AnyValue, key: tuple[Expression, int]) -> AnyValue:
-    """What holds of a value that is one or the other. Dimensions that differ become symbols named by `key`."""
+    """Return a value that covers both: dimensions that differ become symbols identified by `key`."""
     if isinstance(one, Mixed):
         return one
     if isinstance(other, Mixed):
         return other
     if one.rows != other.rows:
-        return Mixed("a Loop, Scan or If", "rows are in other places after one path than after another")
+        return Mixed("a Loop, Scan or If", "rows have different layouts after different paths")
     if one.dims is None or other.dims is None or len(one.dims) != len(other.dims):
         if one.rows is not None:
-            return Mixed("a Loop, Scan or If", "a value has more axes after one path than after another")
+            return Mixed("a Loop, Scan or If", "a value has different numbers of axes after different paths")
         return Value(None, counted=one.counted or other.counted)
     dims = tuple(
         a if a == b else symbols.derived("join", *key, axis, ROWS if a.counted or b.counted else ONE)

@@ -1,7 +1,7 @@
-"""Integer polynomials over symbolic sizes: what the analysis knows about dimensions and shape arithmetic.
+"""Integer polynomials over symbolic sizes: the analysis' representation of dimensions and shape arithmetic.
 
-Symbols are integers. Odd symbols depend on the number of rows, even ones do not; ROWS is the number of rows itself.
-Every symbol stands for one size (0 or more) within a run, and an even one has the same value in every run of requests
+Symbols are integers. Odd symbols depend on the number of rows, even symbols do not; ROWS is the number of rows itself.
+A symbol stands for one size (0 or more) within a run, and an even symbol has the same value in all runs of requests
 that may be batched. A polynomial that grows too large becomes a new symbol, so the cost of an operation is bounded.
 """
 
@@ -13,20 +13,20 @@ from functools import reduce
 from operator import mul
 
 Monomial = tuple[int, ...]
-"""The symbols of a product, sorted, each as often as it occurs; () for a constant."""
+"""The sorted symbols of a product, repeated for powers; () for a constant."""
 
 _ROWS_SYMBOL = 1
-#: beyond these a polynomial is replaced by a new symbol
+#: limits beyond which a polynomial is replaced by a new symbol
 _TERMS_MAX = 8
 _DEGREE_MAX = 12
-#: constants beyond 64 bits do not occur in shapes
+#: limit on constants: larger ones do not occur in shapes, whose sizes are 64-bit integers
 _COEFFICIENT_MAX = 2**63
-#: what one operation on bounded polynomials may give before the result is bounded, too
+#: limits on the result of one operation, before it is replaced by a symbol
 _TERMS_BETWEEN, _COEFFICIENT_BETWEEN = 256, 2**192
 
 
 class TooLarge(ValueError):
-    """A polynomial is too large to calculate with."""
+    """A polynomial exceeds the limits of an operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Expression:
 
     @property
     def constant(self) -> int | None:
-        """The value of a polynomial without symbols, else None."""
+        """The value of a polynomial without symbols; None for any other."""
         if not self.terms:
             return 0
         if len(self.terms) == 1 and not self.terms[0][0]:
@@ -46,7 +46,7 @@ class Expression:
 
     @property
     def counted(self) -> bool:
-        """Whether it depends on the number of rows."""
+        """Whether the polynomial depends on the number of rows."""
         return any(symbol & 1 for monomial, _ in self.terms for symbol in monomial)
 
     def __add__(self, other: Expression) -> Expression:
@@ -76,7 +76,7 @@ class Expression:
         return self + -other
 
     def over(self, divisor: Expression) -> Expression | None:
-        """The exact quotient as a polynomial, None if there is none of a simple form."""
+        """Return the exact quotient by a monomial or by an equal polynomial; None if there is none."""
         if self == divisor:
             return ONE
         if len(divisor.terms) != 1:
@@ -92,12 +92,12 @@ class Expression:
 
     @property
     def known_positive(self) -> bool:
-        """True if the coefficients show that it is at least 1 (all symbols are sizes, and there is at least one row)."""
+        """Whether the coefficients prove a value of at least 1 (symbols are sizes, and there is at least one row)."""
         return self.known_natural and any(set(monomial) <= {_ROWS_SYMBOL} for monomial, _ in self.terms)
 
     @property
     def known_natural(self) -> bool:
-        """True if the coefficients show that it is at least 0."""
+        """Whether the coefficients prove a value of at least 0."""
         return all(coefficient > 0 for _, coefficient in self.terms)
 
 
@@ -117,7 +117,7 @@ def _expression(sums: dict[Monomial, int]) -> Expression:
 
 
 def number(value: int) -> Expression:
-    """A constant."""
+    """Return a constant polynomial."""
     return Expression((((), value),) if value else ())
 
 
@@ -127,33 +127,33 @@ ROWS = Expression((((_ROWS_SYMBOL,), 1),))
 
 
 def product(factors: Iterable[Expression]) -> Expression:
-    """The product of all factors, 1 if there are none."""
+    """Return the product of all factors; 1 if there are none."""
     return reduce(mul, factors, ONE)
 
 
 class Symbols:
-    """The symbols of one analysis. Equal computations on equal operands give the same symbol."""
+    """Creates the symbols of one analysis. Equal computations on equal operands get the same symbol."""
 
     def __init__(self) -> None:
         self._next = _ROWS_SYMBOL + 1
         self._known: dict[Hashable, Expression] = {}
 
     def fresh(self, *, counted: bool = False) -> Expression:
-        """A size of which nothing else is known."""
+        """Return a new symbol; `counted` says whether it depends on the number of rows."""
         self._next += 2
         return Expression((((self._next | 1 if counted else self._next & ~1,), 1),))
 
     def derived(self, operation: str, *operands: Hashable) -> Expression:
-        """The result of a computation that is no polynomial. Operands that are expressions decide what it depends on."""
+        """Return the symbol for a computation that is not polynomial; it is counted if an operand is."""
         key = (operation, *operands)
-        found = self._known.get(key)
-        if found is None:
+        symbol = self._known.get(key)
+        if symbol is None:
             counted = any(operand.counted for operand in operands if isinstance(operand, Expression))
-            found = self._known[key] = self.fresh(counted=counted)
-        return found
+            symbol = self._known[key] = self.fresh(counted=counted)
+        return symbol
 
     def bounded(self, expression: Expression) -> Expression:
-        """The expression, or a symbol in its place if it is too large to calculate with."""
+        """Return the expression, or a symbol for it if it exceeds the limits on terms, degree or coefficients."""
         terms = expression.terms
         if len(terms) <= _TERMS_MAX and all(
             len(monomial) <= _DEGREE_MAX and abs(value) < _COEFFICIENT_MAX for monomial, value in terms

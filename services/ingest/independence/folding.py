@@ -1,7 +1,7 @@
-"""Shape arithmetic: small tensors of symbolic integers, as exporters compute them for Reshape, Expand, Slice and Resize.
+"""Folds shape arithmetic: small tensors of symbolic integers, which exporters compute for Reshape, Slice and Resize.
 
-Each function takes the call and the contents of its operands and returns the result's content; None: it cannot tell.
-Source: the ONNX operators of the same names. Floating-point results count only where single precision is exact.
+Each folder takes the call and the contents of its operands, and returns the result's content or None if unknown.
+Source: the ONNX operators of the same names. Floating-point results are used only if single precision is exact.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Folder = Callable[[Call, list[Content]], Content | None]
 _Scalar = Callable[..., Element | None]
 
 _INT32_MAX = 2**31 - 1
-#: what shape arithmetic must stay within: constant factors, and the whole with sizes of up to 15 bits
+#: limits of shape arithmetic: bits of constant factors, of each symbolic size (assumed), and of the whole
 _COEFFICIENT_BITS, _SIZE_BITS, _INTEGER_BITS = 20, 15, 63
-#: terms that a sum or product of two polynomials may have
+#: limit on the product of the terms of two polynomials that are combined
 _TERMS_MAX = 16
 
 
 def fold(call: Call) -> list[Value] | None:
-    """The outputs of an operator whose operands all have known contents, None if they are not known."""
+    """Return the outputs of an operator whose operands all have known contents; None if that is not the case."""
     folder = FOLDERS.get(call.op) if call.domain == "" else None
     if folder is None or not call.inputs or call.outputs != 1:
         return None
@@ -56,11 +56,11 @@ def fold(call: Call) -> list[Value] | None:
         return None
     if result is None or result.size > CONTENT_ELEMENTS_MAX:
         return None
-    return [known(_settled(call, result))]
+    return [known(_bounded(call, result))]
 
 
-def _settled(call: Call, content: Content) -> Content:
-    """The content with elements that are too large to calculate with replaced by unknown ones."""
+def _bounded(call: Call, content: Content) -> Content:
+    """Return the content with elements that exceed the limits of expressions replaced by unknown ones."""
     result = np.empty(content.shape, object)
     for index, element in enumerate(content.flat):
         large = isinstance(element, Expression) and call.symbols.bounded(element) is not element
@@ -81,20 +81,20 @@ def _elementwise(scalar: _Scalar) -> Folder:
         spread = [np.broadcast_to(operand, shape) for operand in operands]
         for index in np.ndindex(*shape):
             elements = [operand[index] for operand in spread]
-            found = scalar(*elements)
-            result[index] = _unknown(elements) if found is None else found
+            value = scalar(*elements)
+            result[index] = _unknown(elements) if value is None else value
         return result
 
     return folder
 
 
 def _exact(value: float) -> float | None:
-    """A float that single precision holds, and an operation on such floats therefore gives exactly."""
+    """Return the value if single precision represents it exactly, else None."""
     return value if math.isfinite(value) and float(np.float32(value)) == value else None
 
 
 def _small(value: Expression) -> Expression | None:
-    """An integer that does not overflow, whatever sizes its symbols stand for."""
+    """Return the integer if it cannot overflow for any sizes of its symbols, else None."""
     fixed = value.constant
     if fixed is not None:
         return value if abs(fixed) <= _INT32_MAX else None
@@ -106,7 +106,7 @@ def _small(value: Expression) -> Expression | None:
 
 
 def _ring(operation: Callable[[Any, Any], Any]) -> _Scalar:
-    """Addition, subtraction and multiplication."""
+    """Return the scalar function for addition, subtraction or multiplication."""
 
     def scalar(left: Element, right: Element) -> Element | None:
         if isinstance(left, Expression) and isinstance(right, Expression):
@@ -114,8 +114,8 @@ def _ring(operation: Callable[[Any, Any], Any]) -> _Scalar:
         if isinstance(left, float) and isinstance(right, float):
             return _exact(operation(left, right))
         if isinstance(left, Real) and isinstance(right, Real):
-            found = _combined(operation, left.integer, right.integer)
-            return None if found is None else Real(found)
+            result = _combined(operation, left.integer, right.integer)
+            return None if result is None else Real(result)
         return None
 
     return scalar
@@ -161,7 +161,11 @@ def _remainder(left: Element, right: Element) -> Element | None:
 
 
 def _compare(decide: Callable[[int], bool], when_above: bool, when_below: bool) -> _Scalar:
-    """`decide`: from the difference of two constants; the others: of expressions whose order is known."""
+    """Return the scalar function of a comparison.
+
+    `decide` gives the result for the difference of two constants; the others are the results for expressions of which
+    the left is known to be greater, or smaller.
+    """
 
     def scalar(left: Element, right: Element) -> Element | None:
         if isinstance(left, float) and isinstance(right, float):
@@ -242,8 +246,8 @@ def _cast(call: Call, operands: list[Content]) -> Content | None:
     target = call.attribute("to", 0)
     result = np.empty(operands[0].shape, object)
     for index, element in enumerate(operands[0].flat):
-        found = _converted(element, target)
-        result.flat[index] = _unknown([element]) if found is None else found
+        converted = _converted(element, target)
+        result.flat[index] = _unknown([element]) if converted is None else converted
     return result
 
 
@@ -291,10 +295,10 @@ def _slice(call: Call, operands: list[Content]) -> Content | None:
         starts, ends = list(call.attribute("starts", [])), list(call.attribute("ends", []))
         axes, steps = list(call.attribute("axes", range(len(starts)))), [1] * len(starts)
     else:
-        given = [[constant(element) for element in operand.flat] for operand in operands[1:]]
-        starts, ends = given[0], given[1]
-        axes = given[2] if len(given) > 2 and call.optional(3) is not None else list(range(len(starts)))
-        steps = given[3] if len(given) > 3 and call.optional(4) is not None else [1] * len(starts)
+        values = [[constant(element) for element in operand.flat] for operand in operands[1:]]
+        starts, ends = values[0], values[1]
+        axes = values[2] if len(values) > 2 and call.optional(3) is not None else list(range(len(starts)))
+        steps = values[3] if len(values) > 3 and call.optional(4) is not None else [1] * len(starts)
     cut: list[slice] = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         cut[normalized(axis, data.ndim)] = slice(start, end, step)
@@ -345,10 +349,10 @@ def _reduce_product(call: Call, operands: list[Content]) -> Content | None:
         return None
     total = ONE
     for element in data:
-        found = _combined(mul, total, element)
-        if found is None:
+        result = _combined(mul, total, element)
+        if result is None:
             return None
-        total = found
+        total = result
     return contents([total]) if call.flag("keepdims", default=True) else contents([total]).reshape(())
 
 

@@ -1,6 +1,6 @@
-"""Operators that are defined by other operators: functions of the model, and those of the ONNX standard itself.
+"""Expands operators that are defined by other operators: functions of the model and of the ONNX standard.
 
-Source: ONNX IR specification, "Functions": an attribute of the body may refer to one of the call.
+Source: ONNX IR specification, "Functions": an attribute of the body may refer to an attribute of the call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Scope = MutableMapping[str, AnyValue | None]
 
 
 class FunctionHost(Protocol):
-    """The interpreter."""
+    """The part of the interpreter that functions need."""
 
     def walk(
         self,
@@ -29,19 +29,19 @@ class FunctionHost(Protocol):
 
 
 def opsets(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """Versions by domain; that of ONNX itself is ""."""
+    """Return the opset versions by domain; the domain of ONNX itself is ""."""
     return {"" if item.domain == "ai.onnx" else item.domain: item.version for item in imports}
 
 
 def expand(host: FunctionHost, function: onnx.FunctionProto, call: Call) -> list[AnyValue]:
-    """The outputs of a function for the operands of a call."""
+    """Return the outputs of a function of the model for the operands of a call."""
     references = {attribute.name: attribute for attribute in function.attribute_proto}
     references.update(call.attributes)
     return _run(host, function, call, references)
 
 
 def expand_schema(host: FunctionHost, call: Call) -> list[AnyValue]:
-    """The outputs of an operator that the standard defines by others. Raises Dependent if it does not."""
+    """Return the outputs of an operator that the standard defines as a function. Raises Dependent for any other."""
     try:
         schema: Any = onnx.defs.get_schema(call.op, call.version, call.domain)
     except onnx.defs.SchemaError:

@@ -1,7 +1,7 @@
-"""Row numbers used to pick each row's own elements: x[arange(rows), position], as exporters write it.
+"""Follows row numbers that select each row's own elements: x[arange(rows), position], as exporters write it.
 
-Range(0, rows, 1) gives the numbers; what only moves or repeats them keeps them; Gather, GatherND and ScatterND on rows
-by their own number stay within the row. Everything else sees a value that depends on the number of rows.
+Range(0, rows, 1) creates the numbers; operators that only move or repeat elements preserve them; Gather, GatherND and
+ScatterND that index rows with their own number stay within a row. For all other operators the value is counted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WHOLE_NUMBERS = frozenset({TensorProto.INT64, TensorProto.INT32})
 
 
 def follow(call: Call) -> list[Value] | None:
-    """The outputs of an operator on row numbers that stays within rows; None: it is none of these."""
+    """Return the outputs of an operator that preserves or indexes with row numbers; None for any other operator."""
     rule = _RULES.get(call.op) if call.domain == "" else None
     if rule is None or not any(value is not None and value.numbers for value in call.inputs):
         return None
@@ -28,13 +28,13 @@ def follow(call: Call) -> list[Value] | None:
 
 
 def numbers(call: Call) -> Value | None:
-    """What Range gives if it counts the rows from 0."""
+    """Return the row numbers if Range counts the rows from 0, else None."""
     bounds = [value.content.flat[0] for value in call.inputs if value is not None and value.content is not None]
     return Value((ROWS,), counted=True, numbers=Numbers(0)) if bounds == [ZERO, ROWS, ONE] else None
 
 
 def _as_rows(value: Value) -> Value:
-    """Row numbers as a value with rows, for rules that only move elements within rows."""
+    """Return the row numbers as a value with rows, for rules that only move elements within rows."""
     if value.numbers is None or value.numbers.leading:
         raise Dependent("it computes with the number of rows")
     return rowed(dims_of(value), Rows(value.numbers.axis))
@@ -57,18 +57,18 @@ def _numbered(value: Value, leading: bool) -> Value | None:
 
 
 def _beside(call: Call) -> Value | None:
-    """Concat of numbers and of what each row has, along the last axis: tuples of an index."""
+    """Return the result of Concat of row numbers and rowed values along the last axis: index tuples."""
     first = call.input(0)
     rank = len(dims_of(first))
     if first.numbers is None or dims_of(first)[-1] != ONE or call.axis(rank, 0) != rank - 1:
         return None
     if any(value is None or value.rows is None for value in call.inputs[1:]):
-        return None  # row numbers in a further column would depend on the place of a row
+        return None  # row numbers in a further column would depend on the position of a row
     return _numbered(layout.concat(call.with_inputs([_as_rows(first), *call.inputs[1:]]))[0], leading=True)
 
 
 def _depth(indices: Value) -> int:
-    """How many columns an index has; its first one holds row numbers. Raises Dependent."""
+    """Return the number of columns of an index whose first column holds row numbers. Raises Dependent."""
     depth = dims_of(indices)[-1].constant
     place = indices.numbers
     if place is None or not depth or place.axis == len(dims_of(indices)) - 1 or (depth > 1 and not place.leading):

@@ -1,9 +1,9 @@
-"""What the analysis knows about a tensor, for every number of rows at once.
+"""The abstract values of the analysis: what is known about a tensor, for every number of rows at once.
 
-rowed    one axis holds the rows: its element (outer, row, inner) depends on that row of the inputs only
-free     depends neither on rows nor on how many there are (weights, and what is computed from them)
-counted  depends on how many rows there are, not on their data (shapes, and what is computed from them)
-mixed    anything else: `Mixed` names the operator that made it so
+rowed    one axis holds the rows: its element (outer, row, inner) depends only on that row of the inputs
+free     depends neither on rows nor on their number (weights, and values computed from them)
+counted  depends on the number of rows, not on their data (shapes, and values computed from them)
+mixed    anything else: `Mixed` names the operator that mixed the rows
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from millstream.services.ingest.independence.expression import ONE, ROWS, Expres
 
 Dims = tuple[Expression, ...]
 Content = np.ndarray[Any, np.dtype[Any]]
-"""The elements of a small tensor, see `Element`."""
+"""The elements of a small tensor; see `Element`."""
 
-#: tensors with more elements have no content: they are data, not shapes
+#: tensors with more elements have no content: they are data and not shapes
 CONTENT_ELEMENTS_MAX = 256
 
 
 class Unknown(Enum):
-    """An element of which only this is known: whether it depends on the number of rows."""
+    """An element of unknown value, which does or does not depend on the number of rows."""
 
     FREE = "free"
     COUNTED = "counted"
@@ -44,11 +44,11 @@ Element = Expression | Real | float | Unknown
 
 
 class Dependent(Exception):
-    """Rows influence each other here, or nothing is known about it: the reason as the end of a sentence."""
+    """Rows influence each other here, or may do so. The message is the reason, worded to follow "…: "."""
 
 
 class Rows(NamedTuple):
-    """Where the rows are: `axis` has outer * rows * inner elements, in this order, the last factor varying fastest."""
+    """The position of the rows: `axis` has outer * rows * inner elements, the last factor varying fastest."""
 
     axis: int
     outer: Expression = ONE
@@ -59,12 +59,12 @@ class Rows(NamedTuple):
         return self.outer * ROWS * self.inner
 
     def moved(self, axis: int) -> Rows:
-        """The same rows on another axis."""
+        """Return the same layout on another axis."""
         return self._replace(axis=axis)
 
 
 class Numbers(NamedTuple):
-    """Row numbers: along `axis` element i is i. `leading`: only at index 0 of the last axis, other data beside it."""
+    """Row numbers: element i along `axis` is i. `leading`: only at index 0 of the last axis, followed by other data."""
 
     axis: int
     leading: bool = False
@@ -72,9 +72,11 @@ class Numbers(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A tensor that is rowed, free or counted. `dims`: None if the rank is not known (never of a rowed one).
+    """A tensor that is rowed, free or counted.
 
-    `numbers`: of a counted value alone.
+    Args:
+        dims: None if the rank is unknown; always known for a rowed value.
+        numbers: the row numbers that a counted value contains, if any.
     """
 
     dims: Dims | None
@@ -93,7 +95,7 @@ class Value:
 
 
 class Mixed(NamedTuple):
-    """Rows influence each other in this value. `culprit`: the operator; `reason`: the end of a sentence."""
+    """Rows may influence each other in this value. `culprit`: the operator; `reason`: worded to follow "…: "."""
 
     culprit: str
     reason: str
@@ -103,7 +105,7 @@ AnyValue = Value | Mixed
 
 
 def rowed(dims: Sequence[Expression], rows: Rows) -> Value:
-    """A value with rows. Raises Dependent if another dimension depends on their number."""
+    """Return a value with rows. Raises Dependent if another dimension depends on their number."""
     shape = tuple(dims)
     if any(size.counted for axis, size in enumerate(shape) if axis != rows.axis):
         raise Dependent("a dimension other than that of the rows depends on their number")
@@ -113,24 +115,24 @@ def rowed(dims: Sequence[Expression], rows: Rows) -> Value:
 
 
 def free(dims: Sequence[Expression] | None = None) -> Value:
-    """A value that depends on no rows; with a dimension that depends on their number it is counted."""
+    """Return a value that does not depend on rows; it is counted if a dimension depends on their number."""
     shape = None if dims is None else tuple(dims)
     return Value(shape, counted=shape is not None and any(size.counted for size in shape))
 
 
 def counted(dims: Sequence[Expression] | None = None) -> Value:
-    """A value that depends on the number of rows."""
+    """Return a value that depends on the number of rows."""
     return Value(None if dims is None else tuple(dims), counted=True)
 
 
 def known(content: Content) -> Value:
-    """A value whose elements are known."""
+    """Return a value with known elements."""
     dims = tuple(number(size) for size in content.shape)
     return Value(dims, counted=any(depends_on_count(element) for element in content.flat), content=content)
 
 
 def depends_on_count(element: Element) -> bool:
-    """Whether an element of a content depends on the number of rows."""
+    """Return whether an element depends on the number of rows."""
     if isinstance(element, Expression):
         return element.counted
     if isinstance(element, Real):
@@ -139,7 +141,7 @@ def depends_on_count(element: Element) -> bool:
 
 
 def contents(elements: Sequence[Element]) -> Content:
-    """A content of one axis."""
+    """Return a content with one axis."""
     array = np.empty(len(elements), object)
     for index, element in enumerate(elements):
         array[index] = element
@@ -151,7 +153,7 @@ _FOLLOWED = frozenset({"int64", "int32", "bool", "float32", "float64"})
 
 
 def stored(array: np.ndarray[Any, Any]) -> Content:
-    """The content of a constant; of element types whose arithmetic is not followed it is unknown."""
+    """Return the content of a constant; its elements are unknown if the analysis does not follow their type."""
     result = np.empty(array.shape, object)
     if array.dtype.name not in _FOLLOWED:
         result.fill(Unknown.FREE)

@@ -1,4 +1,4 @@
-"""What each operator does to rows, one family to a module."""
+"""The rules: how each operator treats rows. One module for each family of operators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from millstream.services.ingest.independence.rules import (
     selection,
 )
 
-#: domain -> operator -> rule; a domain that is not here is not known at all
+#: domain -> operator -> rule; operators of other domains are unknown
 RULES: dict[str, Rules] = {
     "": {
         **elementwise.RULES,

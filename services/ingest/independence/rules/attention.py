@@ -12,7 +12,7 @@ _POSITION_IDS = 3
 
 
 def batch_rows(call: Call) -> Rows:
-    """The rows of the first operand, on axis 0."""
+    """Return the layout of the rows of the first operand. Raises Dependent unless they are on axis 0."""
     rows = call.input(0).rows
     if rows is None or rows.axis != 0 or rows.outer != ONE or rows.inner != ONE:
         raise Dependent("the rows are not on the batch axis")
@@ -20,7 +20,7 @@ def batch_rows(call: Call) -> Rows:
 
 
 def check_batched(call: Call, rows: Rows, *positions: int) -> None:
-    """Raises Dependent if one of the operands is there and has not the same rows."""
+    """Raise Dependent if one of the operands is present and has a different row layout."""
     for position in positions:
         value = call.optional(position)
         if value is not None and value.rows != rows:
@@ -28,7 +28,7 @@ def check_batched(call: Call, rows: Rows, *positions: int) -> None:
 
 
 def check_shared(call: Call, *positions: int) -> None:
-    """Raises Dependent if one of the operands has rows."""
+    """Raise Dependent if one of the operands has rows."""
     for position in positions:
         value = call.optional(position)
         if value is not None and value.rows is not None:
@@ -36,7 +36,7 @@ def check_shared(call: Call, *positions: int) -> None:
 
 
 def check_broadcast(call: Call, position: int, rank: int, rows: Rows) -> None:
-    """Raises Dependent if the operand, broadcast to `rank` axes, would meet the rows on another axis than the first."""
+    """Raise Dependent if the operand, broadcast to `rank` axes, would be combined with rows on another axis than 0."""
     value = call.optional(position)
     if value is None:
         return
@@ -44,11 +44,11 @@ def check_broadcast(call: Call, position: int, rank: int, rows: Rows) -> None:
     if value.rows is not None and (value.rows != rows or len(dims) != rank):
         raise Dependent(f"input {position} of the operator has its rows on another axis")
     if value.rows is None and len(dims) == rank and dims[0] != ONE:
-        raise Dependent("rows meet an axis that is no axis of rows")
+        raise Dependent("rows are combined with an axis that has no rows")
 
 
 def attention(call: Call) -> list[Value]:
-    """Q, K, V, mask, past key, past value, valid lengths: rows attend to themselves."""
+    """Rule of Attention (Q, K, V, mask, past key, past value, valid lengths): each row attends to itself."""
     rows = batch_rows(call)
     check_batched(call, rows, 1, 2, 4, 5, 6)
     check_broadcast(call, _MASK, 4, rows)
@@ -58,7 +58,7 @@ def attention(call: Call) -> list[Value]:
 
 
 def rotary(call: Call) -> list[Value]:
-    """X, cosines, sines, positions: with positions the tables are shared, without them they are of the batch."""
+    """Rule of RotaryEmbedding (X, cosines, sines, positions): with positions the tables are shared, else per row."""
     rows = batch_rows(call)
     if call.optional(_POSITION_IDS) is not None:
         check_batched(call, rows, _POSITION_IDS)

@@ -8,7 +8,7 @@ from millstream.services.ingest.independence.value import Dependent, Rows, Value
 
 
 def batch(call: Call, index: int = 0, rank: int | None = None) -> tuple[Value, Rows | None]:
-    """Operand `index`, whose rows, if it has any, are on axis 0. Raises Dependent."""
+    """Return operand `index` and its row layout. Raises Dependent for rows not on axis 0, and for another rank."""
     value = call.input(index)
     if value.rows is not None and value.rows.axis != 0:
         raise Dependent("the rows are not on the batch axis")
@@ -18,12 +18,12 @@ def batch(call: Call, index: int = 0, rank: int | None = None) -> tuple[Value, R
 
 
 def batched(dims: list[Expression], rows: Rows | None) -> Value:
-    """A value with the rows of the input on axis 0."""
+    """Return a value with the rows of the input on axis 0."""
     return free(dims) if rows is None else rowed([rows.size, *dims[1:]], rows)
 
 
 def convolution(call: Call) -> list[Value]:
-    """X [batch, channels, space …], weights [outputs, channels / group, kernel …]."""
+    """Rule of Conv: X [batch, channels, space …], weights [outputs, channels / group, kernel …]."""
     call.only_rowed(0)
     value, rows = batch(call)
     dims, weights = dims_of(value), dims_of(call.input(_weights(call)))
@@ -36,7 +36,7 @@ def _weights(call: Call) -> int:
 
 
 def transposed_convolution(call: Call) -> list[Value]:
-    """X [batch, channels, space …], weights [channels, outputs / group, kernel …]."""
+    """Rule of ConvTranspose: X [batch, channels, space …], weights [channels, outputs / group, kernel …]."""
     call.only_rowed(0)
     value, rows = batch(call)
     dims, weights = dims_of(value), dims_of(call.input(1))
@@ -45,7 +45,7 @@ def transposed_convolution(call: Call) -> list[Value]:
 
 
 def pool(call: Call) -> list[Value]:
-    """Windows over space. Indices, the second output of MaxPool, count through the whole batch."""
+    """Rule of pooling over windows. The indices that MaxPool can return are positions in the whole batch."""
     value, rows = batch(call)
     dims = dims_of(value)
     if call.outputs > 1 and rows is not None:
@@ -62,7 +62,7 @@ def global_pool(call: Call) -> list[Value]:
 
 
 def _window(call: Call, size: Expression, axis: int, kernel: Expression) -> Expression:
-    """Positions of a window along one axis."""
+    """Return the number of positions of a window along one axis."""
     stride = int(_at(call, "strides", axis, 1))
     auto_pad = call.attribute("auto_pad", b"NOTSET")
     if size == ONE and kernel == ONE and stride == 1 and not call.attribute("pads", None):
@@ -88,7 +88,7 @@ def _at(call: Call, name: str, axis: int, default: int) -> int:
 
 
 def keep_batch(call: Call) -> list[Value]:
-    """Rows on axis 0 stay there; other sizes change as attributes say."""
+    """Rule of operators that keep rows on axis 0 and change other sizes according to their attributes."""
     call.only_rowed(0)
     value, rows = batch(call)
     dims = dims_of(value)
@@ -96,7 +96,7 @@ def keep_batch(call: Call) -> list[Value]:
 
 
 def sampled(call: Call) -> list[Value]:
-    """X [batch, channels, space …] read at positions [batch, space …, axes] that may differ from row to row."""
+    """Rule of GridSample: X [batch, channels, space …] sampled at positions [batch, space …, axes] of each row."""
     value, rows = batch(call)
     places, place_rows = batch(call, 1)
     if rows != place_rows:
@@ -106,7 +106,7 @@ def sampled(call: Call) -> list[Value]:
 
 
 def deformable(call: Call) -> list[Value]:
-    """As a convolution, with offsets (and a mask) of the same batch."""
+    """Rule of DeformConv: a convolution with offsets (and a mask) that have the same rows."""
     value, rows = batch(call)
     offset, mask = call.input(2), call.optional(4)
     for other in (offset, mask):
@@ -119,7 +119,7 @@ def deformable(call: Call) -> list[Value]:
 
 
 def affine_grid(call: Call) -> list[Value]:
-    """Positions for each matrix of a batch; `size` is [batch, channels, space …]."""
+    """Rule of AffineGrid: positions for each matrix of a batch; `size` is [batch, channels, space …]."""
     call.only_rowed(0)
     value, rows = batch(call)
     sizes = call.sizes(1)
@@ -129,7 +129,7 @@ def affine_grid(call: Call) -> list[Value]:
 
 
 def determinant(call: Call) -> list[Value]:
-    """Of the matrices on the last two axes."""
+    """Rule of Det: determinants of the matrices on the last two axes."""
     value = call.input(0)
     dims = dims_of(value)
     if value.rows is not None and value.rows.axis >= len(dims) - 2:

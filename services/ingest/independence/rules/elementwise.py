@@ -1,4 +1,4 @@
-"""Operators that compute each element from the elements at the same place, with broadcasting.
+"""Operators that compute each element from the elements at the same position, with broadcasting.
 
 Source: ONNX, "Broadcasting in ONNX"; before opset 7 operands had the same shape unless an attribute said otherwise.
 """
@@ -18,20 +18,20 @@ _UNARY = (  # noqa: SIM905
 ).split()
 
 _BROADCASTING = (  # noqa: SIM905
-    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod "
-    "Mul Or PRelu Pow StringConcat Sub Sum Where Xor"
+    "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
+    "Mod Mul Or PRelu Pow StringConcat Sub Sum Where Xor"
 ).split()
 
 
 def unary(call: Call) -> list[Value]:
-    """One operand, whose shape the result has."""
-    call.flag("saturate", default=True)  # of Cast: with another number ONNX Runtime writes nothing
+    """Rule of operators with one operand, whose shape the result has."""
+    call.flag("saturate", default=True)  # attribute of Cast; for other values ONNX Runtime does not write the output
     value = call.input(0)
     return [Value(value.dims, value.rows)]
 
 
 def broadcasting(call: Call) -> list[Value]:
-    """Any number of operands that are broadcast to each other."""
+    """Rule of operators with any number of operands, which are broadcast to each other."""
     operands = [call.input(index) for index in range(len(call.inputs))]
     if call.domain == "" and call.version < _BROADCAST_OPSET and len(operands) > 1:
         _check_early_broadcast(call)
@@ -42,22 +42,22 @@ def _check_early_broadcast(call: Call) -> None:
     axis = call.attribute("axis", None)
     first, second = call.input(0), call.input(1)
     if call.flag("broadcast") and axis is not None and axis + (second.rank or 0) != first.rank:
-        raise Dependent(f"its broadcasting along an axis is of opset {call.version}")
+        raise Dependent(f"its broadcasting along an axis, of opset {call.version}, is not supported")
 
 
 def clip(call: Call) -> list[Value]:
-    """Bounds are scalars."""
+    """Rule of Clip, whose bounds are scalars."""
     call.only_rowed(0)
     return unary(call)
 
 
 def like(call: Call) -> list[Value]:
-    """Of the second operand the element type counts alone."""
+    """Rule of CastLike: only the element type of the second operand matters."""
     return unary(call)
 
 
 def dropout(call: Call) -> list[Value]:
-    """The identity, unless the graph asks for training."""
+    """Rule of Dropout: the identity, unless the graph runs it in training mode."""
     value = call.input(0)
     if call.version >= 12:
         training = call.optional(2)

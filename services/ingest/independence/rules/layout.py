@@ -1,4 +1,4 @@
-"""Operators that move elements: Reshape, Transpose, Concat, Split, Squeeze, Expand, Tile and their like."""
+"""Operators that move elements: Reshape, Transpose, Concat, Split, Squeeze, Expand, Tile and similar ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MINUS_ONE = number(-1)
 
 
 def reshape(call: Call) -> list[Value]:
-    """The target is an operand from opset 5 on; 0 copies a dimension, -1 is what remains."""
+    """Rule of Reshape: the target is an operand from opset 5 on; 0 copies a dimension, -1 is inferred."""
     value = call.input(0)
     if call.version < 5:
         target: list[Element] = [number(int(size)) for size in call.attribute("shape", [])]
@@ -37,7 +37,7 @@ def reshape(call: Call) -> list[Value]:
 
 
 def _target_dims(call: Call, dims: Dims, target: Sequence[Element]) -> list[Expression]:
-    """The dimensions of the result; where one cannot be told, a new symbol."""
+    """Return the dimensions of the result; an unknown one is a new symbol."""
     sizes: list[Expression] = []
     inferred: int | None = None
     for axis, element in enumerate(target):
@@ -55,7 +55,7 @@ def _target_dims(call: Call, dims: Dims, target: Sequence[Element]) -> list[Expr
 
 
 def _remaining(call: Call, dims: Sequence[Expression], others: Sequence[Expression]) -> Expression:
-    """What is left of the elements of `dims` when they are divided among `others`."""
+    """Return the inferred size: the product of `dims` divided by the product of `others`."""
     top, bottom = list(dims), []
     for size in others:
         if size in top:
@@ -73,26 +73,26 @@ def _remaining(call: Call, dims: Sequence[Expression], others: Sequence[Expressi
 
 
 def arranged(value: Value, dims: Sequence[Expression]) -> Value:
-    """The same elements in the same order in other dimensions. Raises Dependent if rows are then on no axis of their own.
+    """Return the value with the same elements in other dimensions. Raises Dependent if no axis then holds the rows.
 
-    The number of elements before a row must stay the same; what comes after it then does, too.
+    The number of elements before a row must stay the same; then the number after it does, too.
     """
     if value.rows is None:
         return free(dims)
     before = product(dims_of(value)[: value.rows.axis]) * value.rows.outer
-    passed = ONE
+    size_before = ONE
     for axis, size in enumerate(dims):
         if size.counted:
-            outer = before.over(passed)
+            outer = before.over(size_before)
             inner = size.over(ROWS * outer) if outer is not None else None
             if outer is None or inner is None or inner.counted:
                 break
             return rowed(dims, Rows(axis, outer, inner))
-        passed = passed * size
-    shown = "rows do not stay on one axis of the new shape"
+        size_before = size_before * size
+    reason = "rows do not stay on one axis of the new shape"
     if not any(size.counted for size in dims):
-        shown = "the new shape is the same for any number of rows"
-    raise Dependent(shown)
+        reason = "the new shape is the same for any number of rows"
+    raise Dependent(reason)
 
 
 def flatten(call: Call) -> list[Value]:
@@ -113,7 +113,7 @@ def transpose(call: Call) -> list[Value]:
 
 
 def moved(value: Value, perm: Sequence[int]) -> Value:
-    """The axes of the value in the order of `perm`."""
+    """Return the value with its axes in the order of `perm`."""
     dims = [dims_of(value)[axis] for axis in perm]
     if value.rows is None:
         return free(dims)
@@ -121,7 +121,7 @@ def moved(value: Value, perm: Sequence[int]) -> Value:
 
 
 def concat(call: Call) -> list[Value]:
-    """Along another axis than that of the rows; along it, blocks of rows follow each other."""
+    """Rule of Concat: along the axis of the rows, blocks of rows follow each other; along others, rows stay."""
     values = [call.input(index) for index in range(len(call.inputs))]
     shapes = [dims_of(value) for value in values]
     axis = call.axis(len(shapes[0]), 1 if call.version < 4 else 0)
@@ -165,9 +165,9 @@ def split(call: Call) -> list[Value]:
 
 
 def _lengths(call: Call) -> list[Expression]:
-    given = call.optional(1)
-    if given is not None and given.content is not None:
-        return [size if isinstance(size, Expression) else call.symbols.fresh() for size in given.content.flat]
+    lengths = call.optional(1)
+    if lengths is not None and lengths.content is not None:
+        return [size if isinstance(size, Expression) else call.symbols.fresh() for size in lengths.content.flat]
     return [number(int(size)) for size in call.attribute("split", [])]
 
 
@@ -201,7 +201,7 @@ def unsqueeze(call: Call) -> list[Value]:
 
 
 def expand(call: Call) -> list[Value]:
-    """Bidirectional broadcasting with a shape. A value without rows gets some where the shape has their number."""
+    """Rule of Expand: broadcasts with a shape. A value without rows gets rows where the shape contains their number."""
     value = call.input(0)
     target = [_size(call, element) for element in call.sizes(1)]
     dims = list(dims_of(value))
@@ -210,21 +210,21 @@ def expand(call: Call) -> list[Value]:
     target = [ONE] * (rank - len(target)) + target
     rows = value.rows.moved(value.rows.axis + rank - len(dims_of(value))) if value.rows is not None else None
     result = []
-    for axis, (size, wanted) in enumerate(zip(dims, target, strict=True)):
+    for axis, (size, target_size) in enumerate(zip(dims, target, strict=True)):
         if rows is not None and axis == rows.axis:
-            if wanted not in (ONE, size):
+            if target_size not in (ONE, size):
                 raise Dependent("its shape has another size for the axis of the rows")
-        elif wanted.counted:
-            rows = _repeated(rows, axis, size, wanted)
-            size = wanted
+        elif target_size.counted:
+            rows = _repeated(rows, axis, size, target_size)
+            size = target_size
         else:
-            size = broadcast(call.symbols, size, wanted)
+            size = broadcast(call.symbols, size, target_size)
         result.append(size)
     return [free(result) if rows is None else rowed(result, rows)]
 
 
-def _repeated(rows: Rows | None, axis: int, size: Expression, wanted: Expression) -> Rows:
-    inner = wanted.over(ROWS)
+def _repeated(rows: Rows | None, axis: int, size: Expression, target_size: Expression) -> Rows:
+    inner = target_size.over(ROWS)
     if rows is not None or size != ONE or inner is None or inner.counted:
         raise Dependent("another axis gets a size that depends on the number of rows")
     return Rows(axis, ONE, inner)
@@ -237,9 +237,9 @@ def _size(call: Call, element: Element) -> Expression:
 
 
 def tile(call: Call) -> list[Value]:
-    """Repeats along axes; a value without rows gets some where an axis of size 1 is repeated once for each."""
+    """Rule of Tile: a value without rows gets rows where an axis of size 1 is repeated once for each row."""
     if call.version < 6:
-        raise Dependent("its form of opset 5 and before is not followed")
+        raise Dependent("its form of opset 5 and before is not supported")
     value = call.input(0)
     dims = list(dims_of(value))
     repeats = [_size(call, element) for element in call.sizes(1)]
@@ -257,7 +257,7 @@ def tile(call: Call) -> list[Value]:
 
 
 def shape(call: Call) -> list[Value]:
-    """The dimensions, from `start` to `end` (opset 15)."""
+    """Rule of Shape: the dimensions from `start` to `end` (opset 15)."""
     value = call.input(0)
     dims = dims_of(value)
     content = [call.symbols.bounded(size) for size in dims]
@@ -270,7 +270,7 @@ def size(call: Call) -> list[Value]:
 
 
 def constant_of_shape(call: Call) -> list[Value]:
-    """One number everywhere: along an axis of the size of the rows, each row has the same."""
+    """Rule of ConstantOfShape: an axis whose size is the number of rows holds the rows, all with the same values."""
     dims = [_size(call, element) for element in call.sizes(0)]
     with_count = [axis for axis, extent in enumerate(dims) if extent.counted]
     if not with_count:
@@ -282,7 +282,7 @@ def constant_of_shape(call: Call) -> list[Value]:
 
 
 def diagonal(call: Call) -> list[Value]:
-    """Trilu: the last two axes are those of matrices."""
+    """Rule of Trilu, which works on the last two axes."""
     call.only_rowed(0)
     value = call.input(0)
     rank = len(dims_of(value))
@@ -292,7 +292,7 @@ def diagonal(call: Call) -> list[Value]:
 
 
 def counting(call: Call) -> list[Value]:
-    """Range: of an unknown number of elements."""
+    """Rule of Range: an unknown number of elements."""
     call.only_rowed()
     for index in range(3):
         constant_or_free(call.input(index))
@@ -300,7 +300,7 @@ def counting(call: Call) -> list[Value]:
 
 
 def constant_or_free(value: Value) -> None:
-    """Raises Dependent if the value depends on the number of rows."""
+    """Raise Dependent if the value depends on the number of rows."""
     if value.counted:
         raise Dependent("it counts up to the number of rows")
 

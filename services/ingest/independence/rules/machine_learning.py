@@ -1,6 +1,6 @@
-"""Operators of classical machine learning (domain ai.onnx.ml): a matrix of one row for each example.
+"""Operators of classical machine learning (domain ai.onnx.ml), whose input is a matrix with one row per example.
 
-A vector is one example for most of them, so rows need a matrix.
+Most of them treat a vector as one example, so a value with rows must be a matrix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millstream.services.ingest.independence.value import Dependent, Rows, Value
 
 
 def _examples(call: Call) -> tuple[Value, Rows | None]:
-    """The first operand, a matrix whose rows, if it has any, are on axis 0."""
+    """Return the first operand and its row layout. Raises Dependent unless it is a matrix with rows on axis 0."""
     call.only_rowed(0)
     value = call.input(0)
     if value.rows is not None and (len(dims_of(value)) != 2 or value.rows.axis != 0):
@@ -23,7 +23,7 @@ def _examples(call: Call) -> tuple[Value, Rows | None]:
 
 
 def scored(call: Call) -> list[Value]:
-    """Classifiers: a label for each example, and scores for the classes. Regressors: targets."""
+    """Rule of classifiers (a label and class scores per example) and regressors (targets)."""
     _, rows = _examples(call)
     if rows is None:
         return [free() for _ in range(call.outputs)]
@@ -34,7 +34,7 @@ def scored(call: Call) -> list[Value]:
 
 
 def _columns(call: Call) -> Expression:
-    """How many scores or targets an example has; a new symbol where that is not one attribute."""
+    """Return the number of scores or targets per example; a new symbol if it is not the value of an attribute."""
     if call.op == "TreeEnsembleClassifier":
         labels = call.attribute("classlabels_int64s", None) or call.attribute("classlabels_strings", [])
         return number(len(labels)) if len(labels) > 1 else call.symbols.fresh()
@@ -44,13 +44,13 @@ def _columns(call: Call) -> Expression:
 
 
 def by_example(call: Call) -> list[Value]:
-    """Scaler, Normalizer, Imputer: as many columns as before."""
+    """Rule of Scaler, Normalizer and Imputer, which keep the number of columns."""
     value, _ = _examples(call)
     return [same(value)]
 
 
 def widened(call: Call) -> list[Value]:
-    """OneHotEncoder: a new last axis for the categories."""
+    """Rule of OneHotEncoder, which adds a last axis for the categories."""
     value = call.input(0)
     categories = call.attribute("cats_int64s", None) or call.attribute("cats_strings", [])
     dims = [*dims_of(value), number(len(categories))]
@@ -58,7 +58,7 @@ def widened(call: Call) -> list[Value]:
 
 
 def joined_features(call: Call) -> list[Value]:
-    """FeatureVectorizer: columns of several matrices side by side."""
+    """Rule of FeatureVectorizer, which concatenates the columns of several matrices."""
     values = [value for value in call.inputs if value is not None]
     rows = values[0].rows
     for value in values:
@@ -69,13 +69,13 @@ def joined_features(call: Call) -> list[Value]:
 
 
 def vectorized(call: Call) -> list[Value]:
-    """TfIdfVectorizer: counts for each example."""
+    """Rule of TfIdfVectorizer: counts for each example."""
     value, rows = _examples(call)
     return [free() if rows is None else rowed([dims_of(value)[0], call.symbols.fresh()], rows)]
 
 
 def extracted(call: Call) -> list[Value]:
-    """ArrayFeatureExtractor: X at positions Y of its last axis; of a vector X the result has one row."""
+    """Rule of ArrayFeatureExtractor: X at positions Y of its last axis; for a vector X the result has one row."""
     value, positions = call.input(0), call.input(1)
     if value.rows is not None and positions.rows is not None:
         raise Dependent("rows are looked up by positions in the whole batch")
@@ -87,17 +87,17 @@ def extracted(call: Call) -> list[Value]:
     if value.rows is None:
         return [free([*before, count])]
     if value.rows.axis == len(dims) - 1:
-        raise Dependent("it takes some of the rows")
+        raise Dependent("it selects some of the rows")
     return [rowed([*before, count], value.rows)]
 
 
 def _flattened(value: Value, rows: Rows, axis: int) -> Rows:
-    """Where rows are when all axes become one."""
+    """Return the row layout after all axes are flattened into one."""
     dims = dims_of(value)
     return Rows(axis, product(dims[: rows.axis]) * rows.outer, rows.inner * product(dims[rows.axis + 1 :]))
 
 
-#: operators of the same kind in the main domain
+#: text operators of the main domain
 TEXT_RULES: Rules = {"TfIdfVectorizer": Rule(vectorized)}
 
 RULES: Rules = {

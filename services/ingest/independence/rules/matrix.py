@@ -12,7 +12,7 @@ Labels = list[Hashable]
 
 
 def matmul_labels(left: int, right: int) -> tuple[Labels, Labels, Labels]:
-    """Labels of two operands of these ranks and of their product, as numpy.matmul has it."""
+    """Return axis labels of two operands of these ranks and of their product, as for numpy.matmul."""
     if not left or not right:
         raise Dependent("an operand of the product is a scalar")
     depth = max(left, right) - 2
@@ -23,7 +23,7 @@ def matmul_labels(left: int, right: int) -> tuple[Labels, Labels, Labels]:
 
 
 def product(call: Call, left: Value, right: Value) -> Value:
-    """numpy.matmul."""
+    """Return the value of numpy.matmul."""
     if left.free and right.free and (left.dims is None or right.dims is None):
         return free()
     a, b, output = matmul_labels(len(dims_of(left)), len(dims_of(right)))
@@ -35,7 +35,7 @@ def matmul(call: Call) -> list[Value]:
 
 
 def gemm(call: Call) -> list[Value]:
-    """A of [row, sum] or transposed, B of [sum, column] or transposed, C broadcast to [row, column]."""
+    """Rule of Gemm: A [row, sum] or transposed, B [sum, column] or transposed, C broadcast to [row, column]."""
     a: Labels = ["sum", "row"] if call.flag("transA") else ["row", "sum"]
     b: Labels = ["column", "sum"] if call.flag("transB") else ["sum", "column"]
     operands: list[tuple[Value, Labels]] = [(call.input(0), a), (call.input(1), b)]
@@ -45,7 +45,7 @@ def gemm(call: Call) -> list[Value]:
             raise Dependent("the third operand is not broadcast")
         both: Labels = ["row", "column"]
         if added.rows is not None and call.input(0).rows is None and call.input(1).rows is None:
-            raise Dependent("only what it adds has rows")  # it may not be larger than the product
+            raise Dependent("only its third operand has rows")  # it must not be larger than the product
         operands.append((added, both[2 - len(dims_of(added)) :]))
     for value, _ in operands[:2]:
         if value.rank != 2:
@@ -54,7 +54,7 @@ def gemm(call: Call) -> list[Value]:
 
 
 def einsum(call: Call) -> list[Value]:
-    """Any product whose equation has letters alone, or an ellipsis in front of them."""
+    """Rule of Einsum, for equations of letters and an ellipsis."""
     equation = call.attribute("equation", b"").decode().replace(" ", "")
     terms, arrow, output = equation.partition("->")
     parts = terms.split(",")

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own (domain com.microsoft), as its optimiser and quantiser write them.
+"""ONNX Runtime's own operators (domain com.microsoft), which its optimizer and quantizer produce.
 
 Source: ONNX Runtime, docs/ContribOperators.md.
 """
@@ -28,7 +28,7 @@ _CACHE_INDIRECTION = 9
 
 
 def biased(call: Call) -> list[Value]:
-    """FastGelu, BiasGelu: an optional bias is added to the last axis."""
+    """Rule of FastGelu and BiasGelu: an optional bias is added along the last axis."""
     check_shared(call, 1)
     if call.optional(1) is not None:
         check_axis(call.input(0), len(dims_of(call.input(0))) - 1)
@@ -36,23 +36,23 @@ def biased(call: Call) -> list[Value]:
 
 
 def fused_convolution(call: Call) -> list[Value]:
-    """Conv with an activation; a fourth operand of the same rows is added to the result."""
+    """Rule of FusedConv: Conv with an activation; a fourth operand with the same rows is added."""
     value, rows = batch(call)
     check_shared(call, 1, 2)
     added = call.optional(3)
     if added is not None and added.rows != rows:
-        raise Dependent("what it adds does not have the rows of its input")
+        raise Dependent("its fourth operand does not have the rows of its input")
     return convolution(call.with_inputs([value, call.input(1)]))
 
 
 def fused_matmul(call: Call) -> list[Value]:
-    """MatMul with the last two axes of an operand exchanged first; other exchanges are not followed."""
+    """Rule of FusedMatMul: MatMul whose operands may have their last two axes transposed."""
     if call.flag("transBatchA") or call.flag("transBatchB"):
-        raise Dependent("its exchange of batch axes is not followed")
+        raise Dependent("its transposition of batch axes is not supported")
     left, right = call.input(0), call.input(1)
     ranks = len(dims_of(left)), len(dims_of(right))
     if min(ranks) < 2:
-        raise Dependent("an operand is no matrix")
+        raise Dependent("an operand is not a matrix")
     a: list[Hashable] = [*range(2 - ranks[0], 0), *(["sum", "row"] if call.flag("transA") else ["row", "sum"])]
     b: list[Hashable] = [
         *range(2 - ranks[1], 0),
@@ -62,20 +62,26 @@ def fused_matmul(call: Call) -> list[Value]:
 
 
 def skip_normalization(call: Call) -> list[Value]:
-    """The sum of two tensors, normalised over the last axis: result, mean, deviation, sum."""
+    """Rule of Skip…LayerNormalization: the sum of two tensors, normalized over the last axis.
+
+    Outputs: result, mean, deviation, sum.
+    """
     value, rows = call.input(0), call.input(0).rows
     dims = dims_of(value)
     check_axis(value, len(dims) - 1)
     check_shared(call, 2, 3, 4)
     summed = elementwise(call.symbols, [value, call.input(1)])
     if rows is None or summed.rows != rows or len(dims_of(summed)) != len(dims):
-        raise Dependent("what it adds does not have the rows of its input")
+        raise Dependent("its second operand does not have the rows of its input")
     moments = rowed([*dims[:-1], ONE], rows)
     return [summed, moments, moments, summed]
 
 
 def embedding_normalization(call: Call) -> list[Value]:
-    """Tokens and segments [batch, length], four tables, a mask, positions: result, length of each mask, sum."""
+    """Rule of EmbedLayerNormalization: tokens, segments [batch, length], four tables, mask, positions.
+
+    Outputs: result, length of each mask, sum.
+    """
     rows = batch_rows(call)
     check_batched(call, rows, 1, 7)
     check_shared(call, 2, 3, 4, 5, 6)
@@ -87,7 +93,7 @@ def embedding_normalization(call: Call) -> list[Value]:
 
 
 def packed_attention(call: Call) -> list[Value]:
-    """Input, weights, bias, mask, past [2, batch, …], bias of the attention, length: result and present."""
+    """Rule of Attention: input, weights, bias, mask, past [2, batch, …], attention bias, length: result, present."""
     rows = batch_rows(call)
     check_shared(call, 1, 2, 6)
     check_batched(call, rows, 3)
@@ -101,7 +107,7 @@ def packed_attention(call: Call) -> list[Value]:
 
 
 def multi_head_attention(call: Call) -> list[Value]:
-    """Query, key, value, bias, padding mask, bias of the attention, past key and value: all of one batch."""
+    """Rule of MultiHeadAttention: query, key, value, bias, padding mask, attention bias, past key and value."""
     rows = batch_rows(call)
     check_batched(call, rows, 1, 2, 4, 6, 7)
     check_shared(call, 3, 8)
@@ -113,7 +119,7 @@ def multi_head_attention(call: Call) -> list[Value]:
 
 
 def rotary(call: Call) -> list[Value]:
-    """Input, positions (one offset, or of the batch), cosines, sines."""
+    """Rule of RotaryEmbedding: input, positions (one offset, or one per row), cosines, sines."""
     rows = batch_rows(call)
     check_shared(call, 2, 3)
     positions = call.input(1)
@@ -125,7 +131,7 @@ def rotary(call: Call) -> list[Value]:
 
 
 def packed_weights(call: Call) -> list[Value]:
-    """MatMulNBits: the last axis times packed weights."""
+    """Rule of MatMulNBits: the last axis is multiplied by packed weights."""
     call.only_rowed(0)
     value = call.input(0)
     dims = dims_of(value)
@@ -137,7 +143,7 @@ def packed_weights(call: Call) -> list[Value]:
 
 
 def linear_pool(call: Call) -> list[Value]:
-    """Pooling of a quantised tensor, channels first or last."""
+    """Rule of QLinear…Pool: pooling of a quantized tensor, channels first or last."""
     check_single(call, 1, 2, 3, 4)
     if call.flag("channels_last"):
         value, rows = batch(call)
@@ -147,7 +153,7 @@ def linear_pool(call: Call) -> list[Value]:
     return global_pool(call) if "Global" in call.op else pool(call)
 
 
-_ALL_ROWS = "its scale is taken over all rows"
+_ALL_ROWS = "its scale is computed over all rows"
 
 RULES: Rules = {
     "Attention": Rule(packed_attention),

@@ -1,4 +1,4 @@
-"""Normalisation and Softmax: rows are on none of the axes that an operator takes statistics over."""
+"""Normalization and Softmax: the rows must be on none of the axes over which an operator computes statistics."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _SOFTMAX_ONE_AXIS_OPSET = 13
 
 
 def check_axis(value: Value, axis: int) -> None:
-    """Raises Dependent if the rows are on this axis."""
+    """Raise Dependent if the rows are on this axis."""
     if value.rows is not None and value.rows.axis == axis:
         raise Dependent("it works along the axis of the rows")
 
 
 def same(value: Value) -> Value:
-    """A value of the same shape and rows."""
+    """Return a value of the same shape and row layout."""
     return Value(value.dims, value.rows)
 
 
 def softmax(call: Call) -> list[Value]:
-    """Before opset 13 all axes from `axis` on are one."""
+    """Rule of Softmax, LogSoftmax and Hardmax; before opset 13 they combine all axes from `axis` on."""
     value = call.input(0)
     rank = len(dims_of(value))
     flattening = call.version < _SOFTMAX_ONE_AXIS_OPSET
@@ -35,11 +35,11 @@ def softmax(call: Call) -> list[Value]:
 
 
 def batch_normalization(call: Call) -> list[Value]:
-    """With stored statistics; in training mode it takes them over the batch."""
+    """Rule of BatchNormalization with stored statistics; in training mode it computes them over the batch."""
     call.only_rowed(0)
     value, rows = batch(call)
     if _trains(call):
-        raise Dependent("in training mode it takes statistics over the batch")
+        raise Dependent("in training mode it computes statistics over the batch")
     if rows is not None and len(dims_of(value)) < 2:
         raise Dependent("its input has no channels")
     return [same(value)]
@@ -54,7 +54,7 @@ def _trains(call: Call) -> bool:
 
 
 def instance_normalization(call: Call) -> list[Value]:
-    """Statistics for each element of the batch, of a channel or of a group of them."""
+    """Rule of InstanceNormalization and GroupNormalization: statistics per row and channel, or group of channels."""
     call.only_rowed(0)
     value, _ = batch(call)
     return [same(value)]
@@ -66,12 +66,12 @@ def local_response(call: Call) -> list[Value]:
 
 
 def layer_normalization(call: Call) -> list[Value]:
-    """Statistics over all axes from `axis` on; scale and bias are broadcast."""
+    """Rule of LayerNormalization: statistics over all axes from `axis` on; scale and bias are broadcast."""
     value = call.input(0)
     dims = dims_of(value)
     axis = call.axis(len(dims), -1)
     if value.rows is not None and value.rows.axis >= axis:
-        raise Dependent("it takes statistics over the axis of the rows")
+        raise Dependent("it computes statistics over the axis of the rows")
     bias = call.optional(2)
     result = elementwise(call.symbols, [value, call.input(1), *([] if bias is None else [bias])])
     if result.rank != len(dims) or result.rows != value.rows:
@@ -82,7 +82,7 @@ def layer_normalization(call: Call) -> list[Value]:
 
 
 def over_axes(call: Call) -> list[Value]:
-    """MeanVarianceNormalization; by default over the batch, too."""
+    """Rule of MeanVarianceNormalization, which by default also computes statistics over the batch."""
     value = call.input(0)
     axes = call.attribute("axes", [0, 2, 3]) or range(len(dims_of(value)))
     for axis in axes:
@@ -91,7 +91,7 @@ def over_axes(call: Call) -> list[Value]:
 
 
 def along_axis(default: int) -> Rule:
-    """Operators along one axis that the attribute `axis` names."""
+    """Return the rule of operators along the axis that the attribute `axis` names."""
 
     def apply(call: Call) -> list[Value]:
         value = call.input(0)

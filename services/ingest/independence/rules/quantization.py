@@ -1,4 +1,4 @@
-"""Quantised operators: scales and zero points are constants, one for the tensor or one for each channel."""
+"""Quantized operators: scales and zero points must be constants, one per tensor or one per channel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from millstream.services.ingest.independence.value import Dependent, Value
 
 
 def linear(call: Call) -> list[Value]:
-    """QuantizeLinear and DequantizeLinear: a scale for the tensor, or for each index of an axis without rows."""
+    """Rule of QuantizeLinear and DequantizeLinear: one scale per tensor, or per index of an axis without rows."""
     call.only_rowed(0)
     value = call.input(0)
     for parameter in call.inputs[1:]:
@@ -26,12 +26,12 @@ def linear(call: Call) -> list[Value]:
 
 
 def single(parameter: Value) -> bool:
-    """Whether a scale or zero point is one number."""
+    """Return whether a scale or zero point is one number."""
     return all(size == ONE for size in dims_of(parameter))
 
 
 def check_single(call: Call, *positions: int) -> None:
-    """Raises Dependent if one of the operands is neither absent nor one number that does not depend on rows."""
+    """Raise Dependent unless each of the operands is absent, or one number that does not depend on rows."""
     for position in positions:
         parameter = call.optional(position)
         if parameter is not None and (parameter.rows is not None or not single(parameter)):
@@ -39,7 +39,7 @@ def check_single(call: Call, *positions: int) -> None:
 
 
 def check_column(call: Call, right: Value, *positions: int) -> None:
-    """Parameters of a right operand may differ from column to column if it has no rows."""
+    """Raise Dependent unless the operands are single numbers, or one per column of a right operand without rows."""
     for position in positions:
         parameter = call.optional(position)
         if parameter is None or (parameter.rows is None and single(parameter)):
@@ -49,7 +49,7 @@ def check_column(call: Call, right: Value, *positions: int) -> None:
 
 
 def linear_matmul(call: Call) -> list[Value]:
-    """QLinearMatMul: a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero."""
+    """Rule of QLinearMatMul: a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero."""
     left, right = call.input(0), call.input(3)
     check_single(call, 1, 2, 6, 7)
     check_column(call, right, 4, 5)
@@ -57,7 +57,7 @@ def linear_matmul(call: Call) -> list[Value]:
 
 
 def integer_matmul(call: Call) -> list[Value]:
-    """MatMulInteger: a, b, a_zero, b_zero."""
+    """Rule of MatMulInteger: a, b, a_zero, b_zero."""
     left, right = call.input(0), call.input(1)
     check_single(call, 2)
     check_column(call, right, 3)
@@ -65,13 +65,13 @@ def integer_matmul(call: Call) -> list[Value]:
 
 
 def linear_binary(call: Call) -> list[Value]:
-    """QLinearAdd, QLinearMul: a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero."""
+    """Rule of QLinearAdd and QLinearMul: a, a_scale, a_zero, b, b_scale, b_zero, c_scale, c_zero."""
     check_single(call, 1, 2, 4, 5, 6, 7)
     return [elementwise(call.symbols, [call.input(0), call.input(3)])]
 
 
 def linear_unary(call: Call) -> list[Value]:
-    """QLinearLeakyRelu, QLinearSigmoid: x, x_scale, x_zero, y_scale, y_zero."""
+    """Rule of QLinearLeakyRelu and QLinearSigmoid: x, x_scale, x_zero, y_scale, y_zero."""
     check_single(call, 1, 2, 3, 4)
     return [same(call.input(0))]
 

@@ -11,7 +11,7 @@ _STATES = (5, 6)
 
 
 def recurrent(call: Call) -> list[Value]:
-    """Outputs Y [time, directions, batch, hidden] and the last states [directions, batch, hidden]."""
+    """Rule of LSTM, GRU and RNN: Y [time, directions, batch, hidden] and last states [directions, batch, hidden]."""
     value = call.input(0)
     layout = call.flag("layout")
     batch = 0 if layout else 1
@@ -45,7 +45,7 @@ def _outputs(call: Call, dims: tuple[Expression, ...], rows: Rows | None, layout
 
 
 def reversed_time(call: Call) -> list[Value]:
-    """ReverseSequence: time and batch are the first two axes, in either order; each row has a length."""
+    """Rule of ReverseSequence: time and batch are the first two axes, in either order; each row has a length."""
     value, lengths = call.input(0), call.input(1)
     axis = int(call.attribute("batch_axis", 1))
     expected = value.rows.moved(0) if value.rows is not None and value.rows.axis == axis else None

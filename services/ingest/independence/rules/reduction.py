@@ -1,4 +1,4 @@
-"""Reductions, and what else works along some axes: rows are on none of them."""
+"""Reductions, and other operators that work along some axes: the rows must be on none of these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REDUCTIONS = "L1 L2 LogSum LogSumExp Max Mean Min Prod Sum SumSquare".split()  
 
 
 def without_axes(value: Value, dropped: set[int], keep: bool) -> Value:
-    """The value without `dropped` axes, or with size 1 there."""
+    """Return the value without the `dropped` axes, or (`keep`) with size 1. Raises Dependent for the rows' axis."""
     dims: list[Expression] = []
     rows: Rows | None = None
     for axis, size in enumerate(dims_of(value)):
@@ -27,7 +27,7 @@ def without_axes(value: Value, dropped: set[int], keep: bool) -> Value:
 
 
 def reduce(call: Call) -> list[Value]:
-    """Axes are an attribute, later an operand; without any, all axes or none."""
+    """Rule of Reduce…: axes are an attribute, in later opsets an operand; without axes, all axes or none."""
     call.only_rowed(0)
     value = call.input(0)
     rank = len(dims_of(value))
@@ -47,7 +47,7 @@ def arg(call: Call) -> list[Value]:
 
 
 def cumulative(call: Call) -> list[Value]:
-    """The axis is an operand."""
+    """Rule of CumSum and CumProd, whose axis is an operand."""
     value = call.input(0)
     axis = constant(known_content(call.input(1)).flat[0])
     check_axis(value, normalized(axis, len(dims_of(value))))
@@ -55,7 +55,7 @@ def cumulative(call: Call) -> list[Value]:
 
 
 def top_k(call: Call) -> list[Value]:
-    """The k largest along an axis and where they were."""
+    """Rule of TopK: the k largest elements along an axis, and their positions."""
     call.only_rowed(0)
     value = call.input(0)
     dims = list(dims_of(value))
@@ -67,7 +67,7 @@ def top_k(call: Call) -> list[Value]:
 
 
 def _how_many(call: Call) -> Expression:
-    """K of TopK, an attribute before opset 10."""
+    """Return k of TopK, an attribute before opset 10."""
     if call.version < 10:
         return number(int(call.attribute("k", 0)))
     content = call.input(1).content
@@ -76,14 +76,14 @@ def _how_many(call: Call) -> Expression:
 
 
 def spectrum(call: Call) -> list[Value]:
-    """DFT: the axis is an attribute before opset 20; the last axis holds real and imaginary parts."""
+    """Rule of DFT: the axis is an attribute before opset 20; the last axis holds real and imaginary parts."""
     call.only_rowed(0)
     value = call.input(0)
     dims = list(dims_of(value))
     axis = call.axis(len(dims), 1)
     if call.version >= 20:
-        given = call.optional(2)
-        axis = normalized(-2 if given is None else constant(known_content(given).flat[0]), len(dims))
+        axis_operand = call.optional(2)
+        axis = normalized(-2 if axis_operand is None else constant(known_content(axis_operand).flat[0]), len(dims))
     for changed in (axis, len(dims) - 1):
         check_axis(value, changed)
         dims[changed] = call.symbols.fresh()
@@ -91,7 +91,7 @@ def spectrum(call: Call) -> list[Value]:
 
 
 def short_time_spectrum(call: Call) -> list[Value]:
-    """STFT: [batch, length, …] to [batch, frames, frequencies, 2]."""
+    """Rule of STFT: [batch, length, …] to [batch, frames, frequencies, 2]."""
     call.only_rowed(0)
     value = call.input(0)
     if value.rows is None:

@@ -1,4 +1,4 @@
-"""Operators that see across rows by what they are, and why: a better reason than that no rule knows them."""
+"""Operators that always mix rows, and the reason for each, which is more helpful than "not known"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REASONS = {
 
 
 def refusing(reason: str) -> Callable[[Call], list[Value]]:
-    """A rule that always ends the proof."""
+    """Return a rule that always ends the proof with `reason`."""
 
     def apply(_call: Call) -> list[Value]:
         raise Dependent(reason)

@@ -9,17 +9,17 @@ from millstream.services.ingest.independence.node import Call, Rule, Rules, cons
 from millstream.services.ingest.independence.rules.normalization import check_axis, same
 from millstream.services.ingest.independence.value import Dependent, Element, Value, depends_on_count, free, rowed
 
-#: an end that is at least this means all of an axis; no run has as many rows
+#: an end of at least this value covers a whole axis: no run has so many rows
 _ALL = 2**31 - 1
 
 
 def with_dims(value: Value, dims: Sequence[Expression]) -> Value:
-    """A value of other dimensions with its rows where they were."""
+    """Return a value with other dimensions and the same row layout."""
     return free(dims) if value.rows is None else rowed(dims, value.rows)
 
 
 def cut(call: Call) -> list[Value]:
-    """Slice: starts, ends, axes and steps are attributes before opset 10."""
+    """Rule of Slice: starts, ends, axes and steps are attributes before opset 10."""
     call.only_rowed(0)
     value = call.input(0)
     dims = list(dims_of(value))
@@ -28,10 +28,10 @@ def cut(call: Call) -> list[Value]:
         axis = normalized(axis, len(dims))
         if value.rows is not None and axis == value.rows.axis:
             if not _is_whole(call, index, dims[axis]):
-                raise Dependent("it takes some of the rows")
+                raise Dependent("it selects some of the rows")
         else:
             if any(operand is not None and operand.counted for operand in _bounds_of(call, index)):
-                raise Dependent("it takes a part whose place depends on the number of rows")
+                raise Dependent("it selects a part whose position depends on the number of rows")
             dims[axis] = _extent(call, index, dims[axis])
     return [with_dims(value, dims)]
 
@@ -46,16 +46,16 @@ def _slices(call: Call) -> int:
 
 
 def _bounds_of(call: Call, index: int) -> list[Value | None]:
-    """Operands that are not known element by element; of the others only the element counts."""
-    unsettled: list[Value | None] = []
+    """Return the bounds at `index` that are not known to be independent of the number of rows."""
+    unknown: list[Value | None] = []
     for position in (1, 2, 4):
         value = call.optional(position)
         if value is not None and value.content is not None:
             element = value.content.flat[index]
             if isinstance(element, Expression) and not element.counted:
                 continue
-        unsettled.append(value)
-    return unsettled
+        unknown.append(value)
+    return unknown
 
 
 def _bound(call: Call, position: int, name: str, index: int, default: int | None = None) -> Expression | None:
@@ -92,7 +92,7 @@ def _extent(call: Call, index: int, size: Expression) -> Expression:
 
 
 def gather(call: Call) -> list[Value]:
-    """Along an axis without rows; or rows of indices, each looked up in data that all share."""
+    """Rule of Gather: along an axis without rows, or rows of indices into data that all rows share."""
     data, indices = call.input(0), call.input(1)
     if data.rows is not None and indices.rows is not None:
         raise Dependent("rows are looked up by positions in the whole batch")
@@ -109,7 +109,7 @@ def gather(call: Call) -> list[Value]:
 
 
 def gather_elements(call: Call) -> list[Value]:
-    """Data and indices have the rows on the same axis, which is not the one that is looked up."""
+    """Rule of GatherElements: data and indices have the rows on the same axis, which is not the indexed one."""
     data, indices = call.input(0), call.input(1)
     axis = call.axis(len(dims_of(data)), 0)
     _check_same(data, indices, axis)
@@ -123,7 +123,7 @@ def _check_same(data: Value, other: Value, axis: int) -> None:
 
 
 def gather_nd(call: Call) -> list[Value]:
-    """The last axis of the indices holds positions; the first `batch_dims` axes are shared with the data."""
+    """Rule of GatherND: the indices' last axis holds positions; the first `batch_dims` axes equal those of the data."""
     data, indices = call.input(0), call.input(1)
     shape, positions = dims_of(data), dims_of(indices)
     shared = int(call.attribute("batch_dims", 0))
@@ -132,13 +132,13 @@ def gather_nd(call: Call) -> list[Value]:
         raise Dependent("the number of its index columns is not known")
     dims = [*positions[:-1], *shape[shared + depth :]]
     if indices.rows is not None and indices.rows.axis == len(positions) - 1:
-        raise Dependent("a position is made of several rows")
+        raise Dependent("a position combines values of several rows")
     if data.rows is not None and data.rows.axis < shared + depth:
         if data.rows.axis >= shared or indices.rows != data.rows:
             raise Dependent("rows are looked up by positions in the whole batch")
         return [rowed(dims, data.rows)]
     if data.rows is not None and indices.rows is not None:
-        raise Dependent("rows of one input meet another axis of the other")
+        raise Dependent("rows of one input are combined with another axis of the other")
     if indices.rows is not None:
         if indices.rows.axis < shared:
             raise Dependent("only one of its inputs has rows")
@@ -149,7 +149,7 @@ def gather_nd(call: Call) -> list[Value]:
 
 
 def scatter_elements(call: Call) -> list[Value]:
-    """Data, indices and updates have the rows on the same axis, which is not the one that is written to."""
+    """Rule of ScatterElements: all three operands have the rows on the same axis, which is not the indexed one."""
     data = call.input(0)
     axis = call.axis(len(dims_of(data)), 0)
     for other in (call.input(1), call.input(2)):
@@ -158,18 +158,18 @@ def scatter_elements(call: Call) -> list[Value]:
 
 
 def scatter_nd(call: Call) -> list[Value]:
-    """Indices that all rows share address axes in front of that of the rows; updates have the rows where data has them."""
+    """Rule of ScatterND: shared indices address axes before that of the rows; updates have rows as the data has."""
     data, indices, updates = call.input(0), call.input(1), call.input(2)
     depth = dims_of(indices)[-1].constant
     if data.rows is None or indices.rows is not None or depth is None or data.rows.axis < depth:
         raise Dependent("it writes to positions in the whole batch")
     if updates.rows != data.rows.moved(len(dims_of(indices)) - 1 + data.rows.axis - depth):
-        raise Dependent("what it writes does not have the rows of its data")
+        raise Dependent("its updates do not have the rows of its data")
     return [same(data)]
 
 
 def one_hot(call: Call) -> list[Value]:
-    """A new axis of `depth`, wherever the attribute puts it."""
+    """Rule of OneHot: adds an axis of size `depth` at the attribute's position."""
     call.only_rowed(0)
     value = call.input(0)
     rank = len(dims_of(value)) + 1
@@ -183,7 +183,7 @@ def one_hot(call: Call) -> list[Value]:
 
 
 def pad(call: Call) -> list[Value]:
-    """Nothing is added along the axis of the rows."""
+    """Rule of Pad: nothing may be added along the axis of the rows."""
     call.only_rowed(0)
     value = call.input(0)
     dims = list(dims_of(value))
@@ -199,7 +199,7 @@ def pad(call: Call) -> list[Value]:
         before, after = around[index], around[index + len(axes)]
         if value.rows is not None and axis == value.rows.axis:
             if constant(before) or constant(after):
-                raise Dependent("it adds to the rows")
+                raise Dependent("it adds rows")
         elif isinstance(before, Expression) and isinstance(after, Expression):
             dims[axis] = call.symbols.bounded(dims[axis] + before + after)
         else:
@@ -208,11 +208,11 @@ def pad(call: Call) -> list[Value]:
 
 
 def resize(call: Call) -> list[Value]:
-    """The axis of the rows keeps its size: its scale is 1, or its new size is the number of rows."""
+    """Rule of Resize: the axis of the rows must keep its size, by a scale of 1 or an equal new size."""
     call.only_rowed(0)
     value = call.input(0)
     dims = dims_of(value)
-    axes = call.attribute("axes", None) or range(len(dims))  # ONNX Runtime takes an empty list as all axes
+    axes = call.attribute("axes", None) or range(len(dims))  # for ONNX Runtime an empty list means all axes
     chosen = [normalized(axis, len(dims)) for axis in axes]
     result = [call.symbols.fresh() if axis in chosen else size for axis, size in enumerate(dims)]
     if value.rows is None:
@@ -227,14 +227,14 @@ def resize(call: Call) -> list[Value]:
 
 
 def _check_only(sizes: Value, index: int | None) -> None:
-    """Raises Dependent if another size than that at `index` depends on the number of rows."""
+    """Raise Dependent if another size than that at `index` depends on the number of rows."""
     if any(depends_on_count(item) for place, item in enumerate(known_content(sizes).flat) if place != index):
         raise Dependent("it resizes another axis by the number of rows")
 
 
 def _check_kept(call: Call, index: int, size: Expression) -> None:
     if call.attribute("keep_aspect_ratio_policy", b"stretch") != b"stretch":
-        raise Dependent("one scale is taken from all axes, that of the rows among them")
+        raise Dependent("one scale is computed from all axes, including that of the rows")
     if call.attribute("coordinate_transformation_mode", b"") == b"tf_crop_and_resize":
         raise Dependent("it may crop the rows")
     sizes = call.optional(3) if call.version >= 11 else None
@@ -251,7 +251,7 @@ def _check_kept(call: Call, index: int, size: Expression) -> None:
 
 
 def crop_or_pad(call: Call) -> list[Value]:
-    """CenterCropPad along axes without rows."""
+    """Rule of CenterCropPad: along axes without rows."""
     call.only_rowed(0)
     value = call.input(0)
     rank = len(dims_of(value))
