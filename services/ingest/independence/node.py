@@ -61,7 +61,7 @@ class Call:
         return default if attribute is None else onnx.helper.get_attribute_value(attribute)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return an attribute that is 0 or 1. Raises Dependent for other values: operators interpret them differently."""
+        """Return an attribute that is 0 or 1. Raises Dependent for others, which operators interpret differently."""
         value = self.attribute(name, int(default))
         if value not in (0, 1):
             raise Dependent(f"its attribute {name!r} is neither 0 nor 1")
