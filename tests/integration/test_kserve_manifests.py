@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from millstream.services.cli.app import app
-from millstream.services.cli.commands.serve import found
+from millstream.services.cli.commands.serve import discover
 from millstream.services.settings import Settings, child_environment
 from tests.kit import models
 from tests.kit.application import Application
@@ -133,12 +133,12 @@ def test_what_the_command_serves(tmp_path: Path) -> None:
 
 def test_what_sagemaker_left_in_the_models_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "model"
-    assert found(folder, "m") == (None, None)
+    assert discover(folder, "m") == (None, None)
     folder.mkdir()
-    assert found(folder, "m") == (None, None)
+    assert discover(folder, "m") == (None, None)
     (folder / "digits").mkdir()
-    assert found(folder, "m") == (None, [folder])
+    assert discover(folder, "m") == (None, [folder])
     (folder / "any.onnx").write_bytes(b"")
-    assert found(folder, "m") == ([f"m={folder / 'any.onnx'}"], None)
+    assert discover(folder, "m") == ([f"m={folder / 'any.onnx'}"], None)
     monkeypatch.setenv("SAGEMAKER_BIND_TO_PORT", "8123")
     assert Settings().sagemaker_port == 8123
