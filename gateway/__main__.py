@@ -21,7 +21,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.catalog.catalog import Catalog
 from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
-from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.cluster_events import ClusterEvents
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
@@ -165,7 +165,7 @@ class Gateway:
             settings=self.settings,
             repository=self.repository,
             catalog=self.catalog,
-            uploads=Uploads(self.catalog),
+            upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
             caller=caller,
             embed=Embeddings(caller, Tokenizers(self.repository), json_limits).answer,

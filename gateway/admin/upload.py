@@ -54,7 +54,7 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
     # Incoming refuses a bad name and an existing version here, before the caller has sent a gigabyte
     async with (
         ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
-        deps.uploads.permit(upload.model, upload.version) as show,
+        deps.upload_slots.acquire(upload.model, upload.version) as show,
     ):
         await _receive(incoming, upload, body)
         manifest = await incoming.publish(upload.sha256, show, activate=upload.activate)

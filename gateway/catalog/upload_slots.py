@@ -10,11 +10,11 @@ from millstream.gateway.catalog.interfaces import ModelCatalog, UploadKey
 from millstream.services.errors import Code, Failure
 from millstream.services.wire.records import State
 
-AT_ONCE_MAX = 8
+AT_ONCE_MAX = 8  # uploads of one gateway; further uploads are refused
 RETRY_AFTER_S = 5.0
 
 
-class Uploads:
+class UploadSlots:
     """Limits uploads in progress: each takes disk bandwidth and, during its check, a core and memory."""
 
     def __init__(self, catalog: ModelCatalog, at_once_max: int = AT_ONCE_MAX) -> None:
@@ -23,8 +23,8 @@ class Uploads:
         self._running: Counter[UploadKey] = Counter()
 
     @asynccontextmanager
-    async def permit(self, model: str, version: int | None) -> AsyncIterator[Callable[[State], Awaitable[None]]]:
-        """Permit one upload. The upload is visible as RECEIVING; the yielded function publishes another state.
+    async def acquire(self, model: str, version: int | None) -> AsyncIterator[Callable[[State], Awaitable[None]]]:
+        """Take a slot for one upload. The upload is visible as RECEIVING; the yielded function publishes another state.
 
         Raises Failure(UNAVAILABLE) when too many uploads are in progress.
         """

@@ -15,7 +15,7 @@ from starlette.types import Message, Scope
 from millstream.gateway.app import build_app
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
-from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -134,7 +134,7 @@ class Application:
                 settings=self.settings,
                 repository=self.repository,
                 catalog=self.catalog,
-                uploads=Uploads(self.catalog),
+                upload_slots=UploadSlots(self.catalog),
                 infer=self.inbox,
                 caller=caller,
                 embed=Embeddings(caller, Tokenizers(self.repository), limits).answer,

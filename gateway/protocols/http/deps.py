@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
-from millstream.gateway.catalog.upload_slots import Uploads
+from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -24,7 +24,7 @@ class Deps:
     settings: Settings
     repository: Repository
     catalog: ModelCatalog
-    uploads: Uploads
+    upload_slots: UploadSlots
     infer: InferHandler  # v2 over HTTP
     caller: Caller  # the other protocols
     embed: Callable[[bytes], Coroutine[Any, Any, bytes]]  # body of an embeddings request -> body of its reply
