@@ -72,7 +72,7 @@ def raw(call: GrpcCall) -> list[bytes]:
 def test_raw_contents_are_taken_in_the_order_of_the_inputs():
     call = PAIR.decode(request(b"B" * 8, b"A" * 8, names=("b", "a")))
     assert raw(call) == [b"A" * 8, b"B" * 8]
-    assert (call.rows, call.terms, call.outputs, call.id) == (1, DEFAULT_OPTIONS, None, "")
+    assert (call.rows, call.options, call.outputs, call.id) == (1, DEFAULT_OPTIONS, None, "")
 
 
 def test_raw_and_typed_contents_do_not_mix():
@@ -183,7 +183,7 @@ def test_terms():
     built.parameters["mine"].double_param = 0.5
     built.parameters["sequence_id"].int64_param = 0
     built.parameters["triton_enable_empty_final_response"].bool_param = True
-    assert ONE.decode(built).terms == RequestOptions(1.5, 2)
+    assert ONE.decode(built).options == RequestOptions(1.5, 2)
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_what_is_asked_of_outputs():
     asked.parameters["classification"].int64_param = 3
     call = known.decode(built)
     assert call.outputs == (1, 0)
-    assert call.asks is not None
-    assert call.asks[0] == OutputOption(classes=3)
-    assert cast("Any", call.asks[1].target) == ("r", 6, 5)
+    assert call.output_options is not None
+    assert call.output_options[0] == OutputOption(classes=3)
+    assert cast("Any", call.output_options[1].target) == ("r", 6, 5)
     assert "not enabled" in refused(ONE, built, Code.UNSUPPORTED)
     asked.parameters["shared_memory_region"].string_param = "r"
     asked.parameters["shared_memory_byte_size"].int64_param = 8

@@ -75,9 +75,9 @@ def test_classes_and_shared_memory_in_place_of_tensors():
     encoder = GrpcEncoder("m", 7, SIGNATURE, Extensions(SIGNATURE, {}, None, 0))
     plain = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3)))
     region = Region()
-    asks = {0: OutputOption(target=region), 2: OutputOption(classes=1)}
+    output_options = {0: OutputOption(target=region), 2: OutputOption(classes=1)}
     for _ in range(2):
-        written = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3), asks=asks))
+        written = pb.ModelInferResponse.FromString(encoder.encode((0, 2), "", reply(3), output_options=output_options))
         assert region.data == SIGNATURE.outputs[0].name.encode() + plain.raw_output_contents[0]
         assert written.outputs[0] == plain.outputs[0]
         assert written.raw_output_contents[0] == b""

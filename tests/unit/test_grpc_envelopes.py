@@ -42,7 +42,7 @@ def test_what_is_known_is_read_as_what_is_parsed(rows: int) -> None:
     assert envelope is not None
     inputs = inputs_of(again.SerializeToString(), envelope)
     parsed = DECODER.decode(again)
-    assert raw(GrpcCall(inputs, rows, parsed.terms, None, "")) == raw(parsed)
+    assert raw(GrpcCall(inputs, rows, parsed.options, None, "")) == raw(parsed)
     assert [(one.shape, one.size_bytes) for one in inputs] == [(one.shape, one.size_bytes) for one in parsed.inputs]
     assert (envelope.model, envelope.version) == ("m", "7")
     assert (envelope.rows, envelope.outputs) == (parsed.rows, parsed.outputs) == (rows, (1,))

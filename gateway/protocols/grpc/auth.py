@@ -1,7 +1,7 @@
-"""Who may change things over gRPC: holders of the admin key; without a key, callers on this machine. As in the admin API.
+"""Who may change settings over gRPC, as in the admin API: holders of the key; without a key, callers on this machine.
 
-A browser cannot speak gRPC, so there is no page of another origin to guard against. A proxy that adds no forwarding
-header cannot be told from a local client: docs/protocols.md tells operators to set a key behind one.
+Browsers cannot speak gRPC, so no web page of another origin can call. A proxy that adds no forwarding header cannot be
+distinguished from a local client: docs/protocols.md tells operators to set a key behind such a proxy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _BEARER = "bearer "
 
 
 async def check(settings: Settings, context: Any) -> None:
-    """Let the call pass. Raises Failure(UNAUTHENTICATED); ends the call where no key is set and the caller is not local."""
+    """Return if the caller may use the admin API. Raises Failure(UNAUTHENTICATED).
+
+    Ends the call with PERMISSION_DENIED where no key is set and the caller is not local.
+    """
     if settings.admin_key is None:
         if not _is_local(context.peer()):
             await context.abort(
@@ -36,13 +39,13 @@ async def check(settings: Settings, context: Any) -> None:
     given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
     if given[: len(_BEARER)].lower() != _BEARER:
         raise Failure(Code.UNAUTHENTICATED, "send the admin key: metadata 'authorization: Bearer KEY'")
-    # as bytes: compare_digest refuses text that is not ASCII
+    # As bytes, since compare_digest does not take text that is not ASCII.
     key = settings.admin_key.get_secret_value().encode()
     if not secrets.compare_digest(given[len(_BEARER) :].strip().encode(), key):
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
 
 
 def _is_local(peer: str) -> bool:
-    """`peer`: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:PATH."""
+    """Whether `peer` (ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000, unix:PATH) is on this machine."""
     family, _, address = unquote(peer).partition(":")
     return family == "unix" or is_loopback(address.rpartition(":")[0].strip("[]"))

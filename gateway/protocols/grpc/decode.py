@@ -1,14 +1,14 @@
-"""A ModelInferRequest -> inputs and terms that fit the version's signature. Pure.
+"""Decodes a ModelInferRequest into inputs and options that fit the version's signature. Pure.
 
 Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input that is not in shared
-memory, in their order, and then no input has contents of its own.
+memory, in their order; no input has contents of its own then.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from millstream.gateway.protocols.grpc.parameters import read_tensor, read_terms
+from millstream.gateway.protocols.grpc.parameters import read_request_options, read_tensor
 from millstream.gateway.protocols.grpc.typed_contents import no_data, tensor_of
 from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX, read_span
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
@@ -21,22 +21,28 @@ from millstream.services.errors import invalid
 
 
 class GrpcCall(NamedTuple):
-    """A decoded request. `outputs`: indices in the signature as asked; None: all of them.
+    """A decoded request.
 
-    `asks`: by index of the output, what is not its plain tensor. `held_bytes`: of inputs that were not in the message.
+    `outputs`: indices in the signature, as requested; None: all. `output_options`: by index of the output, where not
+    its plain tensor is wanted. `held_bytes`: of inputs that were not in the message.
     """
 
     inputs: list[InputTensor]
     rows: int
-    terms: RequestOptions
+    options: RequestOptions
     outputs: tuple[int, ...] | None
     id: str = ""
-    asks: dict[int, OutputOption] | None = None
+    output_options: dict[int, OutputOption] | None = None
     held_bytes: int = 0
 
 
 class GrpcDecoder:
-    """Reads the requests of one version."""
+    """Decodes the requests of one version.
+
+    Args:
+        plans: of the version's inputs.
+        extensions: of the version.
+    """
 
     def __init__(self, plans: InputPlans, extensions: Extensions) -> None:
         self._model = plans.model
@@ -45,17 +51,20 @@ class GrpcDecoder:
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
 
     def decode(self, request: Any) -> GrpcCall:
-        """Raises Failure: INVALID, UNSUPPORTED for sequences, and for shared memory where it is not allowed, TOO_LARGE."""
+        """Decode a ModelInferRequest.
+
+        Raises Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
+        """
         inputs, rows, held_bytes = self._inputs(request)
-        terms = read_terms(request.parameters) if request.parameters else DEFAULT_OPTIONS
-        asks: dict[int, OutputOption] = {}
-        outputs = self._asked(request.outputs, asks) if request.outputs else None
+        options = read_request_options(request.parameters) if request.parameters else DEFAULT_OPTIONS
+        output_options: dict[int, OutputOption] = {}
+        outputs = self._requested_outputs(request.outputs, output_options) if request.outputs else None
         if len(request.id) > ID_CHARACTERS_MAX:
             raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-        return GrpcCall(inputs, rows, terms, outputs, request.id, asks or None, held_bytes)
+        return GrpcCall(inputs, rows, options, outputs, request.id, output_options or None, held_bytes)
 
     def _inputs(self, request: Any) -> tuple[list[InputTensor], int, int]:
-        """The inputs, their rows, and how many bytes of them lay in shared memory."""
+        """Return the inputs, their rows, and how many bytes of them were in shared memory."""
         plans = self._plans
         raws = request.raw_input_contents
         found: list[InputTensor | None] = [None] * len(plans)
@@ -95,19 +104,21 @@ class GrpcDecoder:
             raise no_data(plan)
         return raw_tensor(plan, extent, memoryview(raws[at]))
 
-    def _asked(self, outputs: Any, asks: dict[int, OutputOption]) -> tuple[int, ...]:
-        asked: dict[int, None] = {}
+    def _requested_outputs(self, outputs: Any, output_options: dict[int, OutputOption]) -> tuple[int, ...]:
+        requested: dict[int, None] = {}
         for item in outputs:
             index = self._outputs.get(item.name)
             if index is None:
                 raise invalid(f"unexpected inference output '{shown(item.name)}' for model '{self._model}'")
-            if index in asked:
+            if index in requested:
                 raise invalid(f"output '{item.name}' already exists in request")
             if item.parameters:
                 where = f" for output '{item.name}'"
                 parameters = read_tensor(item.parameters, where)
-                ask = self._extensions.option(index, parameters.get("classification", 0), read_span(parameters, where))
-                if ask is not None:
-                    asks[index] = ask
-            asked[index] = None
-        return tuple(asked)
+                option = self._extensions.option(
+                    index, parameters.get("classification", 0), read_span(parameters, where)
+                )
+                if option is not None:
+                    output_options[index] = option
+            requested[index] = None
+        return tuple(requested)

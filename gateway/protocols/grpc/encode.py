@@ -1,8 +1,8 @@
-"""A reply -> the bytes of a ModelInferResponse, with raw_output_contents whatever form the request had.
+"""Encodes a reply as the bytes of a ModelInferResponse, with raw_output_contents whatever form the request had.
 
 head: model, version, outputs with their shapes │ id? │ parameters? │ raw of each output, after its tag and length
 
-The head depends only on shapes and is remembered by them. Fields of a message may come in any order.
+The head depends on shapes only and is remembered by shape. Fields of a message may come in any order.
 Source: Protocol Buffers, "Encoding"; Triton's inference.proto for the field numbers.
 """
 
@@ -24,12 +24,12 @@ _INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse
 
 _FINAL = pb.ModelInferResponse()
 _FINAL.parameters["triton_final_response"].bool_param = True
-#: of a reply in a stream: no other will come for its request
+#: Parameter of a reply in a stream: the last one to its request.
 FINAL: bytes = _FINAL.SerializeToString()
 
 
 def varint(number: int) -> bytes:
-    """A length as protobuf writes it."""
+    """Encode a length as protobuf does."""
     if number < 0x80:
         return bytes((number,))
     octets = bytearray()
@@ -41,12 +41,12 @@ def varint(number: int) -> bytes:
 
 
 def stream_response(response: bytes) -> bytes:
-    """A ModelInferResponse as a ModelStreamInferResponse."""
+    """Wrap a ModelInferResponse as a ModelStreamInferResponse."""
     return b"".join((_INFER_RESPONSE, varint(len(response)), response))
 
 
 class GrpcEncoder:
-    """Writes the responses of one version."""
+    """Encodes the responses of one version."""
 
     def __init__(self, model: str, version: int, signature: Signature, extensions: Extensions) -> None:
         self._model = model
@@ -58,21 +58,26 @@ class GrpcEncoder:
 
     def encode(
         self,
-        asked: tuple[int, ...] | None,
+        requested: tuple[int, ...] | None,
         request_id: str,
         reply: Reply,
         extra: bytes = b"",
-        asks: dict[int, OutputOption] | None = None,
+        output_options: dict[int, OutputOption] | None = None,
     ) -> bytes:
-        """`asked`: indices of outputs; None: all. `extra`: fields in wire form that the response has besides.
+        """Encode a response. Raises Failure(INVALID) where an output does not fit its shared memory.
 
-        `asks`: by index of the output, what is not its plain tensor. Raises Failure(INVALID) where it does not fit.
+        Args:
+            requested: indices of outputs in the signature; None: all.
+            request_id: "" where the request has none.
+            reply: all outputs of the version.
+            extra: more fields of the response, in wire form.
+            output_options: by index of the output, where not its plain tensor is wanted.
         """
-        if asks is not None:
-            reply = [self._settled(index, output, asks.get(index)) for index, output in enumerate(reply)]
-        wanted = self._all if asked is None else asked
+        if output_options is not None:
+            reply = [self._with_option(index, output, output_options.get(index)) for index, output in enumerate(reply)]
+        wanted = self._all if requested is None else requested
         outputs = [reply[index] for index in wanted]
-        key = (asked, *[output.shape for output in outputs], *(() if asks is None else asks))
+        key = (requested, *[output.shape for output in outputs], *(() if output_options is None else output_options))
         head = self._heads.get(key) or self._head(key, wanted, outputs)
         pieces: list[bytes | memoryview] = [head]
         if request_id:
@@ -85,14 +90,14 @@ class GrpcEncoder:
             pieces += (_RAW, varint(len(raw)), raw)
         return b"".join(pieces)
 
-    def _settled(self, index: int, output: OutputTensor, ask: OutputOption | None) -> OutputTensor:
-        """`output` as classes, or written to shared memory, of which nothing but its shape is left."""
-        if ask is None:
+    def _with_option(self, index: int, output: OutputTensor, option: OutputOption | None) -> OutputTensor:
+        """Return `output` as classes, or, after writing it to shared memory, its shape without data."""
+        if option is None:
             return output
-        if ask.classes:
-            return self._extensions.classified(index, output, ask.classes)
-        assert ask.target is not None
-        ask.target.write(raw_bytes(output), self._signature.outputs[index].name)
+        if option.classes:
+            return self._extensions.classified(index, output, option.classes)
+        assert option.target is not None
+        option.target.write(raw_bytes(output), self._signature.outputs[index].name)
         return output._replace(array=_NOTHING)
 
     def _head(self, key: tuple[Any, ...], wanted: tuple[int, ...], outputs: list[OutputTensor]) -> bytes:

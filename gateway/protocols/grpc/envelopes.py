@@ -1,4 +1,4 @@
-"""What repeats in messages: all of a request but the bytes of its tensors. Known envelopes are not parsed again. Pure.
+"""Envelopes: all of a message but the bytes of its tensors, remembered so that it is parsed only once. Pure.
 
 head (model, version, inputs, outputs) │ tag, length │ raw bytes │ tag, length │ raw bytes …
 """
@@ -17,17 +17,17 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
-_KEY_BYTES = 16  # the model, mostly; no shorter head can be known
+_KEY_BYTES = 16  # mostly the model's name; a shorter head is never remembered
 _KNOWN_MAX = 256
 _HEAD_BYTES_MAX = 4096
-# from here on, a view is made sooner than a copy
+# From this size on, making a view is faster than making a copy.
 _VIEW_BYTES_MIN = 16384
 
 _new = tuple.__new__
 
 
 class Envelope(NamedTuple):
-    """`marks`: (where, the bytes that must be there). `places`: shape, start and end of inputs in the signature's order."""
+    """`marks`: (position, bytes that must be there). `places`: shape, start, end of inputs in the signature's order."""
 
     plans: InputPlans
     model: str
@@ -39,13 +39,13 @@ class Envelope(NamedTuple):
 
 
 class Envelopes:
-    """Those seen last, bounded in number and size."""
+    """The envelopes seen last, bounded in number and size."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], Envelope] = {}
 
     def find(self, body: bytes) -> Envelope | None:
-        """The envelope of a message, if it is known."""
+        """Return the envelope of a message, if it is known."""
         envelope = self._known.get((len(body), body[:_KEY_BYTES]))
         if envelope is None:
             return None
@@ -55,16 +55,16 @@ class Envelopes:
         return envelope
 
     def learn(self, body: bytes, request: Any, plans: InputPlans, call: GrpcCall) -> None:
-        """Remember the envelope of a message that was read in full, if all that differs can be the bytes of its tensors."""
+        """Remember the envelope of a message that was decoded in full, if requests with it differ in tensors only."""
         raws = request.raw_input_contents
         if (
             call.id
-            or call.terms is not DEFAULT_OPTIONS
-            or call.asks is not None
+            or call.options is not DEFAULT_OPTIONS
+            or call.output_options is not None
             or not all(plan.opaque for plan in plans)
         ):
             return
-        if not raws or len(raws) != len(plans):  # inputs in shared memory, or left out
+        if not raws or len(raws) != len(plans):  # inputs in shared memory, or absent
             return
         marks = [_RAW + varint(len(raw)) for raw in raws]
         head = body[: len(body) - sum(map(len, marks)) - sum(map(len, raws))]
@@ -89,13 +89,13 @@ class Envelopes:
 
 
 def inputs_of(body: bytes, envelope: Envelope) -> list[InputTensor]:
-    """The tensors in a message of this envelope."""
+    """Return the tensors in a message with this envelope."""
     data = body if len(body) < _VIEW_BYTES_MIN else memoryview(body)
     return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.places]
 
 
 def _is_head(head: bytes) -> bool:
-    """Whether it ends where a field of the message ends, and has no tensor's bytes."""
+    """Whether `head` ends at the end of a field, and contains no bytes of tensors."""
     try:
         return not pb.ModelInferRequest.FromString(head).raw_input_contents
     except DecodeError:

@@ -1,4 +1,4 @@
-"""Which call of which service goes where."""
+"""The methods of the gRPC services, and the handler of each."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ _Handler = Callable[[Any, Any], Awaitable[bytes]]
 
 
 class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """For grpc.aio.Server.add_generic_rpc_handlers. Messages come and go as bytes: each handler reads its own.
+    """For grpc.aio.Server.add_generic_rpc_handlers. Handlers take and return messages as bytes.
 
-    The library is told that all calls take streams: then it leaves to the handler when to read, and on the wire a unary call
-    is a stream of one message. `calls`: how many there have been.
+    All methods are registered as taking streams: then the handler decides when to read. On the wire a unary call is a
+    stream of one message. `calls` counts all calls.
+
+    Args:
+        deps: of the gateway.
+        drain: of the gateway.
+        messages: reads requests and sends replies.
     """
 
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
@@ -47,7 +52,7 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._handlers[f"/grpc.health.v1.Health/{name}"] = handler
 
     def service(self, handler_call_details: Any) -> Any:
-        """Called by the library for each call."""
+        """Return the handler of a call; the library calls this for each call."""
         self.calls += 1
         return self._handlers.get(handler_call_details.method)
 
@@ -105,7 +110,7 @@ def _unary(name: str, call: _Call, messages: Messages) -> Any:
 
 
 def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:
-    """`call` as a handler of bytes; what goes wrong becomes the status of its code."""
+    """Return `call` as a handler of bytes; a failure becomes the status of its code."""
 
     async def handle(_: Any, context: Any) -> bytes:
         messages.call(context)

@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health: what probes and balancers ask. Serving only while requests would be answered here.
+"""grpc.health.v1.Health, for probes and load balancers: SERVING only while this gateway answers requests.
 
 Source: gRPC Health Checking Protocol.
 """
@@ -12,15 +12,20 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2 as pb
 
-#: the server as a whole, and its service
+#: names of the server as a whole, and of its service
 SERVICES = ("", "inference.GRPCInferenceService")
-LOOK_S = 0.1
+WATCH_POLL_S = 0.1
 
 _Status = pb.HealthCheckResponse
 
 
 class Health:
-    """`ready`: whether requests would be answered; `leaving`: whether this gateway is on its way out."""
+    """The health service.
+
+    Args:
+        ready: whether requests would be answered.
+        leaving: whether this gateway is draining.
+    """
 
     def __init__(self, ready: Callable[[], bool], leaving: Callable[[], bool]) -> None:
         self._ready = ready
@@ -37,7 +42,7 @@ class Health:
         return _Status(status=self._status(request.service))
 
     async def watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
-        """The status now, and whenever it is another one. Ends when this gateway leaves: the caller looks for another."""
+        """Yield the status now and after each change. Ends when this gateway drains: the client connects to another."""
         said = None
         while True:
             leaving = self._leaving()
@@ -47,4 +52,4 @@ class Health:
                 yield _Status(status=status)
             if leaving:
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(WATCH_POLL_S)

@@ -1,4 +1,4 @@
-"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. Knows no policy: the caller and the lanes do.
+"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. Caller and lanes hold all policy.
 
 envelope known? ─> find ─> (decode) ─> Caller.call ……… encode
 """
@@ -30,7 +30,12 @@ class _Codec(NamedTuple):
 
 
 class InferCalls:
-    """All inference calls: unary ones here, streams in `millstream.gateway.protocols.grpc.stream`."""
+    """Answers inference requests, of unary calls and of streams (millstream.gateway.protocols.grpc.stream).
+
+    Args:
+        caller: finds versions and runs them.
+        messages: reads requests and sends replies.
+    """
 
     def __init__(self, caller: Caller, messages: Messages) -> None:
         self._caller = caller
@@ -39,7 +44,7 @@ class InferCalls:
         self._codecs: WeakKeyDictionary[InputPlans, _Codec] = WeakKeyDictionary()
 
     async def model_infer(self, _: Any, context: Any) -> bytes:
-        """The handler of ModelInfer."""
+        """Handle a ModelInfer call."""
         messages = self._messages
         permit = messages.call(context)
         try:
@@ -54,9 +59,13 @@ class InferCalls:
         return reply
 
     async def reply(self, body: bytes, remaining_s: float | None, permit: ReplyPermit, extra: bytes = b"") -> bytes:
-        """The reply to one request, which `permit` holds. `remaining_s`: until its call's deadline. `extra`: as in Encoder.
+        """Return the reply to one request. Raises Failure.
 
-        Raises Failure.
+        Args:
+            body: the request.
+            remaining_s: until the deadline of its call; None: it has none.
+            permit: holds the reply in the reply budget.
+            extra: as in GrpcEncoder.encode.
         """
         envelope = self._envelopes.find(body)
         if envelope is not None:
@@ -91,12 +100,14 @@ class InferCalls:
         permit: ReplyPermit,
         extra: bytes,
     ) -> Coroutine[Any, Any, bytes]:
-        inputs, rows, terms, outputs, request_id, asks, held_bytes = call
+        inputs, rows, options, outputs, request_id, output_options, held_bytes = call
         if remaining_s is not None:
-            timeout_s = route.timeout_s if terms.timeout_s is None else terms.timeout_s
-            terms = RequestOptions(min(timeout_s, remaining_s), terms.priority)
-        read = partial(self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, asks=asks)
-        return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, terms, permit)
+            timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
+            options = RequestOptions(min(timeout_s, remaining_s), options.priority)
+        read = partial(
+            self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, output_options=output_options
+        )
+        return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, options, permit)
 
     def _new_codec(self, route: ModelRoute) -> _Codec:
         manifest = route.lane.manifest
@@ -106,7 +117,7 @@ class InferCalls:
 
 
 def find(caller: Caller, model: str, version: str) -> ModelRoute:
-    """The version that a request names ("": none). Raises Failure: NOT_FOUND, and INVALID where it is no number."""
+    """Find the version that a request names ("": none). Raises Failure: NOT_FOUND, INVALID where it is not a number."""
     check_version(version)
     return caller.find(model, version or None)
 

@@ -1,7 +1,7 @@
-"""The bytes of a call -> its protobuf message. Compressed ones are opened here and not by the library.
+"""Turns the bytes of a call into its protobuf message. Messages are decompressed here, not by the gRPC library.
 
-So they are opened in a thread and never beyond the limit, and it is known whether the caller compresses: it gets its
-answer in the same form.
+Decompression here runs in a thread and stops at the limit, and tells whether the client compresses: then its replies
+are compressed, too.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from millstream.gateway.protocols.http.compression import choose_encoding, decom
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
-#: the first byte of a gzip stream and of a zlib stream: as the first byte of a message they would be a wire type that
-#: does not exist, and a field 15, which no message of these services has
+#: The first byte of a gzip stream and of a zlib stream. As the first byte of a message they would be a wire type that
+#: does not exist, and a field 15, which no message of these services has.
 GZIP, ZLIB = 0x1F, 0x78
 PACKED = (GZIP, ZLIB)
 
-#: smaller answers are hardly smaller when compressed; the library compresses in the event loop, so that the answer to a
-#: larger one would keep everybody waiting
+#: Smaller replies hardly shrink. The library compresses in the event loop, which a larger reply would block.
 COMPRESS_BYTES_MIN, COMPRESS_BYTES_MAX = 1024, 1 << 20
 
 M = TypeVar("M", bound=Message)
 
 
 async def unpack(body: bytes, bytes_max: int) -> bytes:
-    """A message whose first byte says that it is compressed, as it was before. Raises Failure(INVALID, TOO_LARGE)."""
+    """Decompress a message whose first byte says that it is compressed. Raises Failure(INVALID, TOO_LARGE)."""
     encoding = b"gzip" if body[0] == GZIP else b"deflate"
     try:
         return await asyncio.to_thread(decompress, body, encoding, bytes_max)
@@ -46,11 +45,13 @@ async def unpack(body: bytes, bytes_max: int) -> bytes:
 
 
 class Messages:
-    """How handlers get the messages of their calls, and give replies: within the limits on both.
+    """Reads the messages of calls and sends replies, within the budgets for both.
 
     Args:
-        inbound: the gateway's receive budget.
-        outbound: its reply budget.
+        receive_budget: of the gateway.
+        reply_budget: of the gateway.
+        receiver: reads messages.
+        watch: resets connections that take no replies.
         bytes_max: of a message, decompressed.
     """
 
@@ -70,7 +71,7 @@ class Messages:
         self._bytes_max = bytes_max
 
     def call(self, context: Any) -> ReplyPermit:
-        """A call begins. What holds its reply until the transport has it."""
+        """Call when a call begins. Returns the permit that holds its reply until the transport has it."""
         permit = self.permit()
 
         def over(_: Any) -> None:
@@ -81,23 +82,23 @@ class Messages:
         return permit
 
     def permit(self) -> ReplyPermit:
-        """For one reply of a stream. Whoever asks for it gives it back."""
+        """Return the permit of one reply of a stream. The caller of this gives it back."""
         return ReplyPermit(self._reply_budget)
 
     async def plain(self, body: bytes) -> bytes:
-        """A message as it was before it was compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""
+        """Return a message, decompressed if it is compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""
         if not body or body[0] not in PACKED:
             return body
         with self._receive_budget.reserve() as held:
-            held.grow(len(body))  # what it becomes is bounded by the number of threads
+            held.grow(len(body))  # its content is bounded by the number of threads
             return await unpack(body, self._bytes_max)
 
     def ending(self, context: Any, size_bytes: int = 0) -> None:
-        """The handler returns a reply of this size, and the library sends it with the status."""
+        """Call before a handler returns a reply of this size, which the library sends with the status."""
         self._watch.begin(context, size_bytes)
 
     async def write(self, context: Any, reply: bytes) -> None:
-        """Return when the transport has a reply of a stream."""
+        """Send a reply of a stream; return when the transport has it."""
         self._watch.begin(context, len(reply))
         await context.write(reply)
         self._watch.end(context)
@@ -109,8 +110,8 @@ class Messages:
 
 
 async def parse_infer(body: bytes) -> Any:
-    """A ModelInferRequest. Raises Failure: INVALID, TOO_LARGE for one of millions of small fields."""
-    # the parser holds the interpreter's lock, so what it may be given is bounded; counting may be interrupted
+    """Parse a ModelInferRequest. Raises Failure: INVALID; TOO_LARGE for millions of small fields."""
+    # The parser holds the interpreter's lock, so what it gets is bounded. Counting fields releases the lock at times.
     if (
         len(body) > parse_cost.UNCOUNTED_BYTES_MAX
         and not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
@@ -121,7 +122,7 @@ async def parse_infer(body: bytes) -> Any:
 
 
 def parse(kind: type[M], body: bytes) -> M:
-    """Raises Failure(INVALID)."""
+    """Parse a message of class `kind`. Raises Failure(INVALID)."""
     if len(body) > parse_cost.UNCOUNTED_BYTES_MAX and not parse_cost.within(
         body, parse_cost.COUNTED_INLINE_MAX, parse_cost.ANY
     ):
@@ -142,7 +143,7 @@ def _parsed(kind: type[M], body: bytes) -> M:
 
 
 def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression | None:
-    """How to send a reply: as the caller sent its message, or as its metadata `accept-encoding` asks; None: as it is."""
+    """The compression of a reply: that of the request, or of its metadata `accept-encoding`; None: uncompressed."""
     if not COMPRESS_BYTES_MIN <= reply_bytes <= COMPRESS_BYTES_MAX:
         return None
     if body and body[0] in PACKED:
@@ -155,9 +156,9 @@ def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression
 
 
 async def answer_alike(body: bytes, context: Any, reply_bytes: int) -> None:
-    """Have the reply to `body` sent as `compression` says."""
+    """Set the compression of the reply to `body`, as `compression` decides."""
     how = compression(body, context, reply_bytes)
     if how is not None:
         context.set_compression(how)
-        # the library forgets the choice when it sends these by itself, together with the reply
+        # The library drops the compression if it sends the initial metadata itself, together with the reply.
         await context.send_initial_metadata(())

@@ -1,4 +1,4 @@
-"""The calls that only look: is the server there, would a request be answered, what does a model take and give."""
+"""Liveness, readiness and metadata of the server and of models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ from millstream.services.errors import Code, Failure
 
 
 class MetadataCalls:
-    """Unary calls: message in, message out. Raises Failure."""
+    """Unary calls, message to message. Their methods raise Failure.
+
+    Args:
+        deps: of the gateway.
+        drain: of the gateway.
+    """
 
     def __init__(self, deps: Deps, drain: Drain) -> None:
         self._deps = deps
         self._drain = drain
 
     def ready(self) -> bool:
-        """Whether a request that comes now would be answered here."""
+        """Whether this gateway would answer a request now."""
         return self._deps.ready() and not self._drain.draining
 
     async def server_live(self, _: Any, __: Any) -> Any:
@@ -35,7 +40,7 @@ class MetadataCalls:
         return pb.ServerMetadataResponse(**server_metadata(self._deps.settings.server_name, self._deps.version))
 
     async def model_ready(self, request: Any, _: Any) -> Any:
-        """A model that is not known is not ready: that is no error."""
+        """Tell whether a model is ready. An unknown model is not ready, which is not an error."""
         try:
             version = self._find(request)[1]
         except Failure as failure:

@@ -1,4 +1,4 @@
-"""Parameters of gRPC requests: each in the one field of its type that it may have. Pure.
+"""Reads parameters of gRPC requests, each from the field of its type. Pure.
 
 Source: Triton's extensions "schedule policy", "sequence", "parameters", "classification" and "shared memory".
 """
@@ -15,7 +15,7 @@ from millstream.services.errors import Code, Failure, invalid
 _INTEGER = ("int64_param",)
 _STRING = ("string_param",)
 _FLAG = ("bool_param",)
-#: name -> fields that it may stand in; any other name is the model's own business
+#: name -> fields that it may be in. Parameters of other names are for the model and not checked.
 _REQUEST = {
     "priority": ("int64_param", "uint64_param"),
     "timeout": _INTEGER,
@@ -33,8 +33,8 @@ _TENSOR = {
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
-def read_terms(parameters: Mapping[str, Any]) -> RequestOptions:
-    """What the parameters of a request ask for. Raises Failure(INVALID), and Failure(UNSUPPORTED) for sequences."""
+def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
+    """Read the options in a request's parameters. Raises Failure: INVALID, UNSUPPORTED for sequences."""
     timeout_us = priority = 0
     for name, parameter in parameters.items():
         fields = _REQUEST.get(name)
@@ -60,7 +60,7 @@ def read_terms(parameters: Mapping[str, Any]) -> RequestOptions:
 
 
 def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The parameters of an input or output that are known here. Raises Failure(INVALID) on one of another type."""
+    """Return the known parameters of an input or output. Raises Failure(INVALID) for a value of another type."""
     found: dict[str, Any] = {}
     for name, parameter in parameters.items():
         fields = _TENSOR.get(name)

@@ -1,4 +1,4 @@
-"""PeriodicCheck: a timer that runs while there are connections of a gRPC server to check, and finds these connections."""
+"""PeriodicCheck: a timer that runs while a gRPC server has connections to check, and access to these connections."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The sockets of this process on one port, as the kernel lists them: the library shows neither its listening socket nor
-how many connections there are.
+"""Finds the sockets of this process on one port in the kernel's tables, since the gRPC library does not expose them.
 
 Source: proc(5), /proc/net/tcp.
 """
@@ -16,14 +15,14 @@ _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 
 def stop_listening(port: int) -> None:
-    """The kernel sends new connections to other processes that listen on `port`; those that are open stay."""
+    """Stop listening on `port`: new connections go to the other processes that listen; open connections stay."""
     for descriptor in _descriptors(port, _LISTEN):
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as listener:
             listener.shutdown(socket.SHUT_RDWR)
 
 
 def connections(port: int) -> int:
-    """Open connections of this process on `port`."""
+    """The number of this process's open connections on `port`."""
     return len(_descriptors(port, _ESTABLISHED))
 
 
@@ -31,7 +30,7 @@ def _descriptors(port: int, state: str) -> list[int]:
     inodes = {inode for table in _TABLES for inode in _inodes(Path(table), port, state)}
     found = []
     for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # closed in the meantime
             kind, _, inode = str(entry.readlink()).rstrip("]").partition(":[")
             if kind == "socket" and inode in inodes:
                 found.append(int(entry.name))
@@ -39,7 +38,7 @@ def _descriptors(port: int, state: str) -> list[int]:
 
 
 def _inodes(table: Path, port: int, state: str) -> list[str]:
-    with suppress(OSError):  # no IPv6 here
+    with suppress(OSError):  # this machine has no IPv6
         rows = [line.split() for line in table.read_text().splitlines()[1:]]
         return [row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port]
     return []

@@ -1,8 +1,8 @@
 """receiver: reads the messages of calls, and bounds the memory and the time that half-received messages take.
 
-The gRPC library holds a message until it is complete, and does not report how much it holds. The kernel reports how many
-bytes came over a connection: the bytes since its oldest unfinished read began, less the messages delivered since, are an
-upper bound on what its unfinished messages hold. These bytes count in the receive budget of the gateway.
+The gRPC library holds a message until it is complete, and does not report how much it holds. The kernel reports how
+many bytes came over a connection: the bytes since its oldest unfinished read began, less the messages delivered since,
+are an upper bound on what its unfinished messages hold. These bytes count in the receive budget of the gateway.
 
     read ─> (done within TICK_S: not tracked) ─> tracked by connection ─> held bytes count in the budget
     over the budget, too slow, or too many ─> the oldest reads fail
@@ -69,8 +69,8 @@ def _raise_failure(read: _Read) -> None:
 class _ReceivingConnection:
     """A connection with unfinished reads.
 
-    `received`: bytes that came, less those delivered in messages. `moved`: the last instant at which SENT_BYTES_MIN more
-    bytes had come than at the instant before; `moved_bytes`: how many that were.
+    `received`: bytes that came, less those delivered in messages. `moved`: the last instant at which SENT_BYTES_MIN
+    more bytes had come than at the instant before; `moved_bytes`: how many bytes had come by then.
     """
 
     __slots__ = ("moved", "moved_bytes", "peer", "reads", "received", "seen", "timed")

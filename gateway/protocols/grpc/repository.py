@@ -1,4 +1,4 @@
-"""RepositoryIndex, RepositoryModelLoad, RepositoryModelUnload: what the repository holds, and what of it is served."""
+"""RepositoryIndex, RepositoryModelLoad, RepositoryModelUnload: list, load and unload models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 
 
 class RepositoryCalls:
-    """Unary calls: message in, message out. Raises Failure."""
+    """Unary calls, message to message. Their methods raise Failure."""
 
     def __init__(self, settings: Settings, control: ModelLoader) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class RepositoryCalls:
             await control.load(request.model_name, config, files)
         except Failure as failure:
             if failure.code in {Code.NOT_FOUND, Code.INVALID, Code.MODEL}:
-                # a load that fails is INTERNAL in the reference, whatever the reason: clients tell by the text
+                # The reference answers every failed load with INTERNAL; its clients distinguish reasons by the text.
                 raise Failure(Code.MODEL, failure.message) from failure
             raise
         return pb.RepositoryModelLoadResponse()

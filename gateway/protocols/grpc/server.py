@@ -1,10 +1,10 @@
-"""server: the gRPC server of a gateway, in its event loop, and how it leaves.
+"""server: the gRPC server of a gateway, in its event loop, and how it drains.
 
-stop_accepting ─> (not ready) ─> leave: connections come of age and go elsewhere ─> nothing new, what is in flight is answered
+stop_accepting ─> (not ready) ─> drain: connections reach their maximum age and close ─> calls in flight are answered
 
-A server that is told to stop fails the calls that cross its goodbye. A connection that comes of age says goodbye in
-two steps, and no call is lost; so all connections come of age after some seconds, and a server that leaves only waits until
-they have gone. That also spreads callers over the gateways anew.
+A server that stops fails the calls that cross its GOAWAY. A connection that reaches its maximum age sends GOAWAY in two
+steps, and no call is lost. So all connections have a maximum age of some seconds, and a draining server waits until
+they are closed. Reconnecting also spreads clients over the gateways.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import Code, Failure
 from millstream.services.settings import Settings
 
-LOOK_S = 0.05
-LOOK_FIRST_S = 0.5
-#: when a connection comes of age: the most, and of the time that stopping may take
+DRAIN_POLL_S = 0.05
+FIRST_CALL_POLL_S = 0.5
+#: The maximum age of a connection: at most this, and this share of the time that draining may take.
 AGE_S_MAX = 10.0
 AGE_SHARE = 0.25
-JITTER = 1.1  # of the library's, on ages
-#: no call for so long: who is connected has nothing to ask, and would not notice
+JITTER = 1.1  # the library adds up to a tenth to the maximum age
+#: After this time without a call, idle connections may be closed: their clients notice nothing.
 QUIET_S = 0.5
 
 STREAMS_MAX = 1024  # of one connection
-WINDOW_BYTES = 65535  # of a stream whose message is not being read: beyond it the client waits
-CALLS_BESIDE = 256  # streams, watches and questions beside requests
+WINDOW_BYTES = 65535  # of a stream that is not being read: beyond it the client waits
+OTHER_CALLS_MAX = 256  # streams, health watches and unary calls beside inference requests
 KEEPALIVE_S = 60
-KEEPALIVE_ANSWER_S = 20
-REFUSING_S = 1  # for refusals to go out
+KEEPALIVE_TIMEOUT_S = 20
+REFUSING_S = 1  # time for refusals to be sent
 SECOND_MS = 1000
 
 
-def age_s(settings: Settings) -> float:
-    """How old a connection gets."""
+def max_age_s(settings: Settings) -> float:
+    """The maximum age of a connection."""
     return min(AGE_S_MAX, settings.drain_s * AGE_SHARE)
 
 
 def _calls_max(settings: Settings) -> int:
-    return settings.inflight_requests_max + CALLS_BESIDE
+    return settings.inflight_requests_max + OTHER_CALLS_MAX
 
 
 def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
@@ -63,30 +63,30 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
         ("grpc.per_message_decompression", 0),  # millstream.gateway.protocols.grpc.messages does it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.max_allowed_incoming_connections", settings.client_connections_max),
-        ("grpc.max_connection_age_ms", round(age_s(settings) * SECOND_MS)),
+        ("grpc.max_connection_age_ms", round(max_age_s(settings) * SECOND_MS)),
         ("grpc.max_connection_age_grace_ms", round(settings.grpc_age_grace_s * SECOND_MS)),
-        # With the probe, windows grow to 4 MiB and more for each stream: what nobody reads yet would lie here.
+        # With the probe, the window of each stream grows to 4 MiB and more: unread bytes would fill memory here.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-        # Who does not answer is gone, or does not read: its calls must not be held for ever.
+        # A client that does not answer pings is gone or does not read: its calls must end.
         ("grpc.keepalive_time_ms", KEEPALIVE_S * SECOND_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_ANSWER_S * SECOND_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * SECOND_MS),
         ("grpc.keepalive_permit_without_calls", 1),
-        # Clients may ping as often as they are set to: being thrown out for that looks like a fault of the server.
+        # Clients may ping at any rate: closing their connections for it would look like a fault of the server.
         ("grpc.http2.max_ping_strikes", 0),
     ]
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
-    """A caller that goes while its reply is written is no fault: the library logs that with a traceback."""
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    """False for a client that disconnects while its reply is written, which the library logs with a traceback."""
     return "ExecuteBatchError" not in record.getMessage()
 
 
-def _run_anywhere() -> None:
-    """Let this process run wherever its supervisor may.
+def _run_on_all_cores() -> None:
+    """Let this process run on all cores of its supervisor.
 
-    A gateway may be kept on one core, where its event loop has it for itself. The gRPC library reads and writes in threads
-    of its own: on one core they and the loop wait for each other's turn at every call.
+    A gateway may be pinned to a core that its event loop has for itself. The gRPC library reads and writes in its own
+    threads: on one core, these threads and the loop would wait for each other at every call.
     """
     cores = os.sched_getaffinity(os.getppid())
     for thread in Path("/proc/self/task").iterdir():
@@ -95,7 +95,13 @@ def _run_anywhere() -> None:
 
 
 class GrpcServer:
-    """`shared`: others listen on the same port. Make it and use it in one event loop."""
+    """The gRPC server of a gateway. Make it and use it in one event loop.
+
+    Args:
+        deps: of the gateway.
+        drain: of the gateway.
+        shared: whether other processes listen on the same port.
+    """
 
     def __init__(self, deps: Deps, drain: Drain, *, shared: bool) -> None:
         self._settings = deps.settings
@@ -109,12 +115,12 @@ class GrpcServer:
         self._table = MethodTable(deps, drain, messages)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
-        self._spreading: asyncio.Task[None] | None = None
+        self._leaving_core: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self) -> None:
-        """Listen. Raises Failure(CONFLICT) in one line where that cannot be."""
-        logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_saying)
+        """Listen. Raises Failure(CONFLICT) where the port is taken or the address is not of this machine."""
+        logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_logging)
         settings = self._settings
         self._server = grpc.aio.server(
             options=_options(settings, shared=self._shared),
@@ -134,44 +140,44 @@ class GrpcServer:
         self._watch.listen(self.port)
         await self._server.start()
         if self._shared:
-            self._spreading = asyncio.create_task(self._spread())
+            self._leaving_core = asyncio.create_task(self._leave_core())
 
-    async def _spread(self) -> None:
-        """The library starts its threads when the first call comes; who is asked by HTTP alone stays where it is."""
+    async def _leave_core(self) -> None:
+        """Leave the core after the first call, which starts the library's threads; without calls a gateway keeps it."""
         while not self._table.calls:
-            await asyncio.sleep(LOOK_FIRST_S)
-        _run_anywhere()
+            await asyncio.sleep(FIRST_CALL_POLL_S)
+        _run_on_all_cores()
 
     def stop_accepting(self) -> None:
-        """Others on the port get all new connections from now on. Without others there is nobody to take them."""
+        """Stop listening if other processes share the port; they get all new connections."""
         if self._shared:
             proc_net.stop_listening(self.port)
 
     async def drain(self, give_up: float) -> None:
-        """Return when everybody has gone elsewhere and all calls are answered; at the instant `give_up` at the latest."""
+        """Return when all connections are closed and all calls answered, or at the instant `give_up`."""
         if self._server is None:
             return
         loop = asyncio.get_running_loop()
-        await self._until_deserted(min(give_up, loop.time() + age_s(self._settings) * JITTER + QUIET_S))
+        await self._until_no_connections(min(give_up, loop.time() + max_age_s(self._settings) * JITTER + QUIET_S))
         left_s = max(0.0, give_up - loop.time())
-        # What is not answered by then is refused by those who hold it; the library would only cut it off.
+        # Calls that are still open then are refused by the lanes that hold them; the library would only cut them off.
         self._stopping = asyncio.create_task(self._server.stop(left_s + REFUSING_S))
         await asyncio.wait({self._stopping}, timeout=left_s)
 
-    async def _until_deserted(self, until: float) -> None:
+    async def _until_no_connections(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         calls, since = self._table.calls, loop.time()
         while proc_net.connections(self.port) and loop.time() < until and loop.time() < since + QUIET_S:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(DRAIN_POLL_S)
             if self._table.calls != calls:
                 calls, since = self._table.calls, loop.time()
 
     async def close(self) -> None:
-        """End what is still there."""
+        """Stop the server and end all calls."""
         if self._server is None:
             return
-        if self._spreading is not None:
-            self._spreading.cancel()
+        if self._leaving_core is not None:
+            self._leaving_core.cancel()
         await self._server.stop(0)
         self._receiver.close()
         self._watch.close()

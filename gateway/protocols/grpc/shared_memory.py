@@ -1,4 +1,4 @@
-"""Shared memory of clients: registering regions. There is no GPU memory to share, which is said as by a machine without GPU."""
+"""Registers shared memory of clients. Calls for GPU memory, not supported, answer as on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 
 
 class SharedMemoryCalls:
-    """Unary calls: message in, message out. Raises Failure."""
+    """Unary calls, message to message. Their methods raise Failure."""
 
     def __init__(self, settings: Settings, memory: MemoryRegistry) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""ModelConfig and ModelStatistics: what a version is, and what it did."""
+"""ModelConfig and ModelStatistics: the configuration and the statistics of versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 
 
 class StatisticsCalls:
-    """Unary calls: message in, message out. Raises Failure."""
+    """Unary calls, message to message. Their methods raise Failure."""
 
     def __init__(self, statistics: Statistics, configurations: Configurations) -> None:
         self._statistics = statistics

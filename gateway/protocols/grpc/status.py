@@ -1,4 +1,4 @@
-"""A Failure as a gRPC status: the code of the one table, the message, and when to come back."""
+"""Turns a Failure into a gRPC status: the code of GRPC_STATUS, the message, and when to try again."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import grpc
 
 from millstream.services.errors import GRPC_STATUS, Failure
 
-#: details travel in a header, of which clients take some 8 KiB in all
+#: Details are sent in a header; clients take about 8 KiB of headers.
 DETAILS_CHARACTERS_MAX = 2048
 
 _STATUS = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
 
 
 def details(failure: Failure) -> str:
-    """The message. What is not Unicode in it (it may quote a request) is escaped."""
+    """The message, which may quote a request, with what is not Unicode escaped."""
     return failure.message.encode("utf-8", "backslashreplace").decode()[:DETAILS_CHARACTERS_MAX]
 
 
 async def refuse(context: Any, failure: Failure) -> NoReturn:
     """End the call with the status of `failure`. Raises grpc.aio.AbortError.
 
-    Refusals say when to come back as HTTP does, and in the form that gRPC clients with a retry policy obey by themselves
-    (gRPC proposal A6).
+    A refusal tells when to try again as HTTP does, and in the form that gRPC clients with a retry policy follow (gRPC
+    proposal A6).
     """
     metadata: tuple[tuple[str, str], ...] = ()
     if failure.retry_after_s is not None:

@@ -1,8 +1,8 @@
-"""ModelStreamInfer: many requests of one stream at once, replies in their order.
+"""ModelStreamInfer: runs several requests of a stream at once and replies in their order.
 
-read ─> a task for each ─> line (bounded: no more is read while it is full) ─> write, one after the other
+read ─> a task for each ─> line (bounded: reading stops while it is full) ─> write, one after the other
 
-What is wrong with a request is said in its reply, and the stream goes on.
+The reply to a failed request holds its error, and the stream continues.
 Source: Triton's inference.proto, ModelStreamInferResponse.
 """
 
@@ -23,9 +23,9 @@ from millstream.gateway.protocols.grpc.status import details
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancel import cancel_all
 
-#: requests of one stream that are in flight, at most
+#: Requests of one stream in flight; beyond it, reading stops.
 STREAM_REQUESTS_MAX = 128
-#: how long a stream may have nothing in flight when its gateway leaves, before it is told to go elsewhere
+#: How long a stream without requests in flight stays open on a draining gateway.
 IDLE_S = 0.5
 
 _GONE = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
@@ -34,7 +34,13 @@ _Answer = tuple[bytes, Failure | None, ReplyPermit]
 
 
 class Stream:
-    """`leaving`: whether this gateway is on its way out."""
+    """Handles streams.
+
+    Args:
+        infer: answers requests.
+        messages: reads requests and sends replies.
+        leaving: whether this gateway is draining.
+    """
 
     def __init__(self, infer: InferCalls, messages: Messages, leaving: Callable[[], bool]) -> None:
         self._infer = infer
@@ -42,9 +48,9 @@ class Stream:
         self._leaving = leaving
 
     async def model_stream_infer(self, _: Any, context: Any) -> None:
-        """The handler of ModelStreamInfer.
+        """Handle a ModelStreamInfer call.
 
-        No generator: one that is cancelled while it has yielded would end some time later, its tasks after their call.
+        Not a generator: one that is cancelled after a yield ends some time later, and its tasks would outlive the call.
         """
         messages = self._messages
         messages.call(context)
@@ -75,7 +81,7 @@ class Stream:
                     task.result()[2].release()
 
     async def _next(self, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
-        """The next answer's task; None at the stream's end, or when the gateway leaves and nothing is asked."""
+        """Return the task of the next reply; None at the stream's end, or when a draining gateway gets no request."""
         while line.empty():
             try:
                 async with asyncio.timeout(IDLE_S):
@@ -91,7 +97,7 @@ class Stream:
             while (body := await self._messages.next(context)) is not None:
                 if first:
                     first = False
-                    await answer_alike(body, context, COMPRESS_BYTES_MAX)  # said once, for all replies
+                    await answer_alike(body, context, COMPRESS_BYTES_MAX)  # set once, for all replies
                 await line.put(asyncio.create_task(self._answer(body, context)))
         finally:
             await line.put(None)
@@ -112,7 +118,7 @@ class Stream:
         return await self._failed(body, failure), failure, permit
 
     async def _failed(self, body: bytes, failure: Failure) -> bytes:
-        """What went wrong, under the request's id."""
+        """Return the reply that holds a failure, with the request's id."""
         response = pb.ModelStreamInferResponse(error_message=details(failure))
         try:
             response.infer_response.id = (await parse_infer(await self._messages.plain(body))).id

@@ -1,4 +1,4 @@
-"""tcp_info: what the kernel knows of this process' TCP connections on one port, which the gRPC library does not show.
+"""tcp_info: reads the kernel's counters of this process's TCP connections, which the gRPC library does not expose.
 
 Source: tcp(7), struct tcp_info of linux/tcp.h.
 """
@@ -17,21 +17,21 @@ from urllib.parse import unquote
 _BYTES_AT, _BYTES = 120, struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
 _INFO_BYTES = _BYTES_AT + _BYTES.size
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
-#: a scan of all descriptors is followed by a pause of so many times its own length
+#: After a scan of all descriptors there is no other for this many times its duration.
 _PAUSE_SHARE = 20
 
 Address = tuple[str, int]
 
 
 class Traffic(NamedTuple):
-    """Bytes that the peer has acknowledged, and that came from it."""
+    """Bytes of a connection: acknowledged by the peer, and received from it."""
 
     acknowledged: int
     received: int
 
 
 def address_of(peer: str) -> Address:
-    """The address in a peer's name of gRPC: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000."""
+    """The address in gRPC's name of a peer: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
 
@@ -49,7 +49,7 @@ class TcpConnections:
         self._scan_again = 0.0
 
     def bytes_of(self, peer: Address) -> Traffic | None:
-        """What went over the connection with `peer` since it connected; None: it is not found."""
+        """Return the traffic of the connection with `peer` since it was opened; None: it is not found."""
         for _ in range(2):
             descriptor = self._descriptors.get(peer)
             if descriptor is not None:
@@ -62,12 +62,12 @@ class TcpConnections:
         return None
 
     def reset(self, peer: Address) -> bool:
-        """End the connection with `peer` at once: all its calls fail. False: there is none."""
+        """Reset the connection with `peer`: all its calls fail. False: there is none."""
         self._scan_again = 0.0
         if self.bytes_of(peer) is None:
             return False
         with suppress(OSError), socket.socket(fileno=os.dup(self._descriptors.pop(peer))) as connection:
-            if _peer_of(connection) == peer:  # not another one that has its number meanwhile
+            if _peer_of(connection) == peer:  # its descriptor may have been reused
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 connection.shutdown(socket.SHUT_RDWR)
                 return True
@@ -89,7 +89,7 @@ class TcpConnections:
             connection.detach()  # the descriptor is the library's
 
     def _scan(self) -> bool:
-        """Look for connections anew; False: the last look was a moment ago."""
+        """Find the connections again; False, without a scan, soon after the last one."""
         began = time.monotonic()
         if began < self._scan_again:
             return False
@@ -97,7 +97,7 @@ class TcpConnections:
         for entry in Path("/proc/self/fd").iterdir():
             try:
                 connection = socket.socket(fileno=int(entry.name))
-            except OSError:  # not a socket, or closed meanwhile
+            except OSError:  # not a socket, or closed in the meantime
                 continue
             try:
                 if connection.family in {socket.AF_INET, socket.AF_INET6} and connection.getsockname()[1] == self._port:
@@ -117,5 +117,5 @@ def _peer_of(connection: socket.socket) -> Address:
 
 
 def _plain(host: str) -> str:
-    """An IPv4 address that came over an IPv6 socket, as such."""
+    """An address without the prefix of IPv4 addresses on IPv6 sockets."""
     return host.removeprefix("::ffff:")

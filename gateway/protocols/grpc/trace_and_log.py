@@ -1,4 +1,4 @@
-"""TraceSetting and LogSettings: what is recorded of requests, and what is logged. A call without settings only looks."""
+"""TraceSetting and LogSettings: change trace and log settings; a call without settings only returns them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 
 
 class TraceAndLogCalls:
-    """Unary calls: message in, message out. Raises Failure."""
+    """Unary calls, message to message. Their methods raise Failure."""
 
     def __init__(self, settings: Settings, trace: TraceSettings, log: LogSettings) -> None:
         self._settings = settings
@@ -48,7 +48,7 @@ class TraceAndLogCalls:
 
 
 def _trace_value(value: Any) -> str | list[str] | None:
-    """No value clears a setting; a list of one is that one."""
+    """The value of a setting: None, to clear it, for no value; a single value without a list."""
     values = list(value.value)
     return values if len(values) > 1 else values[0] if values else None
 

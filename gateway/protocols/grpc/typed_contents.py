@@ -1,4 +1,4 @@
-"""InferTensorContents -> a tensor in raw form. Pure.
+"""Turns InferTensorContents into a tensor in raw form. Pure.
 
 Source: Open Inference Protocol v2, gRPC, "Tensor Contents": datatypes of up to 32 bits share a field.
 """
@@ -15,7 +15,7 @@ from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, NUMPY
 
-#: datatype -> its field, and the type that the field's elements are read with; FP16 and BF16 have none
+#: Datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field.
 _FIELDS: dict[str, tuple[str, type[np.generic]]] = {
     "BOOL": ("bool_contents", np.bool_),
     "INT8": ("int_contents", np.int32),
@@ -35,7 +35,7 @@ _PIECE_ELEMENTS = 1 << 18
 
 
 def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
-    """The tensor in `contents`, an InferTensorContents. Raises Failure(INVALID)."""
+    """Return the tensor in `contents`, an InferTensorContents. Raises Failure(INVALID)."""
     given = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
     if not given:
         if extent.elements:
@@ -59,7 +59,7 @@ def no_data(plan: InputPlan) -> Exception:
 
 def _numbers(plan: InputPlan, values: Any) -> bytes:
     dtype = _FIELDS[plan.datatype][1]
-    # in pieces: numpy holds the interpreter's lock while it iterates
+    # In pieces, since numpy holds the interpreter's lock while it iterates.
     pieces = [
         np.fromiter(values[at : at + _PIECE_ELEMENTS], dtype, min(_PIECE_ELEMENTS, len(values) - at))
         for at in range(0, len(values), _PIECE_ELEMENTS)

@@ -7,7 +7,7 @@ from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
 
 ADAPTER = Adapter(
     routes=(
-        Routes(metrics.router, Tag("operation", "For those who run the server.")),
+        Routes(metrics.router, Tag("operation", "For operators of the server.")),
         Routes(docs.router),
     )
 )

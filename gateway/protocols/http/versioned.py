@@ -1,4 +1,4 @@
-"""versioned: one handler for a call that has two paths, one of the model's serving version and one of a named version."""
+"""versioned: one handler for a call with two paths, of the model's serving version and of a named version."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Embedder(NamedTuple):
-    """How a version embeds. `output`: index of the embeddings. `text`: its one input takes texts instead of token ids."""
+    """How a version embeds. `output`: index of the embeddings. `text`: its input takes texts, not token ids."""
 
     plans: InputPlans
     output: int

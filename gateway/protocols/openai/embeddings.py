@@ -1,6 +1,6 @@
 """embeddings: answers an embeddings request of OpenAI's API, bytes to bytes.
 
-read ─> route ─> tokens ─> runs of at most rows_max entries, several at once ─> vectors, in the order of the entries
+read ─> route ─> tokens ─> runs of at most rows_max entries, several at once ─> vectors, in order
 """
 
 from __future__ import annotations

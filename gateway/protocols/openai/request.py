@@ -90,4 +90,7 @@ def check_tokens(counts: list[int]) -> None:
 
 def unknown_words(name: str) -> str:
     """The message for texts to a model without a tokenizer."""
-    return f"model '{shown(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its tokenizer.json"
+    return (
+        f"model '{shown(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its "
+        "tokenizer.json"
+    )

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI's clients send it. GET /v1/models, which lists models for them, too, is tfserving's."""
+"""POST /v1/embeddings, as OpenAI's clients send it. GET /v1/models, which they use, too, is in tfserving."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 @router.post(
     "/v1/embeddings",
     summary="Embeddings of texts or token ids",
-    description="For versions with one embedding output. An output of (rows, dim) is given as it is; one of (rows, tokens, "
-    "dim) is averaged over the tokens and made a unit vector. Text needs a tokenizer.json beside the model.",
+    description="For versions with one embedding output. An output of (rows, dim) is given unchanged; one of (rows, "
+    "tokens, dim) is averaged over the tokens and made a unit vector. Text needs a tokenizer.json beside the model.",
     response_class=Response,
     responses=_ANSWERS,
     openapi_extra=_BODY,

@@ -1,7 +1,8 @@
 """tokenizer_thread: runs a version's tokenizer in a thread of its own, and for a bounded time.
 
-A tokenizer.json comes with an upload: its regular expressions may not terminate on some text. A thread cannot be killed,
-so each version has its own: one that hangs blocks its version's texts, but no other version and no shared thread.
+A tokenizer.json comes with an upload: its regular expressions may not terminate on some text. A thread cannot be
+killed, so each version has its own: one that hangs blocks its version's texts, but no other version and no shared
+thread.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TokenizerThread:
         self._running: dict[str, asyncio.Future[None]] = {}  # content id -> done when its thread has ended
 
     async def run(self, content_id: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns. Raises what it raises, and Failure: EXPIRED (too slow), UNAVAILABLE (too many)."""
+        """Return what `work` returns. Raises what it raises, and Failure: EXPIRED, too slow; UNAVAILABLE, too many."""
         try:
             async with asyncio.timeout(self._seconds_max):
                 while (before := self._running.get(content_id)) is not None:

@@ -38,7 +38,8 @@ class Tokenizers:
     def encode(self, manifest: Manifest, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text.
 
-        Raises Failure: INVALID, the version has no tokenizer, or a broken one; UNSUPPORTED, the library is not installed.
+        Raises Failure: INVALID, the version has no tokenizer or a broken one; UNSUPPORTED, the library is not
+        installed.
         """
         tokenizer = self._of(manifest)
         try:
@@ -78,7 +79,7 @@ class Tokenizers:
         return tokenizer
 
     def _content(self, manifest: Manifest) -> bytes:
-        """Read the file beside the model, in the uploaded archive, or in the version's folder. Raises Failure(INVALID)."""
+        """Read the file: beside the model, in the uploaded archive, or in the version's folder. Raises Failure."""
         folder = self._repository.local_path(manifest.model, manifest.version)
         for place in (PurePosixPath(manifest.served).parent, PurePosixPath("source"), PurePosixPath()):
             path = str(place / FILE)

@@ -177,19 +177,19 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
     with count_rejections(route):
         if forms.media_type(content_type) == forms.JSON:
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
-            asked = (
+            parsed = (
                 None
                 if is_v2(document)
                 else await run_in_thread_if_large(len(body), forms.from_json, route.plans, document)
             )
         else:
-            asked = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
-    if asked is None:
+            parsed = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
+    if parsed is None:
         return _v2_reply(*await infer_v2(deps.caller, route, body, None))
-    outputs = await infer_arrays(deps.caller, route, asked.inputs)
+    outputs = await infer_arrays(deps.caller, route, parsed.inputs)
     signature = route.plans.signature
     text = await run_in_thread_if_large(
-        size_of(outputs), forms.write, signature, outputs, form, row_form=asked.row_form
+        size_of(outputs), forms.write, signature, outputs, form, row_form=parsed.row_form
     )
     return _with_type(text, form)
 

@@ -43,21 +43,21 @@ _DTYPE = {
 }
 
 
-def model_status(model: ModelView, asked: VersionView, *, ready: bool, all_versions: bool) -> dict[str, Any]:
+def model_status(model: ModelView, version: VersionView, *, ready: bool, all_versions: bool) -> dict[str, Any]:
     """The state of a model: `name` and `ready` for KServe, `model_version_status` for TensorFlow, the rest for OpenAI.
 
     Args:
         model: of the path.
-        asked: its version of the path, or its serving one.
+        version: its version of the path, or its serving one.
         ready: whether that version answers requests.
         all_versions: whether to list all versions of the model.
     """
-    views = [view for _, view in sorted(model.versions.items(), reverse=True)] if all_versions else [asked]
+    views = [view for _, view in sorted(model.versions.items(), reverse=True)] if all_versions else [version]
     return {
         "name": model.name,
         "ready": ready,
         "model_version_status": [_version_status(view) for view in views],
-        **model_card(asked.manifest),
+        **model_card(version.manifest),
     }
 
 

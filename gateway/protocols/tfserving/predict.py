@@ -48,7 +48,7 @@ def check_signature_name(document: dict[str, Any]) -> None:
 
 
 def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
-    """Read `examples`, each `{feature: value or list}`, with the features of `context` added. Raises Failure(INVALID)."""
+    """Read `examples`, each `{feature: value or list}`, with the features of `context`. Raises Failure(INVALID)."""
     examples = document.get("examples")
     if type(examples) is not list or not examples:
         raise invalid("'examples' is a list of objects {feature: value}, and not empty")
@@ -76,7 +76,8 @@ def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Ch
 def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> bytes:
     """Write `result`: for each example its [label, score] pairs in the model's order.
 
-    Without `labels` the label is the class's number. Raises Failure(INVALID) unless there is one output of numbers, (rows, classes).
+    Without `labels` the label is the class's number. Raises Failure(INVALID) unless there is one output of numbers,
+    (rows, classes).
     """
     if len(outputs) != 1 or isinstance(outputs[0].array, list) or len(outputs[0].shape) != 2:
         raise invalid("the model cannot classify: it has not one output of scores, (rows, classes); use :predict")

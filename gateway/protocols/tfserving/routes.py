@@ -176,11 +176,11 @@ def _view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, Versi
 
 
 def _status(deps: Deps, model: str, version: str | None, response: Response) -> dict[str, Any]:
-    view, asked = _view(deps, model, version)
-    ready = asked.ready and deps.answering(asked.manifest.content_id)
+    view, wanted = _view(deps, model, version)
+    ready = wanted.ready and deps.answering(wanted.manifest.content_id)
     if not ready:
         response.status_code = 503
-    return documents.model_status(view, asked, ready=ready, all_versions=version is None)
+    return documents.model_status(view, wanted, ready=ready, all_versions=version is None)
 
 
 def _find(deps: Deps, model: str, version: str | None) -> ModelRoute:

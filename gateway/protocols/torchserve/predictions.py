@@ -151,7 +151,7 @@ def _is_single(plan: InputPlan, value: object) -> bool:
 
 
 def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool) -> bytes:
-    """Write the only output, or an object of all outputs by name. Raises Failure(INVALID) for bytes that are not text."""
+    """Write the only output, or an object of all by name. Raises Failure(INVALID) for bytes that are not text."""
     if single and signature.batching:
         outputs = [rows_of(output)[0] for output in outputs]
     texts = [

@@ -25,7 +25,7 @@ router = APIRouter()
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "A row or rows as JSON, CSV or numpy's format; the bytes of the only input; or a form with `data`.",
+        "description": "A row or rows as JSON, CSV or numpy's format, the bytes of the only input, or a form.",
         "content": {
             "application/json": {"schema": {}, "example": [0.1, 0.2, 0.3, 0.4]},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},

@@ -78,7 +78,7 @@ async def described(model: str, version: str | None, deps: DepsOf) -> Any:
     router,
     "PUT",
     "/models/{model}[/{version}]",
-    ("Scale: tells how many workers hold it", "The same of one version"),
+    ("Scale: changes nothing, reports the number of workers", "The same of one version"),
     responses=documented(404),
 )
 async def scaled(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
@@ -111,8 +111,8 @@ async def unregistered(model: str, version: str | None, deps: DepsOf) -> dict[st
 @router.post(
     "/models",
     summary="Register a model from a file of this machine",
-    description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and `url`. "
-    "Nothing is fetched from other machines.",
+    description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and "
+    "`url`. Nothing is fetched from other machines.",
     responses=documented(404, 409, 413, 501, 503, 507),
     openapi_extra={"requestBody": {"content": {"application/json": {"schema": LoadModel.model_json_schema()}}}},
 )
@@ -124,14 +124,14 @@ async def registered(
     synchronous: Annotated[bool, Query(description="Answer when it is ready.")] = False,
 ) -> dict[str, str]:
     if url is None:
-        asked = await _asked(request, deps)
-        if asked.model_name in deps.catalog.snapshot.models:
-            raise Failure(Code.CONFLICT, f"model '{shown(asked.model_name)}' is already loaded")
-        return await unless_gone(request, _load(deps, asked.url, asked.model_name, wait=True))
+        wanted = await _read_load(request, deps)
+        if wanted.model_name in deps.catalog.snapshot.models:
+            raise Failure(Code.CONFLICT, f"model '{shown(wanted.model_name)}' is already loaded")
+        return await unless_gone(request, _load(deps, wanted.url, wanted.model_name, wait=True))
     return await unless_gone(request, _load(deps, url, model_name, wait=synchronous))
 
 
-async def _asked(request: Request, deps: Deps) -> LoadModel:
+async def _read_load(request: Request, deps: Deps) -> LoadModel:
     async with whole_body(request, deps) as body:
         if len(body) > _BODY_BYTES_MAX:
             raise Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {_BODY_BYTES_MAX} bytes")
@@ -176,8 +176,8 @@ def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
     """Report how many workers hold a version. They serve all models of their pool, so none is scaled for one model."""
     count = len(view.placed)
     return {
-        "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of model "
-        f"'{model.name}'; workers are shared by the models of a pool: scale the pool"
+        "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of "
+        f"model '{model.name}'; workers are shared by the models of a pool: scale the pool"
     }
 
 

@@ -17,7 +17,9 @@ class Options(NamedTuple):
     binary_default: bool = False  # the form of the outputs when `outputs` is None
     timeout_s: float | None = None
     priority: int = 0  # 0: default; 1: highest; larger numbers come later
-    asks: dict[int, OutputOption] | None = None  # by index of the output, where not its plain tensor is wanted
+    output_options: dict[int, OutputOption] | None = (
+        None  # by index of the output, where not its plain tensor is wanted
+    )
     held_bytes: int = 0  # of inputs that were not in the body
 
 

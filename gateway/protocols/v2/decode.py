@@ -158,7 +158,7 @@ class V2Decoder:
         text = bytes(body[:header_bytes])
         document = parse_json(text, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
         call = self._read(document, text, body[header_bytes:])
-        if not call.options.id and call.options.asks is None and header_bytes <= PREFIX_BYTES_MAX:
+        if not call.options.id and call.options.output_options is None and header_bytes <= PREFIX_BYTES_MAX:
             envelope = binary_envelope(call, text, document["inputs"], self._plans.by_name)
             if envelope is not None:
                 remember(self._binary, text, envelope)
@@ -173,7 +173,7 @@ class V2Decoder:
         first = self._first if len(self._plans) == 1 and call.inputs[0] is not ABSENT else None
         if len(body) > _ENVELOPE_BYTES_MAX:
             first = None
-        if first is not None and not call.options.id and call.options.asks is None:
+        if first is not None and not call.options.id and call.options.output_options is None:
             learnt = json_envelope(call, body, first)
             if learnt is not None:
                 remember(self._json, *learnt)
@@ -233,7 +233,7 @@ class V2Decoder:
         text: bytes,
         tail: memoryview,
     ) -> InputTensor:
-        """Return an input with parameters: its data is in the JSON, in the next bytes of `tail`, or in shared memory."""
+        """Return an input with parameters. Its data is in the JSON, the next bytes of `tail`, or shared memory."""
         binary = "binary_data_size" in parameters
         span = read_span(parameters, plan.where)
         given = ("data" in item) + binary + (span is not None)

@@ -28,7 +28,7 @@ async def infer_v2(
     inputs, options = call
     manifest = route.lane.manifest
     encoder = V2Encoder(manifest.model, manifest.version, manifest.signature, route.extensions)
-    terms = RequestOptions(options.timeout_s, options.priority)
+    request_options = RequestOptions(options.timeout_s, options.priority)
     return await caller.call(
-        route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), terms
+        route, inputs, options.rows, len(body), lambda reply: encoder.encode(options, reply), request_options
     )

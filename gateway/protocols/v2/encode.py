@@ -54,7 +54,7 @@ class V2Encoder:
         All numbers are written by one call. None where there is not one output, or its text is not remembered.
         """
         wanted = options.outputs or self._all[options.binary_default]
-        if len(wanted) != 1 or options.id or options.asks is not None:
+        if len(wanted) != 1 or options.id or options.output_options is not None:
             return None
         index, binary = wanted[0]
         _, inner, array = outputs.columns[index]
@@ -86,7 +86,7 @@ class V2Encoder:
         Raises Failure(INVALID) if an output has no JSON form and was not asked for in binary form.
         """
         wanted = options.outputs or self._all[options.binary_default]
-        if len(wanted) == 1 and not options.id and options.asks is None:
+        if len(wanted) == 1 and not options.id and options.output_options is None:
             index, binary = wanted[0]
             output = reply[index]
             if binary:
@@ -98,7 +98,7 @@ class V2Encoder:
                 if head is not None:
                     return b"".join((head, _numbers(output.array), _END)), None  # type: ignore[arg-type]
             return self._encode_first(index, binary, output)
-        return self._encode_any(options.id, wanted, options.asks or {}, reply)
+        return self._encode_any(options.id, wanted, options.output_options or {}, reply)
 
     def _encode_first(self, index: int, binary: bool, output: OutputTensor) -> tuple[bytes, int | None]:
         """Encode a response whose text is not remembered, or cannot be."""
@@ -117,18 +117,18 @@ class V2Encoder:
         return head + text.data(output) + _END, None
 
     def _encode_any(
-        self, request_id: str, wanted: list[tuple[int, bool]], asks: dict[int, OutputOption], reply: Reply
+        self, request_id: str, wanted: list[tuple[int, bool]], output_options: dict[int, OutputOption], reply: Reply
     ) -> tuple[bytes, int | None]:
         texts: list[bytes] = []
         blobs: list[bytes | memoryview] = []
         for index, binary in wanted:
             text = self._outputs[index]
             output = reply[index]
-            ask = asks.get(index, _PLAIN)
-            if ask.classes:
-                text, output = self._classes[index], self._extensions.classified(index, output, ask.classes)
-            if ask.target is not None:
-                ask.target.write(raw_bytes(output), text.name)
+            option = output_options.get(index, _PLAIN)
+            if option.classes:
+                text, output = self._classes[index], self._extensions.classified(index, output, option.classes)
+            if option.target is not None:
+                option.target.write(raw_bytes(output), text.name)
                 texts.append(text.placed(output.shape))
             elif binary:
                 blob = raw_bytes(output)

@@ -41,10 +41,10 @@ def read_options(
         _check_unicode(request_id)
     parameters = document.get("parameters")
     binary_default, timeout_s, priority = (False, None, 0) if parameters is None else _read_parameters(parameters)
-    asked = document.get("outputs")
-    asks: dict[int, OutputOption] = {}
-    wanted = None if asked is None else _read_outputs(asked, outputs, model, extensions, asks)
-    return Options(rows, request_id, wanted, binary_default, timeout_s, priority, asks or None)
+    requested = document.get("outputs")
+    output_options: dict[int, OutputOption] = {}
+    wanted = None if requested is None else _read_outputs(requested, outputs, model, extensions, output_options)
+    return Options(rows, request_id, wanted, binary_default, timeout_s, priority, output_options or None)
 
 
 def _check_unicode(text: str) -> None:
@@ -79,12 +79,16 @@ def _read_parameters(value: object) -> tuple[bool, float | None, int]:
 
 
 def _read_outputs(
-    asked: object, known: dict[str, int], model: str, extensions: Extensions, asks: dict[int, OutputOption]
+    requested: object,
+    known: dict[str, int],
+    model: str,
+    extensions: Extensions,
+    output_options: dict[int, OutputOption],
 ) -> list[tuple[int, bool]] | None:
-    if type(asked) is not list:
+    if type(requested) is not list:
         mistyped("outputs", "array")
     chosen: dict[int, bool] = {}
-    for item in asked:
+    for item in requested:
         if type(item) is not dict:
             mistyped("outputs", "object")
         name = item.get("name")
@@ -102,9 +106,9 @@ def _read_outputs(
         chosen[index] = flag(parameters.get("binary_data") or False, "binary_data", where)
         if "classification" in parameters or "shared_memory_region" in parameters:
             classes = whole(parameters.get("classification") or 0, "classification", where)
-            ask = extensions.option(index, classes, read_span(parameters, where))
-            if ask is not None:
-                asks[index] = ask
+            option = extensions.option(index, classes, read_span(parameters, where))
+            if option is not None:
+                output_options[index] = option
     return list(chosen.items()) or None  # an empty list requests all outputs
 
 

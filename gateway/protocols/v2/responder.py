@@ -104,11 +104,11 @@ class RestResponder:
             self._send(mine, _headers(header_length), body)
 
     def _write_large(self, mine: RestRequest, reply: Reply) -> None:
-        """Write a large reply if the reply budget has room: numbers as text in a thread, raw bytes in the event loop."""
+        """Write a large reply if the reply budget has room: numbers as text in a thread, raw bytes here."""
         size_bytes = size_of(reply)
         if not self._reply_budget.has_room(size_bytes):
             self.fail(mine, self._reply_budget.refusal())
-        elif mine.options.asks is not None or self._encoder.all_raw(mine.options):
+        elif mine.options.output_options is not None or self._encoder.all_raw(mine.options):
             self._write(mine, reply)
         else:
             self._reply_budget.take(size_bytes)
