@@ -8,6 +8,7 @@ statuses of their own has a table of them in its errors.py. Nothing else decides
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 
@@ -100,6 +101,11 @@ class Failure(Exception):
     @property
     def http_status(self) -> int:
         return HTTP_STATUS[self.code]
+
+    @property
+    def retry_after(self) -> int | None:
+        """The value of a Retry-After header: whole seconds, at least one; None: the failure has none."""
+        return None if self.retry_after_s is None else max(1, math.ceil(self.retry_after_s))
 
 
 def invalid(message: str, subject: Subject | None = None) -> Failure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import uuid
 
 import orjson
@@ -20,8 +19,8 @@ JSON_HEADERS = reply_headers((b"content-type", JSON))
 def error_reply(failure: Failure) -> HttpReply:
     """Return `failure` as `{"error": …}` with its status, and Retry-After where the failure has a time for it."""
     headers = JSON_HEADERS
-    if failure.retry_after_s is not None:
-        headers = reply_headers(*JSON_HEADERS.pairs, (b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after_s))))
+    if failure.retry_after is not None:
+        headers = reply_headers(*JSON_HEADERS.pairs, (b"retry-after", b"%d" % failure.retry_after))
     return HttpReply(failure.http_status, headers, error_body(failure.message))
 
 

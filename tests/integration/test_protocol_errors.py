@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from millstream.services.errors import Code, Failure
 from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 from tests.kit.application import Application
@@ -182,3 +183,19 @@ async def test_openai_says_that_the_model_was_not_found(
     reply = await client.post("/v1/embeddings", json={"model": model, "input": [[1]]})
     assert reply.status_code == 404
     assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == (code, code and "model")
+
+
+@pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (2.5, "3")])
+async def test_retry_after_is_at_least_a_second(
+    application: Application,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    header: str,
+) -> None:
+    def full(*_: object) -> Any:
+        raise Failure(Code.OVERLOADED, "the lane is full", retry_after_s=seconds)
+
+    monkeypatch.setattr(application.app.state.deps.caller, "find", full)
+    reply = await client.post("/predictions/m", json=EMBED)
+    assert (reply.status_code, reply.headers["retry-after"]) == (429, header)

@@ -70,7 +70,7 @@ class _ReceivingConnection:
     """A connection with unfinished reads.
 
     `received`: bytes that came, less those delivered in messages. `moved`: the last instant at which SENT_BYTES_MIN
-    more bytes had come than at the instant before; `moved_bytes`: how many bytes had come by then.
+    bytes had come since the instant before it; `moved_bytes`: how many bytes had come by then.
     """
 
     __slots__ = ("moved", "moved_bytes", "peer", "reads", "received", "seen", "timed")

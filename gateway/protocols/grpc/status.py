@@ -29,7 +29,7 @@ async def refuse(context: Any, failure: Failure) -> NoReturn:
     metadata: tuple[tuple[str, str], ...] = ()
     if failure.retry_after_s is not None:
         metadata = (
-            ("retry-after", str(max(1, math.ceil(failure.retry_after_s)))),
+            ("retry-after", str(failure.retry_after)),
             ("grpc-retry-pushback-ms", str(math.ceil(failure.retry_after_s * 1000))),
         )
     await context.abort(_STATUS[failure.code], details(failure), metadata)

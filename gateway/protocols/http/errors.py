@@ -6,9 +6,6 @@ another method -> 405 with Allow; anything else -> 500 with an id that is also i
 
 from __future__ import annotations
 
-import logging
-import math
-import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,10 +16,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from millstream.gateway.connection.error_reply import unexpected
 from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, ErrorFormats
 from millstream.services.errors import HTTP_STATUS, Code, Failure
-
-log = logging.getLogger(__name__)
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _SCHEMAS = "#/components/schemas/"
@@ -60,12 +56,11 @@ class ErrorReplies:
     async def _failure(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, Failure)
         headers = {}
-        if exc.retry_after_s is not None:
-            headers["Retry-After"] = str(max(0, math.ceil(exc.retry_after_s)))
+        if exc.retry_after is not None:
+            headers["Retry-After"] = str(exc.retry_after)
         if exc.code is Code.UNAUTHENTICATED:
             headers["WWW-Authenticate"] = "Bearer"
-        error = ErrorContext(exc.http_status, exc.code, exc.message, exc.subject)
-        return self.reply(request.scope["path"], error, headers)
+        return self.reply(request.scope["path"], _context(exc), headers)
 
     async def _http(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
@@ -84,6 +79,10 @@ class ErrorReplies:
     async def _disconnected(self, request: Request, _: Exception) -> Response:
         # No client reads this reply; it ends the exchange without a traceback in the log.
         return self.reply_status(request.scope["path"], HTTP_STATUS[Code.CANCELLED], "the client closed the connection")
+
+
+def _context(failure: Failure) -> ErrorContext:
+    return ErrorContext(failure.http_status, failure.code, failure.message, failure.subject)
 
 
 def _allowed(request: Request) -> list[str]:
@@ -121,13 +120,12 @@ class UnexpectedErrors:
 
         try:
             await self.app(scope, receive, watched)
-        except Exception:
-            error_id = uuid.uuid4().hex[:12]
-            log.exception("internal error %s: %s %s", error_id, scope["method"], scope["path"])
+        except Exception as error:
+            failure = unexpected(f"{scope['method']} {scope['path']}", error)
             if started:
                 # Part of a reply has been sent: only closing the connection tells the caller.
                 raise
-            await self._replies.reply_status(scope["path"], 500, f"internal error {error_id}")(scope, receive, send)
+            await self._replies.reply(scope["path"], _context(failure))(scope, receive, send)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
