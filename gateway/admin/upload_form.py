@@ -1,4 +1,4 @@
-"""The form of an upload: the bytes of its part `model` flow on as they come, the small part `config` is kept."""
+"""Reads the form of an upload: passes on the bytes of the part `model` as they come, and keeps the part `config`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME_CHARACTERS_MAX = 80  # of a part's name in a message
 
 
 class UploadForm:
-    """Feed it the body's chunks; it gives back the model's bytes in them.
+    """Extracts the model's bytes from the chunks of a body.
 
     Raises Failure(INVALID) for a form that is broken, incomplete or has other parts; TOO_LARGE for a long config.
     """
@@ -25,11 +25,11 @@ class UploadForm:
 
     @property
     def config(self) -> bytes | None:
-        """The part `config`, once it has come; None: there was none so far."""
+        """The part `config`; None before it has come."""
         return None if self._config is None else bytes(self._config)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The pieces of the model's file in `chunk`, in order."""
+        """Return the pieces of the model's file in `chunk`, in order."""
         self._pieces = []
         self._reader.feed(chunk)
         return self._pieces

@@ -33,23 +33,23 @@ CSV = "text/csv"
 NPY = "application/x-npy"
 
 _HEADER_BYTES_MAX = 10_000
-_DIMS_MAX = 32  # of numpy's arrays in each of its versions
+_DIMS_MAX = 32  # dimensions of an array in every version of numpy
 
 
 class ParsedBody(NamedTuple):
-    """What a body brought. `row_form`: whether JSON in reply is that of V1's row form."""
+    """A parsed body. `row_form`: whether a JSON reply to it has the row form."""
 
     inputs: Inputs
     row_form: bool
 
 
 def media_type(value: str | None) -> str:
-    """The type in a Content-Type; JSON where there is none."""
+    """Return the media type in a Content-Type; JSON where there is none."""
     return (value or "").partition(";")[0].strip().lower() or JSON
 
 
 def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
-    """What reads bodies of this type. Raises Failure(ENCODING)."""
+    """Return the function that reads bodies of this type. Raises Failure(ENCODING)."""
     read = _READERS.get(media_type(content_type))
     if read is None:
         known = ", ".join(_READERS)
@@ -58,12 +58,12 @@ def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
 
 
 def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
-    """The JSON value of a body; long lists of numbers are NumberLists. Raises Failure: INVALID, TOO_LARGE."""
+    """Parse a JSON body; long lists of numbers become NumberLists. Raises Failure: INVALID, TOO_LARGE."""
     return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
 
 
 def from_json(plans: InputPlans, document: Any) -> ParsedBody:
-    """V1's row or column form, or a list alone, which is the instances. Raises Failure(INVALID)."""
+    """Read a document in row or column form, or a list of instances. Raises Failure(INVALID)."""
     if type(document) is list or type(document) is NumberList:
         return ParsedBody(read_instances(plans, document), row_form=True)
     if type(document) is not dict:
@@ -98,7 +98,7 @@ def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
     if plan.datatype == BYTES:
         return cell
     try:
-        if "_" in cell:  # Python's own, and nobody else's
+        if "_" in cell:  # an underscore between digits is Python's notation, not CSV's
             raise ValueError
         if plan.datatype == "BOOL":
             return {"true": True, "false": False, "1": True, "0": False}[cell.strip().lower()]
@@ -110,7 +110,7 @@ def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
 
 
 def _shaped(plan: InputPlan, rows: list[list[Any]]) -> Any:
-    """Lines as rows of the input: one column may be no dimension at all, and many may be several."""
+    """Shape the lines as rows of the input: one column may be no dimension, and many columns several dimensions."""
     inner = plan.shape[1:]
     if not inner and len(rows[0]) == 1:
         return [row[0] for row in rows]
@@ -127,9 +127,9 @@ def _read_npy(plans: InputPlans, body: bytes) -> ParsedBody:
 
 
 def array_of(body: bytes) -> np.ndarray[Any, Any]:
-    """The array in a file of numpy's format; a view. Raises Failure(INVALID).
+    """Return the array in a file of numpy's format, as a view. Raises Failure(INVALID).
 
-    Not np.load: that allocates whatever the header claims before it looks at what is there.
+    np.load is not used: it allocates the size in the header before it reads the data.
     """
     file = io.BytesIO(body)
     try:
@@ -140,7 +140,7 @@ def array_of(body: bytes) -> np.ndarray[Any, Any]:
         shape, fortran_order, dtype = read(file, max_header_size=_HEADER_BYTES_MAX)
     except Failure:
         raise
-    except Exception as error:  # numpy reads the header with Python's own parser, which trips over much
+    except Exception as error:  # numpy evaluates the header with Python's parser, which raises many exceptions
         raise invalid(f"the body is no array in numpy's format: {shown(str(error).partition(chr(10))[0])}") from None
     if dtype.hasobject or dtype.fields or dtype.subdtype or not dtype.itemsize:
         raise invalid(f"an array of {shown(str(dtype))} is not taken: numbers, booleans or strings alone")
@@ -152,7 +152,10 @@ def array_of(body: bytes) -> np.ndarray[Any, Any]:
 
 
 def _check_shape(shape: tuple[Any, ...], item_bytes: int) -> None:
-    """Numpy's reader takes any literal for a dimension, and its arrays refuse products that overflow behind a 0."""
+    """Raise Failure(INVALID) for a shape that no array can have.
+
+    Numpy's reader takes any literal as a dimension, and numpy raises for sizes that overflow even if a dimension is 0.
+    """
     if len(shape) > _DIMS_MAX:
         raise invalid(f"the array has {len(shape)} dimensions: at most {_DIMS_MAX}")
     if any(type(dim) is not int or not 0 <= dim <= ELEMENTS_MAX for dim in shape):
@@ -178,7 +181,7 @@ _READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {JSON: _read_js
 
 
 def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, row_form: bool) -> bytes:
-    """The outputs in `form`. Raises Failure(INVALID): CSV and numpy's format hold one output."""
+    """Write the outputs in `form`. Raises Failure(INVALID): CSV and numpy's format hold one output."""
     if form == JSON:
         return write_predict(signature, outputs, row_form=row_form)
     if len(outputs) != 1:
@@ -187,7 +190,7 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, r
 
 
 def _write_csv(output: OutputTensor) -> bytes:
-    """A line for each index of dimension 0, all its elements in it."""
+    """Write a line for each index of dimension 0, with all elements of that index."""
     lines = output.shape[0] if output.shape else 1
     flat: list[Any]
     if isinstance(output.array, list):

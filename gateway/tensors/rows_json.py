@@ -1,4 +1,4 @@
-"""JSON in row or column form, which several protocols share: document -> inputs, outputs -> document. Pure.
+"""Reads and writes JSON in row or column form, which several protocols share. Pure.
 
 row form:    {"instances": [...]} ─> {"predictions": [...]}      each instance is one index of dimension 0
 column form: {"inputs": ...}      ─> {"outputs": ...}            whole tensors
@@ -21,14 +21,14 @@ from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import invalid
 from millstream.services.model.signature import Signature
 
-#: a document, its 'instances', one of them, an input of it: where long lists of numbers may be
+#: Depth at which long lists of numbers may be: document, 'instances', one instance, one input.
 TENSOR_DEPTH = 3
 
 _BYTES_SUFFIX = "_bytes"
 
 
 def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, bool]:
-    """The inputs, and whether they came in row form. Raises Failure(INVALID)."""
+    """Return the inputs, and whether they came in row form. Raises Failure(INVALID)."""
     if ("instances" in document) == ("inputs" in document):
         raise invalid("give either 'instances' (row form) or 'inputs' (column form)")
     if "instances" in document:
@@ -37,7 +37,7 @@ def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, b
 
 
 def read_instances(plans: InputPlans, instances: object) -> Inputs:
-    """The row form. Raises Failure(INVALID)."""
+    """Read the row form. Raises Failure(INVALID)."""
     if type(instances) is not list and type(instances) is not NumberList:
         raise invalid("Expected 'instances' to be a list")
     if not instances:
@@ -51,7 +51,7 @@ def read_instances(plans: InputPlans, instances: object) -> Inputs:
 
 
 def row_names(plans: InputPlans, instances: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of the inputs in `instances`, which all name the same. Raises Failure(INVALID)."""
+    """Return the input names in `instances`, the same in each. Raises Failure(INVALID)."""
     names = list(instances[0])
     for at, one in enumerate(instances):
         if len(one) != len(names) or any(name not in one for name in names):
@@ -75,7 +75,7 @@ def _read_columns(plans: InputPlans, inputs: object) -> Inputs:
 
 
 def write_predict(signature: Signature, outputs: Sequence[OutputTensor], *, row_form: bool) -> bytes:
-    """The reply. Outputs whose name ends in `_bytes` are written as base64. Raises Failure(INVALID)."""
+    """Write the reply; outputs whose name ends in `_bytes` become base64. Raises Failure(INVALID)."""
     if row_form:
         return b'{"predictions":%b}' % _rows(signature, outputs)
     texts = _texts(signature, outputs)

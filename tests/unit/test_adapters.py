@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 
 from millstream.gateway import app as application
 from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.versioned import versioned
 from millstream.services.errors import Code, Failure, invalid
 from tests.kit.application import Application
 
@@ -82,3 +84,25 @@ async def test_a_protocol_is_added_by_one_record(tmp_path: Path, monkeypatch: py
 def test_no_two_adapters_claim_the_errors_of_one_prefix() -> None:
     prefixes = [prefix for adapter in application.ADAPTERS for prefix in adapter.error_paths]
     assert len(prefixes) == len(set(prefixes))
+
+
+async def test_a_versioned_call_has_two_paths_and_one_handler() -> None:
+    router = APIRouter()
+
+    @versioned(router, "GET", "/m/{model}[/versions/{version}]/say", ("of the serving version", "of one version"))
+    async def say(model: str, version: str | None) -> list[str | None]:
+        return [model, version]
+
+    app = FastAPI()
+    app.include_router(router)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+        assert (await client.get("/m/a/say")).json() == ["a", None]
+        assert (await client.get("/m/a/say?version=3")).json() == ["a", None]  # the path alone names a version
+        assert (await client.get("/m/a/versions/3/say")).json() == ["a", "3"]
+    paths = app.openapi()["paths"]
+    assert [paths[path]["get"]["summary"] for path in ("/m/{model}/say", "/m/{model}/versions/{version}/say")] == [
+        "of the serving version",
+        "of one version",
+    ]
+    parameters = paths["/m/{model}/versions/{version}/say"]["get"]["parameters"]
+    assert [(one["name"], one["schema"]["type"]) for one in parameters] == [("model", "string"), ("version", "string")]
