@@ -51,7 +51,7 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
     Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
     """
     config = upload.config or ModelConfig()
-    # Incoming refuses a bad name and an existing version here, before the caller has sent a gigabyte
+    # ModelUpload rejects a bad name and an existing version here, before the caller has sent a gigabyte
     async with (
         ModelUpload(deps.repository, deps.settings, upload.model, upload.version, config) as incoming,
         deps.upload_slots.acquire(upload.model, upload.version) as show,

@@ -1,7 +1,7 @@
 """From a model's folder and a configuration to the manifests that are to serve.
 
 ModelFolder ─> same files, same configuration as now? ─yes─> the manifest that serves now
-                                                      ─no──> check (in the jail) ─> fitted, serving ─> a new Manifest
+                                                      ─no──> check (in the sandbox) ─> to_model_config ─> a new Manifest
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `millstream` command over everything it starts: each command, its JSON, its failures, and a clean end."""
+"""The `millstream` command with real processes: each command, its JSON, its errors, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAIT_S = 120
 
 @dataclass
 class Millstream:
-    """A home and the commands run in it."""
+    """Runs commands in a home of its own."""
 
     home: Path
     key: str | None = None
@@ -36,7 +36,7 @@ class Millstream:
         return child_environment(environment | ({"MILLSTREAM_ADMIN_KEY": self.key} if self.key else {}))
 
     def run(self, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command and return the completed process."""
         return subprocess.run(
             [sys.executable, "-m", "millstream.services.cli", *map(str, arguments)],
             cwd=ROOT,
@@ -49,7 +49,7 @@ class Millstream:
         )
 
     def ok(self, *arguments: object, stdin: str | None = None) -> str:
-        """Standard output of a command that succeeds."""
+        """Return the standard output of a command that must succeed."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -58,7 +58,7 @@ class Millstream:
         return json.loads(self.ok(*arguments, "--json"))
 
     def fails(self, *arguments: object, stdin: str | None = None) -> str:
-        """The one line of a command that fails."""
+        """Return the one error line of a command that must fail."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == 1, (done.stdout, done.stderr)
         assert done.stdout == ""
@@ -68,7 +68,7 @@ class Millstream:
 
     @contextlib.contextmanager
     def up(self, *options: object) -> Iterator[subprocess.Popen[str]]:
-        """A running `up`: a test ends it with `end`; one that failed before that leaves nothing behind."""
+        """Run `up` during the block. Tests stop it with `end`; after a failed test it is killed here."""
         with subprocess.Popen(
             [
                 sys.executable,
@@ -96,7 +96,7 @@ class Millstream:
 
 
 def until(process: subprocess.Popen[str], start: str) -> tuple[str, list[str]]:
-    """Read lines up to one that begins with `start`: its rest, and the lines before it."""
+    """Read lines up to one that begins with `start`; return the rest of that line, and the lines before it."""
     assert process.stdout is not None
     before: list[str] = []
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""Uploads from their first byte to a published version, through the real checker process."""
+"""Uploads, from the first byte to the published version, through the real checker process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def repository(tmp_path: Path) -> Iterator[FolderRepository]:
 
 
 def checkers(root: Path) -> list[int]:
-    """Processes that were started on a folder of this repository."""
+    """Return the pids of checkers that work on a folder of this repository."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -172,7 +172,7 @@ def test_external_weights_are_uploaded_in_an_archive(
 
 
 def test_a_rewritten_version_with_external_weights_passes_a_second_check(repository: FolderRepository) -> None:
-    """A load with another configuration does so, where the version lies: its weights are linked, not copied."""
+    """As a load with another configuration does, in the version's folder, where weights are links and not copies."""
     model, weights = external_model()
     manifest = uploaded(repository, zipped({"model.onnx": model, "data/weights.bin": weights}))
     folder = repository.local_path("digits", 1)
@@ -223,7 +223,7 @@ def test_byte_limits_apply_to_the_upload_and_to_its_unpacked_size(repository: Fo
 
 
 def constant_of_shape(side: int) -> bytes:
-    """A model of a few hundred bytes that makes a tensor of `side` x `side` floats."""
+    """Return a model of a few hundred bytes that creates a tensor of `side` x `side` floats."""
     nodes = [
         helper.make_node("ConstantOfShape", ["side"], ["huge"]),
         helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0),
@@ -252,7 +252,7 @@ def test_a_check_is_killed_after_its_time_limit(repository: FolderRepository, tm
 
 
 def test_a_model_that_crashes_on_zeros_is_rejected(repository: FolderRepository, tmp_path: Path) -> None:
-    """Random floats are never exactly zero; every worker begins with zeros."""
+    """Random floats are never exactly zero, but the warm-up of a worker starts with zeros."""
     content = models.crashes_on_zeros(tmp_path / "zeros.onnx").read_bytes()
     assert len(content) < 300
     assert "crashes ONNX Runtime" in refused(repository, content)

@@ -1,4 +1,4 @@
-"""What a model check that was taken over can reach: its own folder and the libraries, and nothing else.
+"""A compromised model check can access only its own folder and the libraries.
 
 The attacks are Python in a process of this installation, confined as the checker is; the kernel answers.
 """
@@ -113,7 +113,7 @@ REFUSED = {"PermissionError 1", "PermissionError 13", "OSError 18"}  # 18: Landl
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What became of every attempt, by name."""
+    """Return the outcome of every attempt, by name."""
     folder = tmp_path_factory.mktemp("sandbox")
     own, other = folder / "own", folder / "other"
     own.mkdir()
@@ -164,7 +164,7 @@ def test_all_layers_that_the_kernel_supports_are_active() -> None:
 
 @needs_seccomp
 def test_the_checker_process_is_confined(tmp_path: Path) -> None:
-    """A check that never ends shows its process."""
+    """Reads the status of a checker process while a model runs endlessly."""
     repository = FolderRepository(tmp_path / "repository")
     endless = models.slow(tmp_path / "slow.onnx", 2_000_000_000).read_bytes()
 
@@ -189,7 +189,7 @@ def test_the_checker_process_is_confined(tmp_path: Path) -> None:
 
 
 def test_a_symlinked_model_file_is_served_in_place(tmp_path: Path) -> None:
-    """The operator's own folder: deployments often link files into it. Of what the link leads to, that file is read."""
+    """Deployments often link files into the repository; of the link's target folder only that file is readable."""
     (tmp_path / "blobs").mkdir()
     models.mlp(tmp_path / "blobs" / "5f3a")
     (tmp_path / "linked" / "1").mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_a_symlinked_model_file_is_served_in_place(tmp_path: Path) -> None:
 
 
 def confined_checkers(folder: Path) -> list[dict[str, str]]:
-    """The status of checkers of this folder that have a filter: those that have come so far."""
+    """Return the status of this folder's checkers that already have a seccomp filter."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

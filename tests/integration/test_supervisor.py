@@ -31,7 +31,7 @@ WAIT_S = 60
 
 
 class Up:
-    """A running supervisor process; `lines` is what it has said so far."""
+    """A running supervisor process; `lines` is its output so far."""
 
     def __init__(self, home: Path, segments: Path, terminal: int | None = None, **settings: str) -> None:
         self.home = home
@@ -55,7 +55,7 @@ class Up:
         )
 
     def until(self, start: str) -> str:
-        """Read lines up to one that begins with `start`; that line's rest."""
+        """Read lines up to one that begins with `start`; return the rest of that line."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
@@ -64,7 +64,7 @@ class Up:
         raise AssertionError(f"no line {start!r} in:\n" + "\n".join(self.lines))
 
     def end(self) -> int:
-        """Read to the end; the exit code."""
+        """Read all output; return the exit code."""
         assert self.process.stdout is not None
         self.lines.extend(line.rstrip("\n") for line in self.process.stdout)
         return self.process.wait(WAIT_S)
@@ -78,7 +78,7 @@ class Up:
         return RedisAddress.unix(str(socket_path(self.home / "run")))
 
     def pids(self) -> dict[str, int]:
-        """The children that said they run: name -> pid."""
+        """Return the pids of the children that reported their start, by name."""
         started = [line.removeprefix("started ") for line in self.lines if line.startswith("started ")]
         return {name: int(pid) for name, _, pid in (line.rpartition("-") for line in started)}
 
@@ -107,7 +107,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def gone(pid: int) -> bool:
-    """Wait until a process that is not our child has ended."""
+    """Wait for the end of a process that is not our child."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -154,7 +154,7 @@ def test_ctrl_c_reaches_only_the_supervisor(start):
 
 
 def test_a_closed_terminal_stops_everything_and_a_hangup_signal_restarts(start):
-    """The kernel sends SIGHUP when a terminal is closed (termios(3)), and people send it to ask for a restart."""
+    """The kernel sends SIGHUP when a terminal is closed (termios(3)); users send it to request a restart."""
     master, terminal = os.openpty()
     up = start(terminal=terminal)
     os.close(terminal)

@@ -1,4 +1,4 @@
-"""Models whose inputs must mean something (a Reshape's target, Split's sizes): no generated value runs, yet they are served.
+"""Models that need meaningful inputs (a Reshape's target, Split's sizes) and so run on no generated input are served.
 
 The models, inputs and outputs are ONNX's own backend tests.
 """
@@ -72,7 +72,7 @@ def saved(case: Any, folder: Path) -> Path:
 
 
 def assert_served_alone(found: CheckedModel, path: Path, case: Any) -> None:
-    """The version loads and answers ONNX's own data, and its notes say that it was not tried."""
+    """Assert that the version answers ONNX's own data without batching, and that its notes say it was not tried."""
     assert not found.signature.batching
     assert any(note.startswith("No generated input runs, so only requests will show") for note in found.notes)
     instance = OnnxRuntime().load(path, found.signature, "cpu", 1)

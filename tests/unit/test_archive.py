@@ -1,4 +1,4 @@
-"""Archives are unpacked inside their folder or refused."""
+"""Archives are unpacked inside their folder, or rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A check whose process a model took over, and models with hostile descriptions: what is believed stays bounded."""
+"""Reports of a checker that a model took over, and models with hostile descriptions: all input stays bounded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_report_beyond_its_limit_rejects_the_model(tmp_path: Path) -> None:
 
 
 def refused(tmp_path: Path, names: list[str], dims: list[int | str]) -> str:
-    """The refusal of a model with inputs of these names and shapes, each with an output."""
+    """Return the error for a model with inputs of these names and shapes, each with an output."""
     nodes = [helper.make_node("Relu", [name], [f"y{index}"]) for index, name in enumerate(names)]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in names]
     results = [helper.make_tensor_value_info(f"y{index}", TensorProto.FLOAT, dims) for index in range(len(names))]

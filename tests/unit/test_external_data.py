@@ -1,4 +1,4 @@
-"""Weights in other files: found wherever a model may have a tensor, and read only where an upload put them."""
+"""External weights are found in every part of a model, and read only from the uploaded folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sparse(location: str) -> onnx.SparseTensorProto:
 
 
 def everywhere() -> onnx.ModelProto:
-    """A model with a tensor in each place where the format allows one, none of which is valid together."""
+    """Return a model with a tensor in every place that the format allows; the model as a whole is not valid."""
 
     def graph(name: str, depth: int = 1) -> onnx.GraphProto:
         made = onnx.GraphProto(name=name)
@@ -64,7 +64,7 @@ def everywhere() -> onnx.ModelProto:
 
 
 def every_tensor(message: Message) -> Iterator[onnx.TensorProto]:
-    """All tensors below a message, found by what its fields hold, whatever they are called."""
+    """Yield all tensors below a message, found by the types of its fields."""
     if isinstance(message, TensorProto):
         yield message
         return

@@ -1,4 +1,4 @@
-"""The proof that rows do not influence each other: which graphs it accepts, and which operator ends it elsewhere.
+"""The proof that rows are independent: graphs that it accepts, and the operator that ends it for others.
 
 Graphs are written in ONNX's text form. Inputs whose names begin with "x" have rows, unless the test says otherwise.
 """

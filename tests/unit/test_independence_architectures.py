@@ -1,4 +1,4 @@
-"""Real architectures, as their exporters write them, are proven; and what is proven is so when they run."""
+"""Exported real architectures are proven, and their rows are independent when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models inside the onnx package: which are proven, by which operator others end, and that what is proven is so."""
+"""The models of the onnx package: which are proven, which operator ends other proofs, and that proofs hold in runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs made to let rows meet where it is hard to see: none is proven, and the operator that lets them meet is named."""
+"""Graphs that mix rows in ways that are hard to detect: none is proven, and the error names the operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attributes, operands and sizes that a checker lets pass and ONNX Runtime takes in its own way: none leads to a proof."""
+"""Unusual attributes, operands and sizes that ONNX Runtime interprets in its own way: none leads to a proof."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_an_empty_list_of_axes_differs_from_absent_axes(operator: str, text: str
 
 
 def test_an_attribute_that_refers_to_no_function_ends_the_proof():
-    """ONNX Runtime takes the value beside the reference: here axis 0, and not the default."""
+    """ONNX Runtime uses the value stored with the reference: here axis 0 instead of the default."""
     model = parsed("g (float[N, 4] x) => (float[N, 4] y) { y = Softmax<axis = 0>(x) }")
     model.graph.node[0].attribute[0].ref_attr_name = "along"
     found = prove(model, ["x"])
@@ -149,7 +149,7 @@ def test_long_attributes_in_functions_count_once_per_call():
 
 
 def test_a_function_of_another_opset_ends_the_proof():
-    """ONNX Runtime takes the version of the model: before opset 13 Softmax works along all axes from 1 on."""
+    """ONNX Runtime uses the model's opset: before opset 13 Softmax works along all axes from 1 on."""
     turned = """g (float[N, 3, 4] x) => (float[N, 3, 4] y) {
         t = Transpose<perm = [1, 0, 2]>(x)  u = f.F(t)  y = Transpose<perm = [1, 0, 2]>(u) }"""
     function = named_function("F", [helper.make_node("Softmax", ["a"], ["z"])])

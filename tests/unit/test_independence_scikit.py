@@ -1,4 +1,4 @@
-"""Classical models, as skl2onnx converts them, are proven; and what is proven is so when they run."""
+"""Classical models converted by skl2onnx are proven, and their rows are independent when they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the check makes of model files: refusals that say what to do, signatures, and proven batching.
+"""Inspection of model files: errors that say what to do, signatures, and proven batching.
 
 In this process, for speed; tests/integration/test_model_check.py runs the same in the checker's.
 """
@@ -84,7 +84,7 @@ def run(path: Path, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def assert_serves_rows_of_original(source: Path, found: CheckedModel, rows: int = 5) -> None:
-    """The served file on several rows gives what the source gives for each alone."""
+    """Assert that the served file gives the same outputs for several rows as the source does for each row alone."""
     spec = found.signature.inputs[0]
     x = np.random.default_rng(7).standard_normal((rows, *spec.shape[1:])).astype(np.float32)
     together = run(source.parent / found.served, {spec.name: x})[0]
@@ -566,7 +566,7 @@ def test_an_input_with_a_stored_value_of_variable_size_is_optional(source: Path)
 
 
 def with_default(dims: Dims, stored: np.ndarray, ir_version: int = 8, *, weights: bool = False) -> onnx.ModelProto:
-    """y = x + b, where b has a stored value; `weights`: and something that is not listed as an input."""
+    """Return y = x + b, where b has a stored value; `weights` adds an initializer that is not listed as an input."""
     others = [numpy_helper.from_array(np.ones(1, np.float32), "one")] if weights else []
     nodes = [
         helper.make_node("Add", ["x", "b"], ["s"]),

@@ -1,4 +1,4 @@
-"""Parts of the supervisor without processes: plans, logs, the machine's share, shared memory names."""
+"""Parts of the supervisor without processes: plans, logs, CPU quota, ports, shared memory cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs for trials: sizes that are sums of others, extreme rows, and how long they are looked for."""
+"""Trial inputs: sizes that are sums of others, extreme rows, and limits on the search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit import models
 
 
 class Fussy:
-    """A session that runs only where `accepts` says so, and fails with `reasons` in turn."""
+    """A session that runs only inputs that `accepts` allows, and otherwise fails with each of `reasons` in turn."""
 
     def __init__(self, reasons: Sequence[str], accepts: int = -1) -> None:
         self.sizes: list[int] = []

@@ -1,4 +1,4 @@
-"""Triton's model configuration: every field's way into our documents, every refusal, and the way back."""
+"""Triton's model configuration: its conversion to our documents and back, and every error."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from millstream.services.ingest.independence.expression import ONE, ROWS, Symbol
 from millstream.services.ingest.independence.folding import fold
 from millstream.services.ingest.independence.node import Call
 from millstream.services.ingest.independence.rules import RULES
-from millstream.services.ingest.independence.rules.refused import RANDOM
+from millstream.services.ingest.independence.rules.row_mixing import RANDOM
 from millstream.services.ingest.independence.value import (
     CONTENT_ELEMENTS_MAX,
     AnyValue,

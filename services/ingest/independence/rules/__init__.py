@@ -15,7 +15,7 @@ from millstream.services.ingest.independence.rules import (
     quantization,
     recurrent,
     reduction,
-    refused,
+    row_mixing,
     selection,
 )
 
@@ -33,7 +33,7 @@ RULES: dict[str, Rules] = {
         **attention.RULES,
         **quantization.RULES,
         **machine_learning.TEXT_RULES,
-        **refused.RULES,
+        **row_mixing.RULES,
     },
     "ai.onnx.ml": machine_learning.RULES,
     "com.microsoft": microsoft.RULES,

@@ -9,7 +9,7 @@ from millstream.services.ingest.independence.expression import ONE, Expression, 
 from millstream.services.ingest.independence.node import Call, Rule, Rules, dims_of
 from millstream.services.ingest.independence.rules.elementwise import unary
 from millstream.services.ingest.independence.rules.normalization import same
-from millstream.services.ingest.independence.rules.refused import refusing
+from millstream.services.ingest.independence.rules.row_mixing import always_dependent
 from millstream.services.ingest.independence.value import Dependent, Rows, Value, free, rowed
 
 
@@ -117,5 +117,5 @@ RULES: Rules = {
     "TreeEnsemble": Rule(scored),
     "TreeEnsembleClassifier": Rule(scored),
     "TreeEnsembleRegressor": Rule(scored),
-    "ZipMap": Rule(refusing("its output is a list of maps, not a tensor")),
+    "ZipMap": Rule(always_dependent("its output is a list of maps, not a tensor")),
 }

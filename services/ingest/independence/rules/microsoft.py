@@ -21,7 +21,7 @@ from millstream.services.ingest.independence.rules.elementwise import unary
 from millstream.services.ingest.independence.rules.matrix import gemm
 from millstream.services.ingest.independence.rules.normalization import check_axis, same
 from millstream.services.ingest.independence.rules.quantization import check_single, linear, linear_binary, linear_unary
-from millstream.services.ingest.independence.rules.refused import refusing
+from millstream.services.ingest.independence.rules.row_mixing import always_dependent
 from millstream.services.ingest.independence.value import Dependent, Rows, Value, rowed
 
 _CACHE_INDIRECTION = 9
@@ -159,8 +159,8 @@ RULES: Rules = {
     "Attention": Rule(packed_attention),
     "BiasGelu": Rule(biased),
     "DequantizeLinear": Rule(linear),
-    "DynamicQuantizeLSTM": Rule(refusing(_ALL_ROWS)),
-    "DynamicQuantizeMatMul": Rule(refusing(_ALL_ROWS)),
+    "DynamicQuantizeLSTM": Rule(always_dependent(_ALL_ROWS)),
+    "DynamicQuantizeMatMul": Rule(always_dependent(_ALL_ROWS)),
     "EmbedLayerNormalization": Rule(embedding_normalization),
     "FastGelu": Rule(biased),
     "FusedConv": Rule(fused_convolution),

@@ -26,7 +26,7 @@ _REASONS = {
 }
 
 
-def refusing(reason: str) -> Callable[[Call], list[Value]]:
+def always_dependent(reason: str) -> Callable[[Call], list[Value]]:
     """Return a rule that always ends the proof with `reason`."""
 
     def apply(_call: Call) -> list[Value]:
@@ -36,6 +36,6 @@ def refusing(reason: str) -> Callable[[Call], list[Value]]:
 
 
 RULES: Rules = {
-    **{op: Rule(refusing(reason)) for op, reason in _REASONS.items()},
-    **{op: Rule(refusing("its output is random")) for op in RANDOM},
+    **{op: Rule(always_dependent(reason)) for op, reason in _REASONS.items()},
+    **{op: Rule(always_dependent("its output is random")) for op in RANDOM},
 }
