@@ -1,4 +1,4 @@
-"""python -m millstream.gateway: one gateway process. Objects of the gateway are built here and nowhere else."""
+"""python -m millstream.gateway: runs one gateway process. The only place that builds the gateway's objects."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Gateway:
     """The parts of one gateway process, and the order in which they start and stop."""
 
     def __init__(self, settings: Settings, index: int) -> None:
-        """Build the parts; nothing is started. `index`: the gateway's number on this machine. Raises Failure, OSError."""
+        """Build the parts, start none. `index`: the gateway's number on this machine. Raises Failure, OSError."""
         address = _redis_address(settings)
         keys = InstallationKeys(installation_name(settings))
         settings = settings.model_copy(update={"installation_name": installation_name(settings)})
@@ -228,7 +228,7 @@ def _traces(settings: Settings, router: Router, catalog: Catalog) -> SharedTrace
 def _grpc(settings: Settings, gateway: Gateway, deps: Deps, *, shared: bool) -> SideServer | None:
     if settings.grpc_port < 0:
         return None
-    # Imported here: without gRPC, neither the time nor the memory is spent.
+    # Imported only where gRPC is on: the import costs time and memory.
     from millstream.gateway.protocols.grpc.server import GrpcServer
 
     return GrpcServer(deps, gateway.drain, shared=shared)

@@ -1,4 +1,4 @@
-"""memory_trim: shows what a gateway holds for its clients, and gives freed memory back when a burst of it is over."""
+"""Loop that shows the memory held for clients, and returns freed memory to the system after a burst."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 log = logging.getLogger("millstream.memory")
 
 LOOK_S = 0.25
-QUIET_BYTES_MAX = 1 << 20  # in flight: a gateway that holds less is at rest
+QUIET_BYTES_MAX = 1 << 20  # in flight, being received or unread; below that the gateway is quiet
 
 
 class MemoryTrim:
@@ -31,14 +31,14 @@ class MemoryTrim:
         self._unread = registry.gauge(catalogue.UNREAD_BYTES)
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Check every LOOK_S until cancelled."""
         policy = IdleTrim(resident_bytes())
         while True:
             await asyncio.sleep(LOOK_S)
             self._receiving.set(self._receive_budget.bytes)
             self._unread.set(self._reply_budget.bytes)
-            held_bytes = self._admission.bytes + self._receive_budget.bytes + self._reply_budget.bytes
-            quiet = held_bytes < QUIET_BYTES_MAX
+            client_bytes = self._admission.bytes + self._receive_budget.bytes + self._reply_budget.bytes
+            quiet = client_bytes < QUIET_BYTES_MAX
             if policy.due(idle=quiet and not self._admission.requests, quiet=quiet):
                 before = resident_bytes()
                 if policy.grown(before):
@@ -46,4 +46,4 @@ class MemoryTrim:
                     after = resident_bytes()
                     policy.trimmed(after)
                     if after < before:
-                        log.info("gave %d MiB of freed memory back", (before - after) >> 20)
+                        log.info("returned %d MiB of freed memory", (before - after) >> 20)

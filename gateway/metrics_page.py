@@ -1,4 +1,4 @@
-"""Renders this gateway's metrics page: its own series, Triton's names, and the depths of the streams, read from Redis."""
+"""Renders the metrics page: all series, the same under Triton's names, and the depths of the streams in Redis."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""admission: the right to be in flight. A bounded number of permits and of bytes for one gateway process.
+"""Admits requests: a gateway process has a bounded number of requests and bytes in flight.
 
-The permit travels with the request as `permit_bytes` and is given back exactly once, when the request is done.
+The permit travels with the request as `permit_bytes` and is released exactly once, when the request is done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from millstream.services.metrics.registry import Counter, Gauge
 
 
 class Admission:
-    """Refuses with UNAVAILABLE (503) when the gateway as a whole is full; a full lane refuses by itself (429)."""
+    """Refuses with UNAVAILABLE (503) when the gateway is full. A full lane refuses by itself (429)."""
 
     __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
 
@@ -24,10 +24,10 @@ class Admission:
         self._refused = refused
         self.requests = 0
         self.bytes = 0
-        self.closed = False  # draining: what is in flight is answered, nothing more is admitted
+        self.closed = False  # draining: requests in flight are answered, further ones are refused
 
     def admit(self, request: Request, size_bytes: int) -> None:
-        """Raises Failure(UNAVAILABLE) with a time to come back."""
+        """Give a request its permit. Raises Failure(UNAVAILABLE) with a time after which to retry."""
         if self.requests >= self._requests_max or self.bytes + size_bytes > self._bytes_max or self.closed:
             self._refused.add()
             if self.closed:
@@ -43,7 +43,7 @@ class Admission:
         self._gauge.set(self.requests)
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Give back the permits of requests."""
+        """Release the permits of requests."""
         self.requests -= len(requests)
         self.bytes -= sum([request.permit_bytes for request in requests])
         self._gauge.set(self.requests)

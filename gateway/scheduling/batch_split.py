@@ -1,4 +1,4 @@
-"""Cuts a batch where its requests bring too much to travel together. Pure."""
+"""Splits a batch whose requests are too large to travel together. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millstream.gateway.scheduling.request import Request
 
 
 def parts_within(batch: list[Request], bytes_max: int) -> Iterator[list[Request]]:
-    """The requests of `batch`, in order, in parts of at most `bytes_max` bytes or of one request."""
+    """Yield the requests of `batch`, in order, in parts of at most `bytes_max` bytes or of one request."""
     part: list[Request] = []
     left = bytes_max
     for request in batch:

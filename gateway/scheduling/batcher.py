@@ -1,7 +1,7 @@
-"""Which waiting requests run together, and which first. Pure: no clock, no I/O; time is passed in.
+"""Chooses which waiting requests run together, and in which order. Pure: the caller passes the time in.
 
-Order: earliest deadline first within a priority. Priorities age: for every `aging_s` that the first request of a
-priority has waited it counts as one priority higher, so nothing starves. Requests of one batch have equal shapes.
+Order: earliest deadline first within a priority. Priorities age: for each `aging_s` that the first request of a
+priority has waited, it counts one priority higher, so that no priority starves. Requests of a batch have equal shapes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from millstream.gateway.scheduling.request import Request
 
 RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highest
 RANK_MAX = 32
-DELAYED = -1  # the priority of requests that wait behind all others, however long
-_RANK_DELAYED = 1 << 20  # no aging gets from there to the others
+DELAYED = -1  # the priority of requests that wait behind all others, without aging
+_RANK_DELAYED = 1 << 20  # too far from other ranks for aging
 AGING_S = 1.0
-COMPACT_MIN = 256
-COUNTED_MAX = 256
+COMPACT_MIN = 256  # least entries of requests that left before the queues are compacted
+COUNTED_MAX = 256  # requests that `rows_ahead` counts one by one; beyond that it returns a bound
 
 _Entry = tuple[float, int, Request]
 
 
-class _Line:
-    """Requests by deadline, at equal ones in the order they came.
+class _DeadlineQueue:
+    """Requests by deadline; requests with equal deadlines in the order of their arrival.
 
-    Deadlines mostly rise as requests come: then this is a queue. Only those that are out of turn go to a heap.
+    Deadlines mostly rise with arrival, so most requests go to a queue. Those that are out of order go to a heap.
     """
 
     __slots__ = ("heap", "queue")
@@ -44,7 +44,7 @@ class _Line:
             heapq.heappush(self.heap, entry)
 
     def head(self) -> Request | None:
-        """The first one that still waits; those before it that left are forgotten."""
+        """Return the first request that still waits; drop entries before it whose requests left."""
         queue, heap = self.queue, self.heap
         while queue and _left(queue[0]):
             queue.popleft()
@@ -55,27 +55,27 @@ class _Line:
         return queue[0][2] if queue else None
 
     def pop(self) -> None:
-        """Forget the head, just found."""
+        """Drop the entry of the request that `head` returned."""
         if self.heap and not (self.queue and self.queue[0] < self.heap[0]):
             heapq.heappop(self.heap)
         else:
             self.queue.popleft()
 
     def rows_until(self, deadline: float) -> int | None:
-        """Rows that wait with this deadline or an earlier one; None if these are all, or too many to count."""
+        """Return the rows that wait with this deadline or an earlier one; None if all do, or too many to count."""
         queue, heap = self.queue, self.heap
         if not heap and (not queue or queue[-1][0] <= deadline):
             return None
         counted = [entry for entry in itertools.islice(queue, COUNTED_MAX) if entry[0] <= deadline]
         at = [0] if heap else []
-        for i in at:  # a heap's entries are no earlier than the one above them
+        for i in at:  # a child in the heap is no earlier than its parent
             if heap[i][0] <= deadline and len(counted) < COUNTED_MAX:
                 counted.append(heap[i])
                 at += [child for child in (2 * i + 1, 2 * i + 2) if child < len(heap)]
         return None if len(counted) >= COUNTED_MAX else sum([entry[2].rows for entry in counted if not _left(entry)])
 
     def compact(self) -> None:
-        """Forget all that left."""
+        """Drop the entries of requests that left."""
         self.queue = deque(entry for entry in self.queue if not _left(entry))
         self.heap = [entry for entry in self.heap if not _left(entry)]
         heapq.heapify(self.heap)
@@ -102,26 +102,26 @@ def _rank(priority: int, largest: int) -> int:
     return min(priority, largest) if priority else RANK_DEFAULT
 
 
-class _Shelf:
-    """The waiting requests of one priority: by deadline, and by deadline within each shape."""
+class _PriorityLevel:
+    """The waiting requests of one priority, by deadline, and by deadline within each shape."""
 
     __slots__ = ("by_shape", "order", "rows")
 
     def __init__(self) -> None:
         self.rows = 0
-        self.order = _Line()
-        self.by_shape: dict[Hashable, _Line] = {}
+        self.order = _DeadlineQueue()
+        self.by_shape: dict[Hashable, _DeadlineQueue] = {}
 
     def push(self, entry: _Entry, shape: Hashable) -> None:
         self.order.push(entry)
         if shape is not None:
             line = self.by_shape.get(shape)
             if line is None:
-                line = self.by_shape[shape] = _Line()
+                line = self.by_shape[shape] = _DeadlineQueue()
             line.push(entry)
 
     def compact(self) -> None:
-        """Forget entries whose requests have left."""
+        """Drop the entries of requests that left."""
         self.order.compact()
         for shape, line in list(self.by_shape.items()):
             line.compact()
@@ -136,8 +136,12 @@ class _Shelf:
 class Batcher:
     """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`.
 
-    Who leaves is not looked for in the lines: its entries go when they come to the front, when they outnumber those of
-    the waiting requests, and when nothing waits. `rank_max`: larger priorities count as this one.
+    Entries of a request that left are removed lazily: when they reach the front, when they outnumber the entries of
+    waiting requests, and when no request waits.
+
+    Args:
+        aging_s: wait after which a priority counts as the next higher one.
+        rank_max: larger priorities count as this one.
     """
 
     def __init__(self, aging_s: float = AGING_S, rank_max: int = RANK_MAX) -> None:
@@ -145,136 +149,136 @@ class Batcher:
         self.count = 0
         self._aging_s = aging_s
         self._rank_max = rank_max
-        self._shelves: dict[int, _Shelf] = {}
+        self._levels: dict[int, _PriorityLevel] = {}
         self._shapes: dict[int, Hashable] = {}
         self._numbers = itertools.count()
-        self._left = 0  # requests that left since the lines had entries of waiting ones alone: a bound on the others
+        self._left = 0  # requests that left since the last compaction: a bound on stale entries
 
     def add(self, request: Request, shape: Hashable) -> None:
-        """`shape`: equal for requests that may share a batch; None where all requests of the version have one shape."""
+        """Queue a request. `shape`: equal for requests that may share a batch; None if all requests have one shape."""
         rank = _rank(request.priority, self._rank_max)
-        shelf = self._shelves.get(rank)
-        if shelf is None:
-            shelf = self._shelves[rank] = _Shelf()
-        shelf.push((request.deadline, next(self._numbers), request), shape)
+        level = self._levels.get(rank)
+        if level is None:
+            level = self._levels[rank] = _PriorityLevel()
+        level.push((request.deadline, next(self._numbers), request), shape)
         if self._left > 2 * self.count + COMPACT_MIN:
-            for other in self._shelves.values():
+            for other in self._levels.values():
                 other.compact()
             self._left = 0
         if shape is not None:
             self._shapes[id(request)] = shape
-        shelf.rows += request.rows
+        level.rows += request.rows
         self.rows += request.rows
         self.count += 1
 
     def discard(self, request: Request) -> None:
-        """A waiting request was answered or cancelled (its `done` is set): it counts no more, its tensors are let go."""
+        """Take out a waiting request that is done (answered or cancelled), and free its tensors."""
         self._leave((request,))
         request.inputs = ()
 
     def _leave(self, requests: Sequence[Request]) -> None:
         rows = sum([request.rows for request in requests])
         self.rows -= rows
-        if len(self._shelves) == 1:
-            for shelf in self._shelves.values():
-                shelf.rows -= rows
+        if len(self._levels) == 1:
+            for level in self._levels.values():
+                level.rows -= rows
         else:
             for request in requests:
-                self._shelves[_rank(request.priority, self._rank_max)].rows -= request.rows
+                self._levels[_rank(request.priority, self._rank_max)].rows -= request.rows
         self.count -= len(requests)
         self._left += len(requests)
         if self._shapes:
             for request in requests:
                 self._shapes.pop(id(request), None)
         if not self.count:
-            for shelf in self._shelves.values():
-                shelf.clear()
+            for level in self._levels.values():
+                level.clear()
             self._left = 0
 
     def earliest(self) -> Request:
-        """The request that waits with the earliest deadline. Raises ValueError when none waits."""
-        heads = [head for shelf in self._shelves.values() if (head := shelf.order.head()) is not None]
+        """Return the waiting request with the earliest deadline. Raises ValueError when no request waits."""
+        heads = [head for level in self._levels.values() if (head := level.order.head()) is not None]
         return heads[0] if len(heads) == 1 else min(heads, key=lambda head: head.deadline)
 
     def rows_ahead(self, priority: int, deadline: float) -> int:
-        """Rows that would come before a request: of higher priority, and of its own those with no later deadline.
+        """Return the rows before a request: of higher priorities, and of its own priority with no later deadline.
 
-        Aging is not looked at. More than COUNTED_MAX requests are not counted: then it is all rows of its priority.
+        Ignores aging. If more than COUNTED_MAX requests would have to be counted, all rows of its priority count.
         """
         rank = _rank(priority, self._rank_max)
         ahead = 0
-        for other, shelf in self._shelves.items():
+        for other, level in self._levels.items():
             if other < rank:
-                ahead += shelf.rows
+                ahead += level.rows
             elif other == rank:
-                counted = shelf.order.rows_until(deadline)
-                ahead += shelf.rows if counted is None else counted
+                counted = level.order.rows_until(deadline)
+                ahead += level.rows if counted is None else counted
         return ahead
 
     def take(self, now: float, rows_max: int) -> list[Request]:
-        """The next batch: at most `rows_max` rows, but at least one request if any waits. Expired ones are not in it.
+        """Take out and return the next batch: at most `rows_max` rows, but at least one request if any waits.
 
-        `now` decides the aging alone. Requests past their deadline must have been taken out with `expire` before.
+        `now` is used for aging only. Requests past their deadline must have been taken out with `expire` before.
         """
         if not self.count:
             return []
         batch: list[Request] = []
         room = rows_max
         shape: Hashable = None
-        for shelf in self._by_urgency(now):
-            head = shelf.order.head()
+        for level in self._by_urgency(now):
+            head = level.order.head()
             if head is None:
                 continue
             if not batch:
                 shape = self._shapes.get(id(head))
-            line = shelf.order if shape is None else shelf.by_shape.get(shape)
+            line = level.order if shape is None else level.by_shape.get(shape)
             if line is None:
                 continue
             room = _fill(batch, line, room)
             if shape is not None and not line:
-                del shelf.by_shape[shape]
+                del level.by_shape[shape]
             if room <= 0:
                 break
         self._leave(batch)
         return batch
 
-    def _by_urgency(self, now: float) -> list[_Shelf]:
-        if len(self._shelves) == 1:
-            return list(self._shelves.values())
-        ranked: list[tuple[float, float, _Shelf]] = []
-        for rank, shelf in list(self._shelves.items()):
-            head = shelf.order.head()
+    def _by_urgency(self, now: float) -> list[_PriorityLevel]:
+        if len(self._levels) == 1:
+            return list(self._levels.values())
+        ranked: list[tuple[float, float, _PriorityLevel]] = []
+        for rank, level in list(self._levels.items()):
+            head = level.order.head()
             if head is None:
-                del self._shelves[rank]
+                del self._levels[rank]
             else:
-                ranked.append((rank - (now - head.arrival) / self._aging_s, head.deadline, shelf))
+                ranked.append((rank - (now - head.arrival) / self._aging_s, head.deadline, level))
         ranked.sort(key=lambda item: item[:2])
-        return [shelf for _, _, shelf in ranked]
+        return [level for _, _, level in ranked]
 
     def expire(self, now: float) -> list[Request]:
-        """Take out every waiting request whose deadline has passed."""
+        """Take out and return every waiting request whose deadline has passed."""
         expired: list[Request] = []
-        for shelf in self._shelves.values():
-            while (head := shelf.order.head()) is not None and head.deadline <= now:
-                shelf.order.pop()
+        for level in self._levels.values():
+            while (head := level.order.head()) is not None and head.deadline <= now:
+                level.order.pop()
                 head.taken = True
                 self._leave((head,))
                 expired.append(head)
         return expired
 
     def drain(self) -> list[Request]:
-        """Take out everything that waits."""
+        """Take out and return all waiting requests."""
         return self.expire(float("inf"))
 
     def oldest_arrival(self) -> float:
-        """When the first request arrived of all that wait; infinity when nothing waits. Looks at every one."""
-        waiting = (entry[2] for shelf in self._shelves.values() for entry in shelf.order)
+        """Return the earliest arrival of the waiting requests, infinity if none waits; visits all of them."""
+        waiting = (entry[2] for level in self._levels.values() for entry in level.order)
         arrivals = (request.arrival for request in waiting if not (request.taken or request.done))
         return min(arrivals, default=float("inf"))
 
 
-def _fill(batch: list[Request], line: _Line, room: int) -> int:
-    """Move requests from a line to the batch while they fit; returns the rows that are left, 0 when one did not fit."""
+def _fill(batch: list[Request], line: _DeadlineQueue, room: int) -> int:
+    """Move requests to the batch while they fit; return the rows left, 0 if one did not fit."""
     queue = line.queue
     while queue or line.heap:
         if line.heap:

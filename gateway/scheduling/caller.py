@@ -1,6 +1,6 @@
-"""caller: requests of protocols whose adapters are coroutines. One await from tensors to what an adapter makes of the reply.
+"""Runs tensors for adapters that are coroutines: one await from inputs to what the adapter reads from the reply.
 
-find ─> Route ─> (the adapter builds its inputs with route.plans) ─> call ─> lane ……… read(reply) ─> what it returned
+find ─> ModelRoute ─> the adapter builds inputs with route.plans ─> call ─> lane ……… read(reply) ─> result of call
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class RequestOptions(NamedTuple):
-    """What a caller asks for besides an answer. `timeout_s` None: the version's own. `priority`: as in Request."""
+    """`timeout_s`: None takes the version's own. `priority`: as in Request."""
 
     timeout_s: float | None = None
     priority: int = 0
@@ -37,7 +37,7 @@ class _Call(Request, Generic[T]):
     answered: asyncio.Future[T]
 
     def settle(self, reply: Reply) -> None:
-        """Tensors of a reply are views that live only now: what is needed of them is read at once."""
+        """Set the result of the call. `read` runs at once, since the tensors of a reply are views valid only now."""
         if self.answered.done():
             return
         try:
@@ -51,7 +51,7 @@ class _Call(Request, Generic[T]):
 
 
 class _Responder:
-    """For all calls: each knows its own future."""
+    """The responder of all calls: each call has its own future."""
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         for request, reply in zip(requests, outputs.replies([request.rows for request in requests]), strict=True):
@@ -67,9 +67,12 @@ class _Responder:
 
 
 class Caller:
-    """`find`: the version that takes a request, by model and version as they stand in a path (None: it names none).
+    """For one gateway.
 
-    It raises Failure(NOT_FOUND). `timeout_s_max`: the longest that a caller may ask for.
+    Args:
+        find: returns the route of a model and version as written in a path (None: no version). Raises
+            Failure(NOT_FOUND).
+        timeout_s_max: the longest timeout; longer ones are cut to it.
     """
 
     def __init__(self, find: Callable[[str, str | None], ModelRoute], timeout_s_max: float) -> None:
@@ -84,19 +87,27 @@ class Caller:
         rows: int,
         size_bytes: int,
         read: Callable[[Reply], T],
-        terms: RequestOptions = DEFAULT_OPTIONS,
+        options: RequestOptions = DEFAULT_OPTIONS,
         permit: ReplyPermit | None = None,
     ) -> T:
-        """Have `inputs` (of the signature, in its order; `rows` of them) run, and return `read` of the reply.
+        """Run `inputs` and return `read` of the reply. Cancelling drops the request unless it has left the lane.
 
-        `read` is called in the event loop and keeps no view of the tensors it is given. `size_bytes`: of the request, for
-        admission. `permit`: holds the reply in the reply budget; None: that of the HTTP request which this task answers. Raises
-        Failure. Cancelling drops the request unless it has left the lane.
+        Args:
+            route: of the version.
+            inputs: in the order of the version's signature.
+            rows: of the inputs.
+            size_bytes: of the request, for admission.
+            read: called in the event loop; keeps no view of the tensors it is given.
+            options: timeout and priority.
+            permit: holds the reply in the reply budget; None: the permit of the HTTP request that this task answers.
+
+        Raises:
+            Failure: the request was refused, or has no reply.
         """
         lane = route.lane
         now = time.monotonic()
-        timeout_s = route.timeout_s if terms.timeout_s is None else min(terms.timeout_s, self._timeout_s_max)
-        request: _Call[T] = _Call(inputs, rows, terms.priority, now, now + timeout_s, self._responder)
+        timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
+        request: _Call[T] = _Call(inputs, rows, options.priority, now, now + timeout_s, self._responder)
         request.read = read
         request.permit = permit or PERMIT.get()
         request.answered = asyncio.get_running_loop().create_future()

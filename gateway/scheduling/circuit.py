@@ -1,4 +1,4 @@
-"""One lane's side of the circuit breaker: closed, or open for some seconds, in which the version's requests are refused."""
+"""One lane's side of the circuit breaker: closed, or open for some seconds, which refuses requests of the version."""
 
 from __future__ import annotations
 

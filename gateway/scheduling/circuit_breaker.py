@@ -21,7 +21,7 @@ log = logging.getLogger("millstream.circuit_breaker")
 
 
 class CircuitBreaker:
-    """For one gateway. `link`: returns the connection to a pool, None while there is none. `lanes`: returns all lanes."""
+    """For one gateway. `link`: returns the link to a pool, None while there is none. `lanes`: returns all lanes."""
 
     def __init__(
         self, link: Callable[[str], ProducerLink | None], lanes: Callable[[], list[Lane]], registry: MetricsRegistry

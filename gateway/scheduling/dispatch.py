@@ -15,11 +15,11 @@ from millstream.services.model.profile import Profile
 
 DEPTH = 2  # batches per instance: one runs, the next one is already at the worker
 SHORT_RUN_S = 0.001  # shorter runs end before a batch sent ahead could arrive
-#: Runs shorter than this are comparable to the queue's round trip. A worker asks for more when it starts a run, together
-#: with the reply that frees a slot: the slot is refilled one run plus one round trip later. One extra batch fills the gap.
+#: Shorter runs are comparable to the queue's round trip. A worker asks for more when it starts a run, with the reply
+#: that frees a slot: the slot is refilled one run plus one round trip later. One extra batch fills the gap.
 LONG_RUN_S = 0.02
-#: Bounds a run while other lanes of the pool are in use, because they wait for it. The bound is TURN_RUNS times the run of
-#: a single row where that is longer: splitting a batch into runs that are hardly shorter gains nothing.
+#: Bounds a run while other lanes of the pool are in use, because they wait for it. Where TURN_RUNS times the run of one
+#: row is longer, that is the bound: splitting a batch into runs that are hardly shorter gains nothing.
 TURN_S = 0.01
 TURN_RUNS = 1.5
 
@@ -97,7 +97,7 @@ class DispatchPolicy:
         self.batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
         self.credits = self.instances * (DEPTH + 1 if gap else DEPTH)
-        self.estimator.place(self.instances, profile, rows)
+        self.estimator.update(self.instances, profile, rows)
 
     def run_s(self, rows: int) -> float:
         """Return the measured seconds of a run of `rows`; 0 while nothing was measured."""
@@ -105,8 +105,8 @@ class DispatchPolicy:
 
     def record_put(self, rows: int, run_s: float, now: float) -> None:
         """Note that a batch left whose run takes `run_s` by the profile."""
-        # A batch sent ahead hides the queue's round trip behind the run before it. Runs shorter than the round trip hide
-        # nothing: then a batch with fewer rows than the last one only costs more for each request.
+        # A batch sent ahead hides the queue's round trip behind the run before it. Shorter runs than the round trip
+        # hide nothing: then a batch with fewer rows than the last one only costs more for each request.
         self._rows_ahead_min = min(rows, self.batch_rows) if run_s < SHORT_RUN_S else 0
         self.estimator.put(run_s, now)
 
@@ -144,7 +144,7 @@ class DispatchPolicy:
     def _preferred_size(self, rows: int, waiting: Batcher, now: float) -> int:
         """Return the largest preferred size within `rows` and the waiting rows; `rows` where there is none.
 
-        After the queue delay everything that waits is sent: as in Triton, a preferred size is worth that delay, no more.
+        After the queue delay all that waits is sent: as in Triton, a preferred size is worth that delay, no more.
         """
         if self._delay_s and now - waiting.oldest_arrival() >= self._delay_s:
             return rows

@@ -1,6 +1,6 @@
-"""When a lane will have run what is before a request: measured run times, corrected by how fast replies really come. Pure.
+"""Predicts when a lane answers a request, from measured run times and from how fast replies really come. Pure.
 
-put(run) ─> free_at, the instant at which a worker could begin the next batch <─ replied(run), which also sets the pace
+put(run) ─> free_at, the instant at which a worker can begin the next batch <─ replied(run), which corrects `slowdown`
 """
 
 from __future__ import annotations
@@ -8,121 +8,122 @@ from __future__ import annotations
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.profile import Profile
 
-PACE_SHARE = 1 / 16  # of the newest reply in the pace
-PACE_MIN = 0.25
-OUTLIER = 4.0  # times the pace: longer waits count as that
-SWINGS = 3.0  # mean swings of the pace that are allowed for
-PACE_MAX = 64.0  # a lane that gets less of the workers than that waits for them as if it got that
+SLOWDOWN_SHARE = 1 / 16  # weight of the newest reply in the slowdown, a moving average
+SLOWDOWN_MIN = 0.25
+SLOWDOWN_MAX = 64.0  # bounds the predictions of a lane that gets less than a 64th of its workers
+OUTLIER = 4.0  # times the slowdown: a longer wait counts as that
+DEVIATIONS = 3.0  # mean deviations of the slowdown in `margin_s`
 
 
 class LatencyEstimator:
     """Predictions for the batches of one lane. Instants and durations are seconds.
 
-    `pace`: real seconds for each predicted one. Above 1 where runs are slower than at warm-up, or where other lanes and
-    other gateways share the workers. `full_s`: a run of as many rows as run together, at that pace. `step_s`: how long
-    such a run keeps the next one waiting; with two instances half of it. `margin_s`: what an answer may come later.
+    `slowdown`: real seconds per predicted second. It is above 1 where runs are slower than at warm-up, or where other
+    lanes and gateways share the workers. `full_s`: a run of a full batch, with the slowdown. `step_s`: how long such a
+    run delays the next one; half of it with two instances. `margin_s`: how much later than predicted an answer
+    may come. `free_at`: when a worker can begin the next batch; 0: now.
     """
 
     __slots__ = (
         "_busy",
         "_count",
+        "_deviation",
         "_instances",
         "_profile",
         "_rows_full",
         "_since",
-        "_swing",
         "_work_s",
         "free_at",
         "full_s",
         "margin_s",
-        "pace",
+        "slowdown",
         "step_s",
     )
 
     def __init__(self) -> None:
-        self.pace = 1.0
+        self.slowdown = 1.0
         self.free_at = 0.0
         self.full_s = 0.0
         self.step_s = 0.0
         self.margin_s = 0.0
-        self._swing = 0.0  # mean distance of the ratios of real to predicted from the pace
+        self._deviation = 0.0  # mean distance of real per predicted seconds from the slowdown
         self._profile = Profile({})
         self._rows_full = 1
         self._instances = 0
-        self._count = 0  # batches that are out
-        self._work_s = 0.0  # what they run, as predicted
-        self._since = 0.0  # of the last reply, or of the put that ended an idle time
-        self._busy = False  # whether it was a reply
+        self._count = 0  # batches in flight
+        self._work_s = 0.0  # their predicted runs
+        self._since = 0.0  # when the last reply came, or the put that ended an idle time
+        self._busy = False  # whether `_since` is a reply's
 
-    def place(self, instances: int, profile: Profile, rows_full: int) -> None:
-        """What is known of the lane's instances. `rows_full`: that run together."""
-        # Of a size that ran: what is predicted for others may change without any run being faster.
+    def update(self, instances: int, profile: Profile, rows_full: int) -> None:
+        """Take over what is known of the lane's instances. `rows_full`: rows of a full batch."""
+        # Compare a measured size: the prediction for other sizes may change without a change of any run time.
         ran = min(rows_full, self._profile.largest)
         known_s, measured_s = self._profile.predict(ran), profile.predict(ran)
         self._profile, self._rows_full = profile, rows_full
         if instances != self._instances:
             self._instances, self._busy = instances, False
         elif known_s and measured_s:
-            # Workers correct their profiles by what runs really take: that is in the pace already.
-            self.pace = min(max(self.pace * known_s / measured_s, PACE_MIN), PACE_MAX)
+            # Workers correct their profiles by real run times, which the slowdown contains already.
+            self.slowdown = min(max(self.slowdown * known_s / measured_s, SLOWDOWN_MIN), SLOWDOWN_MAX)
         self._scale()
 
     def _scale(self) -> None:
         full_s = self._profile.predict(self._rows_full)
-        self.full_s = full_s * self.pace
+        self.full_s = full_s * self.slowdown
         self.step_s = self.full_s / max(1, self._instances)
-        self.margin_s = full_s * self._swing * SWINGS
+        self.margin_s = full_s * self._deviation * DEVIATIONS
 
     def put(self, run_s: float, now: float) -> None:
-        """A batch left that runs for `run_s` by its profile."""
+        """Note that a batch was put whose run takes `run_s` by the profile."""
         if not self._count:
             self._since, self._busy, self._work_s = now, False, 0.0
         self._count += 1
         self._work_s += run_s
-        self._look_ahead()
+        self._predict_free()
 
     def replied(self, run_s: float, now: float) -> None:
-        """It came back."""
+        """Note the reply to a batch, and correct the slowdown."""
         at_once = min(self._count, max(1, self._instances))
         if run_s:
             ratio = (now - self._since) * at_once / run_s
-            # After an idle time the way through the queue is in it, which says nothing of how fast many are served.
-            if self._busy or ratio < self.pace:
-                # One pause, of Redis or of a worker, is no pace.
-                off = min(max(ratio, PACE_MIN), PACE_MAX, self.pace * OUTLIER) - self.pace
-                self.pace += off * PACE_SHARE
-                self._swing += (abs(off) - self._swing) * PACE_SHARE
+            # After an idle time the ratio contains the queue's round trip, which does not count under load.
+            if self._busy or ratio < self.slowdown:
+                # The bound by OUTLIER: a single pause of Redis or of a worker is no slowdown.
+                off = min(max(ratio, SLOWDOWN_MIN), SLOWDOWN_MAX, self.slowdown * OUTLIER) - self.slowdown
+                self.slowdown += off * SLOWDOWN_SHARE
+                self._deviation += (abs(off) - self._deviation) * SLOWDOWN_SHARE
                 self._scale()
         self._since, self._busy = now, True
         self.gone(run_s)
 
     def gone(self, run_s: float) -> None:
-        """It is out no more: it came back, or was forgotten."""
+        """Note that a batch is no longer in flight: it has a reply, or was forgotten."""
         self._count -= 1
         self._work_s = max(0.0, self._work_s - run_s)
-        self._look_ahead()
+        self._predict_free()
 
-    def _look_ahead(self) -> None:
-        """The next batch begins when so many are done that an instance is free, the last of which began at `_since`."""
+    def _predict_free(self) -> None:
+        """Set `free_at`: the next batch begins when enough batches are done that an instance is free."""
         count, instances = self._count, self._instances
         if count < instances or not count:
             self.free_at = 0.0
         else:
             before = (count - instances + 1) / count
-            self.free_at = self._since + self._work_s * before * self.pace / max(1, instances)
+            self.free_at = self._since + self._work_s * before * self.slowdown / max(1, instances)
 
     def run_s(self, rows: int) -> float:
-        """How long a run of `rows` takes, at the pace."""
-        return self._profile.predict(rows) * self.pace
+        """Return the seconds of a run of `rows`, with the slowdown."""
+        return self._profile.predict(rows) * self.slowdown
 
     def rows_within(self, seconds: float) -> int:
-        """The most rows that run in that time, but at least one."""
-        return self._profile.rows_within(seconds / self.pace, self._rows_full)
+        """Return the most rows, at least one, whose run takes at most `seconds`."""
+        return self._profile.rows_within(seconds / self.slowdown, self._rows_full)
 
     def planned_s(self, request: Request) -> float:
-        """The longest run that a request is to be part of: half of its time, since it may come when one has just begun.
+        """Return the longest run that a request should be part of: half of its timeout, or a run of its own if longer.
 
-        (As in Nexus, Shen et al. 2019. A request that allows no more than a run of its own gets that.)
+        Half, because a request may arrive when a run has just begun (as in Nexus, Shen et al. 2019).
         """
         timeout_s = request.deadline - request.arrival
         if 2 * self.full_s <= timeout_s:
@@ -130,6 +131,6 @@ class LatencyEstimator:
         return max(timeout_s / 2, self.run_s(request.rows))
 
     def answer_at(self, rows_ahead: int, request: Request) -> float:
-        """When a request is answered that came now and waits behind `rows_ahead`."""
+        """Return when a request is answered that arrives now and waits behind `rows_ahead` rows."""
         start = max(self.free_at, request.arrival) + rows_ahead // self._rows_full * self.step_s
         return start + self.planned_s(request) + self.margin_s

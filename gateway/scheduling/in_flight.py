@@ -85,7 +85,7 @@ class InFlight:
         ends = [request.deadline for request in requests]
         earliest = min(ends)
         context.pending[name] = InFlightBatch(
-            name, lane, requests, packed.places, attempt, now, run_s, losses, earliest, max(ends)
+            name, lane, requests, packed.slices, attempt, now, run_s, losses, earliest, max(ends)
         )
         self.count += 1
         policy.record_put(rows, run_s, now)

@@ -1,4 +1,4 @@
-"""infer_arrays: what adapters that are coroutines do between a body and a reply, beside their own reading and writing."""
+"""What coroutine adapters share between reading a body and writing a reply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.errors import Failure
 
 @contextmanager
 def count_rejections(route: ModelRoute) -> Iterator[None]:
-    """What is refused in the block counts as a refused request of the route's version."""
+    """Count a Failure in the block as a refused request of the route's version."""
     try:
         yield
     except Failure as failure:
@@ -23,7 +23,7 @@ def count_rejections(route: ModelRoute) -> Iterator[None]:
 
 
 async def infer_arrays(
-    caller: Caller, route: ModelRoute, inputs: Inputs, terms: RequestOptions = DEFAULT_OPTIONS
+    caller: Caller, route: ModelRoute, inputs: Inputs, options: RequestOptions = DEFAULT_OPTIONS
 ) -> list[OutputTensor]:
-    """The outputs, all of them, in the signature's order; they may be kept. Raises Failure."""
-    return await caller.call(route, inputs.tensors, inputs.rows, inputs.size_bytes, own_copies, terms)
+    """Run inputs and return copies of all outputs, in the signature's order. Raises Failure."""
+    return await caller.call(route, inputs.tensors, inputs.rows, inputs.size_bytes, own_copies, options)

@@ -1,6 +1,6 @@
 """The queue of one version in this gateway: admits requests, lets them wait, and sends batches while credits are free.
 
-add ─> batcher ─(credit free)─> in_flight.put ……… reply ─> completion.resolve ─> each request answered once ─> credit free
+add ─> batcher ─(credit free)─> in_flight.put ……… reply ─> completion.resolve ─> credit free, each request answered
 Credits are slots in the workers: ready instances x DEPTH. While all are taken, requests wait and batches fill.
 """
 
@@ -121,7 +121,7 @@ class Lane:
             batching_off: each request runs alone, because rows of this version were found to influence each other.
         """
         self._packer.batch_format = batch_format
-        self._packer.shared = same_host
+        self._packer.same_host = same_host
         self.failed = failed
         self._policy.update(instances, profile, rows_efficient, batching_off=batching_off)
         self._metrics.batching_off(batching_off)
@@ -255,7 +255,7 @@ class Lane:
         context, batcher, policy, in_flight = self._context, self._batcher, self._policy, self._in_flight
         while batcher.count and in_flight.count < policy.credits and self.link.writable:
             now = context.clock()
-            others_active = context.contention.beside(self, now)
+            others_active = context.contention.others_active(self, now)
             if others_active is not policy.others_active:
                 policy.share_pool(others_active)
             rows = policy.rows_to_take(batcher, in_flight.count, now)

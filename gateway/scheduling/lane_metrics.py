@@ -1,4 +1,4 @@
-"""What a lane counts. The handles are made once, so that an update is an addition in memory."""
+"""The metrics of a lane. Handles are made once, so that an update is an addition in memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LaneMetrics:
         self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
 
     def batching_off(self, off: bool) -> None:
-        """Whether requests of the version share no runs although it says that they may."""
+        """Show whether each request runs alone although the version's signature allows batching."""
         if off is not self._off:
             self._off = off
             if off:
@@ -49,19 +49,19 @@ class LaneMetrics:
                 self._registry.remove(catalogue.BATCHING_OFF, *self._outcome)
 
     def waiting(self, requests: int, rows: int) -> None:
-        """So many wait now."""
+        """Show how many requests and rows wait."""
         self._pending.set(requests)
         self._waiting.set(rows)
 
     def batch(self, header: ReplyHeader, requests: int) -> None:
-        """A batch of so many requests, canaries not counted, came back: each of them waited as long in the stream."""
+        """Count the reply to a batch of `requests`, without readiness probes; all waited equally long in the stream."""
         self._queue_wait.observe(header.queue_s, requests)
         (self._batches_failed if header.failures else self._batches_ok).add()
         if header.runs and requests:
             self._ran(header)
 
     def _ran(self, header: ReplyHeader) -> None:
-        """Count the runs that this reply stands for; where a run was halved each half has its share of the time."""
+        """Count the runs of a reply. Where a run was bisected, each part gets its share of the time by rows."""
         self._sums.add_to(Field.EXECUTIONS, len(header.runs))
         self._last.set(time.time())  # noqa: TID251 - for people
         whole = sum(header.runs) or 1
@@ -74,9 +74,13 @@ class LaneMetrics:
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
     def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
-        """Requests of one batch, answered now. They took about as long as one another: few buckets, one update each.
+        """Count answered requests of one batch. Their times are similar, so few buckets get one update each.
 
-        `rows`: of all of them. `since_put_s`: how long ago their batch was put.
+        Args:
+            seconds: from arrival to answer, per request; sorted in place.
+            rows: of all these requests.
+            header: of the reply.
+            since_put_s: how long ago their batch was put.
         """
         if not seconds:
             return
@@ -88,21 +92,21 @@ class LaneMetrics:
         seconds.sort()
         at = 0
         while at < count:
-            # All of a bucket at once, at their mean: the bucket counts and the sum are those of single observations.
+            # One observation per bucket, at the mean: bucket counts and sum equal those of single observations.
             end = bisect_right(seconds, self._bound_of(seconds[at]), at)
             self._seconds.observe(sum(seconds[at:end]) / (end - at), end - at)
             at = end
         self._ok.add(count)
 
     def answered_without_run(self, seconds: float) -> None:
-        """A request for no rows."""
+        """Count a request for no rows."""
         self._seconds.observe(seconds)
         self._sums.add(1, seconds, 0.0, 0.0, 0.0, 0.0, 0)
         self._ok.add()
 
     @staticmethod
     def _bound_of(seconds: float) -> float:
-        """The upper bound, inclusive, of the bucket that `seconds` falls into."""
+        """Return the inclusive upper bound of the bucket of `seconds`."""
         bounds = catalogue.REQUEST_SECONDS.buckets
         at = bisect_left(bounds, seconds)
         return bounds[at] if at < len(bounds) else float("inf")
@@ -113,7 +117,7 @@ class LaneMetrics:
         self.record_rejection(code, reason)
 
     def record_rejection(self, code: Code, reason: Reason | None = None) -> None:
-        """An outcome without a time: how fast mistakes are refused says nothing about how long answers take."""
+        """Count an outcome without its time, which says nothing about how long answers take."""
         self._registry.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 

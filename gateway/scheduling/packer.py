@@ -1,6 +1,8 @@
-"""Requests -> an encoded batch with its tensors in shared memory, inline or in a blob; a reply -> tensors per request.
+"""Serialises a batch, and reads its reply.
 
-Shared memory is used for tensors of `tensor_bytes_min` and more while every worker of the lane is on this host.
+requests ─> tensors in shared memory, inline, or in a blob ─> entry        reply ─> outputs of its requests, as views
+
+Shared memory takes tensors of at least `tensor_bytes_min` bytes while every worker of the lane is on this host.
 """
 
 from __future__ import annotations
@@ -23,38 +25,42 @@ from millstream.services.wire.batch import ABSENT as ABSENT_INNER
 from millstream.services.wire.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
-FORGET_PART = 16  # of what is known to be larger, with each reply that is smaller
-INLINE_BYTES_MAX = 256 * 1024  # above this the tensors bypass the script in a key of their own
+FORGET_PART = 16  # a smaller reply lowers the learned row size by this part of it
+INLINE_BYTES_MAX = 256 * 1024  # larger inline tensors bypass the script, in a key of their own (a blob)
 
 
 class Packed(NamedTuple):
-    """An encoded batch. `blob`: bytes for its blob key, b"" if none. `places`: shared memory to give back with the reply.
+    """An encoded batch.
 
-    `segment_bytes`: of the tensors in it; the room for outputs is not counted, nothing has gone through it yet.
+    `blob`: bytes for its blob key, b"" if it has none. `slices`: its shared memory, given back after the reply.
+    `segment_bytes`: bytes of input tensors in shared memory; slots for outputs do not count, since they are empty.
     """
 
     entry: bytes
     blob: bytes
-    places: list[Place]
+    slices: list[Place]
     segment_bytes: int
 
 
 class Packer:
-    """For one version. `row_bytes` of an output is known from the signature, or learnt: about the largest seen of late."""
+    """For one version.
+
+    The bytes of an output's row are known from the signature, or learned: about the largest of recent replies.
+    """
 
     def __init__(self, signature: Signature, segments: SegmentPool | None, tensor_bytes_min: int) -> None:
         self._signature = signature
         self._segments = segments
         self._tensor_bytes_min = tensor_bytes_min
-        self.batch_format: int | None = None  # that all workers of the lane read; None: the newest
-        self.shared = False  # set while all workers of the lane are on this host
+        self.batch_format: int | None = None  # the format that all workers of the lane read; None: the newest
+        self.same_host = False  # whether all workers of the lane share memory with this gateway
         self._batching = signature.batching
         self._row_bytes = [_row_bytes(spec, signature.batching) for spec in signature.outputs]
         self._learn = any(size == 0 for size in self._row_bytes)
         self._row_bytes_known = sum(self._row_bytes)
 
     def rows_within(self, bytes_max: int) -> int:
-        """The most rows, at least one, whose outputs are not known to be larger than `bytes_max` together."""
+        """Return the most rows, at least one, whose outputs are not known to exceed `bytes_max` together."""
         return max(1, bytes_max // max(1, self._row_bytes_known))
 
     def pack(
@@ -67,12 +73,18 @@ class Packer:
         *,
         deadlines: bool = True,
     ) -> Packed:
-        """`now`: monotonic seconds; `redis_ms`: Redis' clock at the same instant, which the worker knows, too.
+        """Return the encoded batch.
 
-        `deadlines` False: the worker is told none.
+        Args:
+            name: of the batch.
+            replies: the key of the list that takes the reply.
+            requests: at least one; their inputs have compatible shapes.
+            now: monotonic seconds.
+            redis_ms: Redis' clock at the same instant, in milliseconds; the worker knows this clock, too.
+            deadlines: False: the batch has no deadlines.
         """
         rows = [request.rows for request in requests]
-        places: list[Place] = []
+        slices: list[Place] = []
         inputs: list[BatchInput] = []
         tensors: list[Any] = []
         inline_bytes = 0
@@ -80,52 +92,52 @@ class Packer:
         skew = redis_ms - now * 1000
         for i, spec in enumerate(self._signature.inputs):
             if spec.optional and first[i].shape == ABSENT.shape:
-                inputs.append(_ABSENT_INPUT)  # for all: they would not share a batch otherwise
+                inputs.append(_ABSENT_INPUT)  # in all requests: others would not share the batch
                 continue
             parts = [request.inputs[i] for request in requests]
             size = parts[0].size_bytes if len(parts) == 1 else sum([part.size_bytes for part in parts])
             sizes = [part.size_bytes for part in parts] if spec.datatype == BYTES else None
-            place = self._allocate(size)
+            shm_slice = self._allocate(size)
             shape = first[i].shape
-            if place is None:
+            if shm_slice is None:
                 tensors += [part.data for part in parts]
                 inline_bytes += size
             else:
-                self._copy(place, parts)
-                places.append(place)
-            inputs.append(BatchInput(shape[1:] if self._batching else shape, size, sizes, place))
-        shared = sum(place.size_bytes for place in places) if places else 0
-        room = self._room(sum(rows), places)
+                self._copy(shm_slice, parts)
+                slices.append(shm_slice)
+            inputs.append(BatchInput(shape[1:] if self._batching else shape, size, sizes, shm_slice))
+        segment_bytes = sum(shm_slice.size_bytes for shm_slice in slices) if slices else 0
+        slots = self._output_slots(sum(rows), slices)
         blob_name, blob = "", b""
         if inline_bytes > INLINE_BYTES_MAX:
             blob_name, blob, tensors = name, b"".join(tensors), []
         until = [skew + request.deadline * 1000 if deadlines else math.inf for request in requests]
-        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, room, blob_name, not requests[0].counted)
-        return Packed(encode_batch(header, tensors, self.batch_format), blob, places, shared)
+        header = BatchHeader(name, replies, redis_ms, rows, until, inputs, slots, blob_name, not requests[0].counted)
+        return Packed(encode_batch(header, tensors, self.batch_format), blob, slices, segment_bytes)
 
     def _allocate(self, size_bytes: int) -> Place | None:
-        if size_bytes < self._tensor_bytes_min or not self.shared or self._segments is None:
+        if size_bytes < self._tensor_bytes_min or not self.same_host or self._segments is None:
             return None
         return self._segments.allocate(size_bytes)
 
-    def _copy(self, place: Place, parts: Sequence[Any]) -> None:
+    def _copy(self, shm_slice: Place, parts: Sequence[Any]) -> None:
         assert self._segments is not None
-        view, at = self._segments.view(place), 0
+        view, at = self._segments.view(shm_slice), 0
         for part in parts:
             view[at : at + part.size_bytes] = _flat(part.data)
             at += part.size_bytes
 
-    def _room(self, rows: int, places: list[Place]) -> list[Place | None]:
-        room: list[Place | None] = []
+    def _output_slots(self, rows: int, slices: list[Place]) -> list[Place | None]:
+        slots: list[Place | None] = []
         for row_bytes in self._row_bytes:
-            place = self._allocate(row_bytes * rows)
-            room.append(place)
-            if place is not None:
-                places.append(place)
-        return room
+            shm_slice = self._allocate(row_bytes * rows)
+            slots.append(shm_slice)
+            if shm_slice is not None:
+                slices.append(shm_slice)
+        return slots
 
     def unpack(self, header: ReplyHeader, inline: memoryview, live: Sequence[Request]) -> Outputs:
-        """The outputs of the requests in `live` (those without a failure, in order), as views.
+        """Return the outputs of the requests in `live` (those without a failure, in order), as views.
 
         Raises ValueError when the reply does not fit the signature and the requests.
         """
@@ -135,15 +147,15 @@ class Packer:
         columns: list[Column] = []
         offset = 0
         for i, output in enumerate(header.outputs):
-            inner, size_bytes, sizes, place = output
+            inner, size_bytes, sizes, shm_slice = output
             datatype = self._signature.outputs[i].datatype
-            if place is not None and self._segments is not None:
-                raw = self._segments.view(place)
+            if shm_slice is not None and self._segments is not None:
+                raw = self._segments.view(shm_slice)
             else:
                 raw = inline[offset : offset + size_bytes]
                 offset += size_bytes
             if self._learn and total:
-                # One large answer does not reserve as much for all that come after it.
+                # Forget slowly: one large reply must not reserve as much for all later batches.
                 known = self._row_bytes[i]
                 self._row_bytes[i] = max(-(-size_bytes // total), known - known // FORGET_PART)
             if datatype == BYTES:
@@ -161,11 +173,11 @@ class Packer:
         ends = list(itertools.accumulate(sizes, initial=0))
         return [decode_elements(raw[a:b]) for a, b in itertools.pairwise(ends)]
 
-    def free(self, places: Sequence[Place]) -> None:
-        """Give back the shared memory of a batch."""
+    def free(self, slices: Sequence[Place]) -> None:
+        """Give back shared memory."""
         if self._segments is not None:
-            for place in places:
-                self._segments.free(place)
+            for shm_slice in slices:
+                self._segments.free(shm_slice)
 
 
 def _flat(data: Any) -> Any:
@@ -175,7 +187,7 @@ def _flat(data: Any) -> Any:
 
 
 def _row_bytes(spec: TensorSpec, batching: bool) -> int:
-    """Bytes of one row (of the whole output when the version does not batch); 0 when the signature does not say."""
+    """Return the bytes of a row, or of the output if the version does not batch; 0 if the signature does not say."""
     dims = spec.shape[1:] if batching else spec.shape
     if spec.datatype == BYTES or any(d < 0 for d in dims):
         return 0

@@ -1,4 +1,4 @@
-"""What all lanes of a pool share in one gateway."""
+"""What the lanes of one pool share in this gateway."""
 
 from __future__ import annotations
 
@@ -21,29 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolContext:
-    """`pending`: outstanding batches of the gateway by name. `soon`: calls something in the next turn of the event loop;
-    `later`: after so many seconds.
+    """Times are seconds."""
 
-    `rows_waiting_max`: of each lane. `batch_bytes_max`: requests that bring more together share no batch; `reply_bytes_max`:
-    nor do rows whose outputs are known to be larger together. `spin_s_max`: how long at most the event loop turns for a
-    reply. `circuit_breaker`: counts against a content id what it did, by a name of that. `rest_s`: how long shared memory rests that a frozen worker might still write to. `ticking`: lanes with something
-    that time changes; idle lanes cost nothing.
-    """
-
-    link: ProducerLink
-    pending: dict[str, InFlightBatch]
+    link: ProducerLink  # to the pool's Redis
+    pending: dict[str, InFlightBatch]  # the gateway's batches in flight, by name
     admission: Admission
     quarantine: Quarantine
-    rows_waiting_max: int
-    spin_s_max: float
-    rest_s: float
-    soon: Callable[[Callable[[], None]], object]
-    later: Callable[[float, Callable[[int], None], int], object]
+    rows_waiting_max: int  # of each lane
+    spin_s_max: float  # the longest that the event loop busy-polls for a reply
+    rest_s: float  # cool-down of shared memory that a frozen worker may still write to
+    soon: Callable[[Callable[[], None]], object]  # calls a function in the next turn of the event loop
+    later: Callable[[float, Callable[[int], None], int], object]  # calls a function with an argument after some seconds
     clock: Callable[[], float] = time.monotonic
     pressure: CpuPressure = field(default_factory=CpuPressure)
     contention: Contention = field(default_factory=Contention)
     traces: Traces = field(default_factory=Traces)
-    batch_bytes_max: int = 64 << 20
-    reply_bytes_max: int = 256 << 20
-    ticking: set[Lane] = field(default_factory=set)
-    circuit_breaker: Callable[[str, str], None] = lambda _content_id, _about: None
+    batch_bytes_max: int = 64 << 20  # requests that are larger together share no batch
+    reply_bytes_max: int = 256 << 20  # rows whose outputs are known to be larger together share no batch
+    ticking: set[Lane] = field(default_factory=set)  # lanes that wait for a time; the others cost the expirer nothing
+    #: counts an event, by its name, against the content id of a version
+    circuit_breaker: Callable[[str, str], None] = lambda _content_id, _event: None

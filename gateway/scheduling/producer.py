@@ -147,7 +147,7 @@ class Producer:
             lane.dispatch()
 
     def _put_done(self, name: str, reply: Any) -> None:
-        """Take Redis' answer to a put: an Exception if it refused, a Failure if the connection broke (see `_restored`)."""
+        """Take the answer to a put: an Exception if Redis refused, a Failure if the connection broke (`_restored`)."""
         batch = self.pending.get(name)
         if batch is None or isinstance(reply, Failure):
             return

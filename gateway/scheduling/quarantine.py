@@ -1,6 +1,6 @@
-"""Requests that killed workers, or whose runs had to be ended: they are refused for a while, whoever sends them again.
+"""Refuses requests that killed workers, or whose runs had to be ended, for REST_S, whichever client sends them.
 
-They are known by a digest of what they ask.
+Requests are recognised by a digest of the version and the inputs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter, Gauge
 
-DIGESTS_MAX = 1024
+DIGESTS_MAX = 1024  # beyond that the oldest is forgotten
 DIGEST_BYTES = 16
 REST_S = 600.0
 DIED, ENDED = "died", "ended"
@@ -26,17 +26,22 @@ _WHY = {
 
 
 class Quarantine:
-    """One for a gateway. Nothing is digested while it is empty, which is nearly always.
+    """One per gateway. No request is digested while it is empty, which is nearly always.
 
-    `tell(text)`: makes a new one known to the other gateways, which `learn` it.
+    `empty`: whether no request is refused. `tell(text)`: publishes a new entry to the other gateways, which `learn` it.
+
+    Args:
+        gauge: shows the number of entries.
+        refused: counts refused requests.
+        clock: returns seconds.
     """
 
-    def __init__(self, held: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, gauge: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
         self.tell: Callable[[str], None] = lambda _: None
         self.empty = True
         self._until: OrderedDict[bytes, float] = OrderedDict()
         self._why: dict[bytes, str] = {}
-        self._held = held
+        self._gauge = gauge
         self._refused = refused
         self._clock = clock
 
@@ -44,15 +49,13 @@ class Quarantine:
         return len(self._until)
 
     def add(self, content_id: str, request: Request, why: str) -> None:
-        """From now on refuse what is like `request`, since workers DIED or runs were ENDED; the oldest of too many is
-        forgotten.
-        """
+        """Refuse requests like this one from now on. `why`: DIED (workers died) or ENDED (its run was ended)."""
         digest = _digest(content_id, request)
         self._add(digest, why)
         self.tell(f"{digest.hex()} {why}")
 
     def learn(self, text: str) -> None:
-        """Another gateway refuses something: what it told. Raises ValueError if it is no digest."""
+        """Add an entry that another gateway published. Raises ValueError if the text is no digest."""
         digest, _, why = text.partition(" ")
         known = bytes.fromhex(digest)
         if len(known) != DIGEST_BYTES:
@@ -70,14 +73,14 @@ class Quarantine:
 
     def _count(self) -> None:
         self.empty = not self._until
-        self._held.set(len(self._until))
+        self._gauge.set(len(self._until))
 
     def _forget_oldest(self) -> None:
         digest, _ = self._until.popitem(last=False)
         self._why.pop(digest, None)
 
     def check(self, content_id: str, request: Request) -> None:
-        """Raises Failure(MODEL) for a request that killed workers, or whose run had to be ended."""
+        """Raises Failure(MODEL) for a request that is in quarantine."""
         now = self._clock()
         while self._until and next(iter(self._until.values())) <= now:
             self._forget_oldest()

@@ -1,9 +1,9 @@
-"""How requests of one version wait, where its config says so: priority levels, and queue policies for them. Pure.
+"""Applies a version's priority levels and queue policies to its waiting requests. Pure.
 
-prepare (priority, deadline) ─> enter ─> in the batcher until the end of its wait ─> leave, or `overdue`: on, or refused
+prepare (priority, deadline) ─> enter ─> waits in the batcher ─> leave ─> sent; or its wait ends: requeued, refused
 
-While a request waits, its `deadline` is the end of its wait; `answer_by` is when it must be answered. Once it leaves
-the two are one again. Limits on how many wait are those of one gateway.
+While a request waits, `deadline` is the end of its wait and `answer_by` the deadline of its answer. `leave` sets
+`deadline` back to `answer_by`. Limits on the number of waiting requests are those of one gateway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_AFTER_S = 0.1
 
 
 class QueueRules:
-    """Of a version for which `needed`. One gateway's."""
+    """For one version, if `needed` says that its config asks for rules, in one gateway."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._levels = config.priority_levels
@@ -33,13 +33,14 @@ class QueueRules:
 
     @staticmethod
     def needed(config: ModelConfig) -> bool:
+        """Whether the config has priority levels or queue policies."""
         return bool(config.priority_levels) or _has_policy(config)
 
     def prepare(self, request: Request) -> None:
-        """Its priority and its deadline, as this version has them. Raises Failure(OVERLOADED) when too many wait.
+        """Set a request's priority and deadline by the rules. Raises Failure(OVERLOADED) when too many requests wait.
 
-        A priority that is no level counts as none given, as in Triton. With a queue policy a request's own timeout is no
-        deadline: it may shorten the wait, if the policy allows that, and says nothing else.
+        A priority that is no level counts as not given, as in Triton. With a queue policy the request's own timeout is
+        no deadline: it only shortens the wait, if the policy allows that.
         """
         if self._levels and not 1 <= request.priority <= self._levels:
             request.priority = self._default
@@ -50,20 +51,20 @@ class QueueRules:
         policy = self._policy_of(request)
         if policy.requests_max and self._counts[request.level] >= policy.requests_max:
             raise Failure(Code.OVERLOADED, "Exceeds maximum queue size", retry_after_s=RETRY_AFTER_S)
-        asked_s = request.deadline - request.arrival
+        requested_s = request.deadline - request.arrival
         request.deadline = request.answer_by = request.arrival + self._timeout_s
         wait_s = policy.timeout_ms_default / 1000 or self._timeout_s
         if policy.timeout_override:
-            wait_s = min(wait_s, asked_s)
+            wait_s = min(wait_s, requested_s)
         request.wait_until = min(request.answer_by, request.arrival + wait_s)
 
     def enter(self, request: Request) -> None:
-        """It waits from now on."""
+        """Note that a request waits from now on."""
         request.deadline = request.wait_until
         self._counts[request.level] += 1
 
     def leave(self, requests: Iterable[Request]) -> None:
-        """They wait no more."""
+        """Note that requests no longer wait."""
         for request in requests:
             request.deadline = request.answer_by
             self._counts[request.level] -= 1
@@ -71,7 +72,7 @@ class QueueRules:
                 del self._counts[request.level]
 
     def requeue_as_delayed(self, request: Request, now: float) -> bool:
-        """Whether a request that left at the end of its wait is to wait again, behind all others."""
+        """Whether a request at the end of its wait waits again, behind all others; its priority is then set."""
         if now >= request.answer_by or self._policy_of(request).timeout_action != "delay":
             return False
         request.priority = DELAYED

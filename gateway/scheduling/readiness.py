@@ -1,7 +1,6 @@
-"""readiness: readiness that is a fact. Every so often a small inference of each model goes through the real queue to a
-worker and back.
+"""Proves readiness: sends a small inference of each idle model through the real queue to a worker and back.
 
-Ready means: a reply of any kind came lately; traffic itself is the best canary, so only idle models get one.
+A model is ready if a reply of any kind came recently. Traffic proves that as well, so only idle models are probed.
 """
 
 from __future__ import annotations
@@ -25,19 +24,23 @@ from millstream.services.model.signature import Signature, TensorSpec, needed_in
 
 log = logging.getLogger("millstream.readiness")
 
-EVERY_S = 0.5
-FRESH_S = 2.5
-TIMEOUT_S = 2.0
-AT_ONCE_MAX = 32  # of a thousand models each has its turn
-#: Larger inputs are not made up: such a version counts as answering while workers that live hold it ready.
+EVERY_S = 0.5  # pause between two rounds of probes
+FRESH_S = 2.5  # a model is ready for this long after its last reply
+TIMEOUT_S = 2.0  # of a probe
+AT_ONCE_MAX = 32  # probes per round; with more idle models they take turns
+#: Versions with larger inputs are not probed: they count as answering while live workers report them ready.
 PROBE_BYTES_MAX = 4 << 20
-REST = 20  # times as long as its run a canary rests: a large model is not kept busy with them
+REST = 20  # pause between probes of a model, in runs: probes take at most a twentieth of its time
 
 
 class ReadinessProbe:
-    """`lanes`: of the serving versions. `connected`: whether Redis takes batches. `workers`: how many live.
+    """For one gateway.
 
-    `drain`: whether the gateway is leaving.
+    Args:
+        lanes: returns the lanes of the serving versions.
+        connected: whether Redis takes batches.
+        workers: returns the number of live workers.
+        drain: tells whether the gateway is draining.
     """
 
     def __init__(
@@ -52,9 +55,9 @@ class ReadinessProbe:
         self._empty_at = float("-inf")  # when there was no model last
 
     def ready(self) -> bool:
-        """Whether requests are being answered now. A server with workers and no model yet is ready for its first.
+        """Whether requests are being answered. A gateway with workers and no model yet is ready for its first model.
 
-        It stays ready when that one comes: until a first reply can be there.
+        When the first model comes the gateway stays ready until a first reply can have arrived.
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
@@ -64,7 +67,7 @@ class ReadinessProbe:
         return any(self._fresh(lane, len(lanes)) for lane in lanes)
 
     def answering(self, content_id: str) -> bool:
-        """Whether a serving version answers now; others, and those that came just now, are as ready as the server."""
+        """Whether a serving version answers. Others, and those without a reply yet, are as ready as the gateway."""
         if not self.ready():
             return False
         lanes = self._lanes()
@@ -74,7 +77,7 @@ class ReadinessProbe:
         return lane is None or not lane.replied_at or self._fresh(lane, len(lanes))
 
     def _probed(self, lane: Lane) -> bool:
-        """Whether a probe of the lane is small enough to be sent every moment."""
+        """Whether a probe of the lane is small enough to be sent regularly."""
         known = self._small.get(lane)
         if known is None:
             known = self._small[lane] = probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
@@ -100,7 +103,7 @@ class ReadinessProbe:
             try:
                 self._send()
             except Exception:
-                log.exception("a canary could not be sent")
+                log.exception("a readiness probe could not be sent")
             await asyncio.sleep(EVERY_S)
 
     def _send(self) -> None:
@@ -115,15 +118,15 @@ class ReadinessProbe:
             and lane.replied_at <= now - max(EVERY_S, REST * lane.run_s)
             and self._probed(lane)
         ]
-        idle.sort(key=lambda lane: lane.replied_at)  # who waited longest comes first
+        idle.sort(key=lambda lane: lane.replied_at)  # the longest without a reply comes first
         for lane in idle[:AT_ONCE_MAX]:
             request = Request(zero_inputs(lane.manifest.signature), 1, 0, now, now + TIMEOUT_S, _IGNORED)
-            with suppress(Failure):  # the gateway is full: then replies are coming
+            with suppress(Failure):  # the gateway is full: replies of requests prove readiness
                 lane.probe(request)
 
 
 class _Ignored:
-    """Nobody waits for a canary's answer. Even an error of the model is one: a worker took the batch and replied."""
+    """Ignores the answer to a probe. A failure of the model proves readiness, too: a worker replied."""
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
 
@@ -136,18 +139,18 @@ _IGNORED = _Ignored()
 
 
 def probe_bytes(signature: Signature) -> int:
-    """Bytes of the largest of `zero_inputs`."""
+    """Return the bytes of the largest tensor of `zero_inputs`."""
     return max((_row_of(spec)[1] for spec in needed_inputs(signature)), default=0)
 
 
 def _row_of(spec: TensorSpec) -> tuple[tuple[int, ...], int]:
-    """Shape and bytes of one row."""
+    """Return the shape and bytes of one row."""
     shape = tuple(1 if dim < 0 else dim for dim in spec.shape)
     return shape, math.prod(shape) * (4 if spec.datatype == BYTES else ITEM_BYTES[spec.datatype])
 
 
 def zero_inputs(signature: Signature) -> list[InputTensor]:
-    """One row of zeros (empty strings) for each input that is not optional; variable dimensions are 1."""
+    """Return a row of zeros (empty strings) for each input that is not optional; variable dimensions are 1."""
     inputs: list[InputTensor] = []
     needed = needed_inputs(signature)
     for spec in signature.inputs:

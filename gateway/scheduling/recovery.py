@@ -79,7 +79,7 @@ class Recovery:
         self._dispatch()
 
     def give_up(self, batch: InFlightBatch) -> None:
-        """Recover from a worker's death with a batch: run each request alone. One that kills a worker again is at fault."""
+        """Recover from a worker's death: run each request alone. One that kills a worker again is at fault."""
         if not self._in_flight.connected:
             return
         left = [request for request in batch.requests if not request.done]
@@ -163,7 +163,7 @@ class Recovery:
 
 
 def _failure(request: Request, code: Code, message: str) -> Failure:
-    """Return a worker's failure of a request. A model that fails on a tensor without elements makes the request invalid."""
+    """Return a worker's failure of a request. If the model fails on a tensor without elements, that is invalid."""
     if code is Code.MODEL and any(not tensor.size_bytes and tensor.shape != ABSENT.shape for tensor in request.inputs):
         return Failure(Code.INVALID, f"the model takes no input without elements: {message}")
     return Failure(code, message)

@@ -1,6 +1,6 @@
-"""A request on its way through the gateway, and who is told of its answer. Pure data.
+"""A request on its way through the gateway, and the responder that takes its answer. Pure data.
 
-An adapter builds a Request with its Responder; the lane answers it exactly once: with its batch, alone, or with a Failure.
+An adapter builds a Request with its Responder. The lane answers it once: with its batch, alone, or with a Failure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Request:
 
     permit_bytes = 0
     done = False  # answered or cancelled
-    taken = False  # left the lane in a batch
-    counted = True  # False: a canary, which no metric of the users' requests shows
-    level = 0  # these three: where the version says how its requests wait (millstream.gateway.scheduling.queue_policy)
+    taken = False  # no longer waits: it left the lane in a batch, or expired
+    counted = True  # False: a readiness probe, which the metrics of requests leave out
+    level = 0  # this and the next two are set by the queue rules of a version (scheduling/queue_policy.py)
     wait_until = 0.0
     answer_by = 0.0
 
@@ -33,7 +33,7 @@ class Request:
         deadline: float,
         responder: Responder,
     ) -> None:
-        self.inputs = inputs  # in the signature's order, one for every input; ABSENT for optional ones left out
+        self.inputs = inputs  # in the signature's order, one per input; ABSENT for optional inputs left out
         self.rows = rows  # dimension 0 of a batching version; 1 otherwise
         self.priority = priority  # 0: default; 1: highest; larger numbers come later
         self.arrival = arrival
@@ -42,15 +42,15 @@ class Request:
 
     @property
     def id(self) -> str:
-        """What its caller calls it; "" where it gave no name."""
+        """The id that the caller gave it; "" if it gave none."""
         return ""
 
 
 class Responder(Protocol):
-    """Turns what came of requests into replies of a protocol. A method is called once for a request, and it is done then."""
+    """Turns answers into replies of a protocol. One method is called, once per request, after the request is done."""
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
-        """All requests of a batch, which share this responder: what is alike in their replies is made once."""
+        """Answer all requests of a batch; what their replies have in common is made once."""
 
     def answer_one(self, request: Request, reply: Reply) -> None: ...
 

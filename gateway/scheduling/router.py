@@ -1,6 +1,6 @@
-"""router: every version's lane with its codec, and which of them a path resolves to. Follows the catalog's snapshots.
+"""Holds each version's lane and codec, and resolves paths to them. Follows the catalog's snapshots.
 
-A path is resolved by one dict look-up; activating a version replaces the dict, so no request sees it half done.
+A path is resolved by one dict look-up. Activating a version replaces the dict: no request sees a partial change.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ log = logging.getLogger("millstream.router")
 _UNREAD = (
     "its workers read none of the batch formats of this gateway: another release runs them; restart them with this one"
 )
-REST_LEASES = 30  # shared memory rests so many times as long as a worker may be silent
-#: Models whose lanes are opened in one turn of the event loop.
-TURN_MODELS = 16
+REST_LEASES = 30  # cool-down of shared memory that a frozen worker may still write to, in leases
+TURN_MODELS = 16  # models whose lanes are opened in one turn of the event loop
 
 Path = tuple[str, str | None]
 
@@ -101,7 +100,7 @@ class Router:
         self.quarantine = Quarantine(
             registry.gauge(catalogue.QUARANTINED), registry.counter(catalogue.REFUSED, "quarantined")
         )
-        self._shared: dict[str, PoolContext] = {}  # by pool
+        self._contexts: dict[str, PoolContext] = {}  # by pool
         self._by_content_id: dict[str, ModelRoute] = {}
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
@@ -111,12 +110,12 @@ class Router:
         self._snapshot = Snapshot({}, ())
 
     def all(self) -> list[Lane]:
-        """Lanes of all versions, and those of removed versions that still wait for replies."""
+        """Return the lanes of all versions, and of removed versions with batches in flight."""
         self._closed = [lane for lane in self._closed if not lane.idle]
         return [route.lane for route in self._by_content_id.values()] + self._closed
 
     async def apply(self, snapshot: Snapshot, changed: Collection[str]) -> None:
-        """Open lanes of new versions of the `changed` models, place instances, close lanes of versions that are gone."""
+        """Open, update and close lanes of the `changed` models, so that they match the snapshot."""
         names = self._unrouted | set(changed)
         if not names:
             return
@@ -124,7 +123,7 @@ class Router:
         unrouted: set[str] = set()
         gone: list[Lane] = []
         for count, name in enumerate(names):
-            if count % TURN_MODELS == 0:  # a first start with thousands of models must not hold up requests, nor probes
+            if count % TURN_MODELS == 0:  # thousands of models at a first start must not delay requests
                 await asyncio.sleep(0)
             before = routes_of.pop(name, {})
             now, whole = await self._routes(snapshot.models[name]) if name in snapshot.models else ({}, True)
@@ -148,7 +147,7 @@ class Router:
             self._closed.append(lane)
 
     async def _routes(self, model: ModelView) -> tuple[dict[Path, ModelRoute], bool]:
-        """The paths of a model's loaded versions, and whether these are all: others are tried again at the next call."""
+        """Return the paths of a model's loaded versions, and whether these are all; `apply` tries the others again."""
         routes: dict[Path, ModelRoute] = {}
         whole = True
         for number, view in model.versions.items():
@@ -167,12 +166,12 @@ class Router:
         manifest = view.manifest
         route = self._by_content_id.get(manifest.content_id)
         if route is None:
-            shared = await self._shared_of(manifest.config.pool)
+            context = await self._context(manifest.config.pool)
             rows_max = manifest.config.rows_max if manifest.signature.batching else 1
             log.debug("new: %s", manifest.content_id)
             lane = Lane(
                 manifest,
-                shared,
+                context,
                 Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min),
                 LaneMetrics(self._registry, manifest),
             )
@@ -185,7 +184,7 @@ class Router:
         return route
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
-        """The codec of a version. A version whose codec has a failure is refused with the reason; others go on."""
+        """Return the codec of a version. A codec's failure refuses its version, with the reason, and no other."""
         codec_of = self._codec_of
         codec = (
             await asyncio.to_thread(codec_of, manifest, plans) if manifest.config.labels else codec_of(manifest, plans)
@@ -194,9 +193,9 @@ class Router:
             self._unservable[manifest.content_id] = codec.failure
         return codec
 
-    async def _shared_of(self, pool: str) -> PoolContext:
-        if pool not in self._shared:
-            self._shared[pool] = PoolContext(
+    async def _context(self, pool: str) -> PoolContext:
+        if pool not in self._contexts:
+            self._contexts[pool] = PoolContext(
                 await self._producer.link(pool),
                 self._producer.pending,
                 self._admission,
@@ -206,24 +205,24 @@ class Router:
                 REST_LEASES * self._settings.queue_lease_s,
                 asyncio.get_running_loop().call_soon,
                 asyncio.get_running_loop().call_later,
-                # As much as a single request may bring: what comes together costs no more memory than what comes alone.
+                # The limit of a single request: a batch costs no more memory than one request may.
                 batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
                 ticking=self._producer.ticking,
                 circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
             )
-        return self._shared[pool]
+        return self._contexts[pool]
 
     def _update_instances(self, lane: Lane, view: VersionView) -> None:
-        ready = [at for at in view.placed if at.instance.state is State.READY]
-        batch_format = agreed_format(BATCH_FORMATS, [at.worker.batch_formats for at in ready])
+        ready = [replica for replica in view.placed if replica.instance.state is State.READY]
+        batch_format = agreed_format(BATCH_FORMATS, [replica.worker.batch_formats for replica in ready])
         unread = _UNREAD if ready and batch_format is None else None
-        ready = [at for at in ready if batch_format in at.worker.batch_formats]
-        # Of several workers the one that knows most sizes: each learns by itself.
-        knows = max(ready, key=lambda at: max(at.instance.profile, default=0)).instance if ready else None
+        ready = [replica for replica in ready if batch_format in replica.worker.batch_formats]
+        # Each worker measures by itself: take the profile of the one that has measured most sizes.
+        knows = max(ready, key=lambda replica: max(replica.instance.profile, default=0)).instance if ready else None
         profile = Profile(knows.profile if knows is not None else {})
-        same_host = bool(ready) and all(at.worker.host == self._host for at in view.placed)
+        same_host = bool(ready) and all(replica.worker.host == self._host for replica in view.placed)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = knows.rows_efficient if knows is not None else 1
@@ -238,9 +237,9 @@ class Router:
         )
 
     def find(self, model: str, version: str | None) -> ModelRoute:
-        """The route of a path; where it is not in `routes` as it is written, its version may have leading zeros.
+        """Return the route of a path. A version that is not found as written may have leading zeros.
 
-        Raises Failure, in the reference's words, where there is none.
+        Raises Failure, in Triton's words, where there is none.
         """
         route = self.routes.get((model, version))
         if route is not None:

@@ -1,8 +1,8 @@
-"""Traces: what one request in so many took where, as JSON entries of Triton's trace file form.
+"""Traces: timestamps, and tensors if asked for, of every n-th request, as JSON entries of Triton's trace file.
 
 lane (a batch came back) ─> record ─> due? ─> entries in memory ─> millstream.gateway.triton.trace_file
 
-Nothing is done for a request before its batch is back: the timestamps are those that the lane and the reply know anyway.
+No work is done for a request before its batch is back: lane and reply know the timestamps anyway.
 Source: Triton's trace extension, "JSON Trace Output".
 """
 
@@ -30,7 +30,7 @@ from millstream.services.wire.batch import ReplyHeader
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.in_flight import InFlightBatch
 
-ELEMENTS_MAX = 16_384  # of a tensor in a trace; of larger ones the shape alone is told
+ELEMENTS_MAX = 16_384  # of a tensor in a trace; a larger tensor is shown by its shape alone
 ELEMENTS_BYTES_MAX = 256 << 10  # of a BYTES tensor in a trace, likewise
 TRACE_BYTES_MAX = 8 << 20  # of the text of all tensors in a trace; of those beyond it, likewise
 KEPT_MAX = 4096  # traces that wait to be written; further ones are dropped and counted
@@ -48,7 +48,7 @@ Trace = list[Entry]
 
 @dataclass(slots=True)
 class Sampler:
-    """Which requests of a model are traced: every `rate`-th, as long as `claim` grants it."""
+    """Selects the requests of a model to trace: every `rate`-th. `claim(n)`: returns how many of n may be traced."""
 
     rate: int
     tensors: bool
@@ -56,16 +56,16 @@ class Sampler:
     seen: int = 0
 
     def due(self, requests: Sequence[Request]) -> list[int]:
-        """Places of the requests to trace."""
+        """Return the indices of the requests to trace."""
         first = self.seen + 1
-        counted = [place for place, request in enumerate(requests) if request.counted]
+        counted = [index for index, request in enumerate(requests) if request.counted]
         self.seen += len(counted)
-        wanted = [place for number, place in enumerate(counted, first) if number % self.rate == 0]
+        wanted = [index for number, index in enumerate(counted, first) if number % self.rate == 0]
         return wanted[: self.claim(len(wanted))] if wanted else []
 
 
 class Elements:
-    """A tensor's elements, copied. `str` makes their text, which is for a thread: of many it takes milliseconds."""
+    """A copy of a tensor's elements. `str` makes their text; call it in a thread, it takes milliseconds for many."""
 
     __slots__ = ("_elements", "text_bytes_max")
 
@@ -86,7 +86,7 @@ class Elements:
 
 
 def text_bytes_max(trace: Trace) -> int:
-    """How long the text of a trace may become."""
+    """Return a bound on the length of a trace's text."""
     size = _TRACE_BYTES * len(trace) + _ESCAPED_BYTES_MAX * len(trace[0]["request_id"])
     for tensor in (entry["tensor"] for entry in trace if "tensor" in entry):
         size += _ESCAPED_BYTES_MAX * len(tensor["name"])
@@ -95,7 +95,7 @@ def text_bytes_max(trace: Trace) -> int:
 
 
 class Traces:
-    """`on`: whether anything is traced. `sampler(model)`: None where that model is not."""
+    """`on`: whether any model is traced. `sampler(model)`: returns None for a model that is not traced."""
 
     def __init__(self) -> None:
         self.on = False
@@ -106,7 +106,7 @@ class Traces:
         self._ids = itertools.count((os.getpid() << _PID_SHIFT) + 1)
 
     def take(self) -> list[tuple[str, Trace]]:
-        """What is kept, to be written: it is kept here no longer."""
+        """Return the kept traces, with the names of their models, and forget them."""
         kept, self.kept, self._kept_bytes = self.kept, [], 0
         return kept
 
@@ -119,13 +119,13 @@ class Traces:
         outputs: Outputs | None,
         end: float,
     ) -> None:
-        """A batch came back at `end`. `live`: its requests that did not fail, whose `outputs` these are."""
+        """Trace a batch whose reply came at `end`. `live`: its requests that did not fail; `outputs`: theirs."""
         try:
             shares = [] if outputs is None else outputs.replies([request.rows for request in live])
             replies = dict(zip(map(id, live), shares, strict=False))
             requests = batch.requests
-            told = [replies.get(id(request)) for request in requests]
-            self.record(manifest, requests, told, batch.put_at, header, end)
+            outputs_of = [replies.get(id(request)) for request in requests]
+            self.record(manifest, requests, outputs_of, batch.put_at, header, end)
         except Exception:
             log.exception("a trace could not be made")
 
@@ -138,15 +138,15 @@ class Traces:
         header: ReplyHeader,
         end: float,
     ) -> None:
-        """Requests of a batch that came back at `end`. `replies`: None for those that failed."""
+        """Trace requests of a batch, from its put to the reply at `end`. `replies`: None for failed requests."""
         sampler = self.sampler(manifest.model)
         if sampler is None:
             return
-        for place in sampler.due(requests):
+        for index in sampler.due(requests):
             if len(self.kept) >= KEPT_MAX or self._kept_bytes >= KEPT_BYTES_MAX:
                 self.lost += 1
                 continue
-            request = requests[place]
+            request = requests[index]
             trace_id = next(self._ids)
             trace: Trace = [
                 {
@@ -158,7 +158,7 @@ class Traces:
                 {"id": trace_id, "timestamps": _timestamps(request.arrival, put, header, end)},
             ]
             if sampler.tensors:
-                trace += _tensors(trace_id, manifest, request, replies[place])
+                trace += _tensors(trace_id, manifest, request, replies[index])
             self._keep(manifest.model, trace)
 
     def _keep(self, model: str, trace: Trace) -> None:
@@ -171,7 +171,7 @@ class Traces:
 
 
 def _timestamps(arrival: float, put: float, header: ReplyHeader, end: float) -> list[Entry]:
-    """Nanoseconds of the monotonic clock, none later than the end."""
+    """Return the timestamps in nanoseconds of the monotonic clock, none later than `end`."""
     start = put + header.queue_s
     input_end = start + header.input_s
     output_start = input_end + header.infer_s
@@ -223,7 +223,7 @@ def _of_output(values: np.ndarray[Any, Any] | list[bytes]) -> Elements | None:
 
 
 def _raw_bytes(elements: list[bytes]) -> int:
-    """Of a BYTES tensor: a length stands before each element."""
+    """Return the bytes of a BYTES tensor, with the length before each element."""
     return sum(map(len, elements)) + 4 * len(elements)
 
 

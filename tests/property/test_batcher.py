@@ -142,7 +142,7 @@ class BatcherMachine(RuleBasedStateMachine):
         while batch := self.batcher.take(self.now, 4):
             self._left(batch)
         assert (self.waiting, self.came) == ([], len(self.gone))
-        assert all(not shelf.order and not shelf.by_shape for shelf in self.batcher._shelves.values())
+        assert all(not level.order and not level.by_shape for level in self.batcher._levels.values())
 
 
 class ShapedBatcherMachine(BatcherMachine):
@@ -192,7 +192,7 @@ def test_memory_is_bounded_by_what_waits(script: list[tuple[int, int, bool]], sh
             batcher.discard(request)
         if takes:
             batcher.take(0.0, 16)
-        shelves = batcher._shelves.values()
-        assert sum(len(shelf.order) for shelf in shelves) <= bound + burst
-        assert sum(len(heap) for shelf in shelves for heap in shelf.by_shape.values()) <= bound + burst
+        shelves = batcher._levels.values()
+        assert sum(len(level.order) for level in shelves) <= bound + burst
+        assert sum(len(heap) for level in shelves for heap in level.by_shape.values()) <= bound + burst
         assert len(batcher._shapes) <= batcher.count

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import pytest
 
-from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _Shelf
+from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, Batcher, _PriorityLevel
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
 from tests.kit.responders import NOBODY
@@ -28,8 +28,8 @@ def filled(*requests: Request, shape: Hashable = None) -> Batcher:
 
 def entries(batcher: Batcher) -> int:
     """Entries in all heaps, those of requests that left among them."""
-    shelves = batcher._shelves.values()
-    return sum(len(shelf.order) + sum(map(len, shelf.by_shape.values())) for shelf in shelves)
+    shelves = batcher._levels.values()
+    return sum(len(level.order) + sum(map(len, level.by_shape.values())) for level in shelves)
 
 
 def test_an_empty_batcher_has_nothing():
@@ -166,19 +166,19 @@ def test_what_never_runs_leaves_no_memory_behind(how, shaped):
             batcher.discard(one)
     assert batcher.count == 1
     assert entries(batcher) <= 2 * (COMPACT_MIN + 6)
-    assert sum(len(shelf.by_shape) for shelf in batcher._shelves.values()) <= COMPACT_MIN + 6
+    assert sum(len(level.by_shape) for level in batcher._levels.values()) <= COMPACT_MIN + 6
     assert len(batcher._shapes) == shaped
 
 
 def test_tidying_up_costs_little_for_each_that_left(monkeypatch):
     tidied: list[int] = []
-    compact = _Shelf.compact
+    compact = _PriorityLevel.compact
 
-    def counted(shelf: _Shelf) -> None:
-        tidied.append(len(shelf.order))
-        compact(shelf)
+    def counted(level: _PriorityLevel) -> None:
+        tidied.append(len(level.order))
+        compact(level)
 
-    monkeypatch.setattr(_Shelf, "compact", counted)
+    monkeypatch.setattr(_PriorityLevel, "compact", counted)
     batcher = filled(*(request(deadline=FAR + 1) for _ in range(100)))
     for number in range(10_000):
         one = request(deadline=number)

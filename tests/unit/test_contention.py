@@ -9,8 +9,8 @@ def test_a_lane_is_not_beside_itself():
     neighbours = Contention()
     for now in range(3):
         neighbours.put("a", now)
-    assert not neighbours.beside("a", 2)
-    assert neighbours.beside("b", 2)
+    assert not neighbours.others_active("a", 2)
+    assert neighbours.others_active("b", 2)
 
 
 def test_others_are_in_use_for_a_while_after_their_last_batch():
@@ -18,12 +18,12 @@ def test_others_are_in_use_for_a_while_after_their_last_batch():
     neighbours.put("a", 0.0)
     neighbours.put("b", 0.1)
     neighbours.put("b", 0.2)
-    assert neighbours.beside("b", SEVERAL_S / 2)
-    assert not neighbours.beside("b", SEVERAL_S + 0.1)
-    assert neighbours.beside("a", SEVERAL_S + 0.1)
-    assert neighbours.beside("c", SEVERAL_S + 0.1)
-    assert not neighbours.beside("a", SEVERAL_S + 0.3)
+    assert neighbours.others_active("b", SEVERAL_S / 2)
+    assert not neighbours.others_active("b", SEVERAL_S + 0.1)
+    assert neighbours.others_active("a", SEVERAL_S + 0.1)
+    assert neighbours.others_active("c", SEVERAL_S + 0.1)
+    assert not neighbours.others_active("a", SEVERAL_S + 0.3)
 
 
 def test_at_first_nobody_is_there():
-    assert not Contention().beside("a", 0.0)
+    assert not Contention().others_active("a", 0.0)

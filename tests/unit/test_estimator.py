@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream.gateway.scheduling.estimator import OUTLIER, PACE_MAX, LatencyEstimator
+from millstream.gateway.scheduling.estimator import OUTLIER, SLOWDOWN_MAX, LatencyEstimator
 from millstream.gateway.scheduling.request import Request
 from millstream.services.model.profile import Profile
 from tests.kit.responders import NOBODY
@@ -12,7 +12,7 @@ from tests.kit.responders import NOBODY
 
 def estimator(seconds: dict[int, float], instances: int = 1) -> LatencyEstimator:
     made = LatencyEstimator()
-    made.place(instances, Profile(seconds), max(seconds))
+    made.update(instances, Profile(seconds), max(seconds))
     return made
 
 
@@ -31,7 +31,7 @@ def test_batches_run_one_after_the_other():
     assert one.free_at == 13
     one.replied(1.0, now=13.0)
     assert one.free_at == 0
-    assert one.pace == pytest.approx(1)
+    assert one.slowdown == pytest.approx(1)
 
 
 def test_with_two_instances_the_second_batch_starts_at_once():
@@ -74,18 +74,18 @@ def test_the_pace_follows_the_replies_of_a_busy_lane():
         one.put(1.0, now)
         now += 3
         one.replied(1.0, now)
-    assert one.pace == pytest.approx(3, rel=0.01)
+    assert one.slowdown == pytest.approx(3, rel=0.01)
     assert one.margin_s < 0.1  # it is slow, but it is steady
-    one.place(1, Profile({1: 3.0}), 1)  # the workers say so themselves
-    assert one.pace == pytest.approx(1, rel=0.01)
+    one.update(1, Profile({1: 3.0}), 1)  # the workers say so themselves
+    assert one.slowdown == pytest.approx(1, rel=0.01)
 
 
 def test_fewer_rows_in_a_run_are_no_other_pace():
     profile = Profile({1: 1.0, 16: 3.0})
     one = LatencyEstimator()
     for rows in (16, 1, 16):
-        one.place(1, profile, rows)
-        assert one.pace == 1
+        one.update(1, profile, rows)
+        assert one.slowdown == 1
     assert one.full_s == 3
 
 
@@ -96,7 +96,7 @@ def test_replies_that_come_irregularly_ask_for_a_margin():
         one.put(1.0, now)
         now += 0.5 + number % 2
         one.replied(1.0, now)
-    assert one.pace == pytest.approx(1, abs=0.1)
+    assert one.slowdown == pytest.approx(1, abs=0.1)
     assert one.margin_s == pytest.approx(1.5, abs=0.1)
 
 
@@ -105,7 +105,7 @@ def test_after_an_idle_time_a_slow_reply_says_nothing():
     for now in range(100):
         one.put(0.001, float(now))
         one.replied(0.001, now + 0.5)  # the way through the queue
-    assert one.pace == 1
+    assert one.slowdown == 1
 
 
 def test_one_long_pause_is_no_pace():
@@ -114,12 +114,12 @@ def test_one_long_pause_is_no_pace():
     one.put(0.001, 0.0)
     one.replied(0.001, 0.001)
     one.replied(0.001, 60.0)
-    assert one.pace < 1 + OUTLIER / 16
+    assert one.slowdown < 1 + OUTLIER / 16
     one.put(0.001, 60.0)
     for now in range(61, 1061):
         one.put(0.001, now)
         one.replied(0.001, now)
-    assert one.pace == pytest.approx(PACE_MAX)
+    assert one.slowdown == pytest.approx(SLOWDOWN_MAX)
 
 
 def test_what_is_forgotten_keeps_nobody_waiting():
@@ -136,4 +136,4 @@ def test_without_a_profile_nothing_takes_time():
     nothing = LatencyEstimator()
     nothing.put(0.0, 5.0)
     nothing.replied(0.0, 6.0)
-    assert (nothing.pace, nothing.full_s, nothing.answer_at(100, request(1, now=6.0))) == (1, 0, 6)
+    assert (nothing.slowdown, nothing.full_s, nothing.answer_at(100, request(1, now=6.0))) == (1, 0, 6)

@@ -85,7 +85,7 @@ def ends(
     signature: Signature, pool: SegmentPool, folder: Path, way: str, valid: Callable[[float], bool] = lambda _: True
 ) -> Ends:
     packer = Packer(signature, pool, 1)
-    packer.shared = way == "shared"
+    packer.same_host = way == "shared"
     workers = Segments(folder)
     writer = ReplyWriter("w", workers, 16 if way == "blob" else 1 << 20, 1 << 30, valid)
     return Ends(packer, workers, writer, signature, way)
@@ -193,8 +193,8 @@ def test_each_request_gets_its_own_rows_back(segments, folder, way, datatypes, i
         assert all(equal(out, value, kind) for out, value, kind in zip(outs, values[i], datatypes, strict=True))
     del outputs, replies
     assert packed.segment_bytes == sum(tensor.size_bytes for tensor in lease.header.inputs if tensor.place)
-    assert bool(packed.places) <= (way == "shared")
-    end.packer.free(packed.places)
+    assert bool(packed.slices) <= (way == "shared")
+    end.packer.free(packed.slices)
     assert segments.in_use_bytes == 0
 
 
@@ -215,7 +215,7 @@ def test_a_version_that_does_not_batch_gets_exactly_the_shapes_given(segments, f
     assert [(got.shape, raw(got)) for got in arrays] == [(value.shape, raw(value)) for value in values]
     _, [outs] = end.reply(lease, arrays, [one])
     assert all(equal(out, value, kind) for out, value, kind in zip(outs, values, datatypes, strict=True))
-    end.packer.free(packed.places)
+    end.packer.free(packed.slices)
 
 
 def floats(*values: float) -> Array:
@@ -226,22 +226,22 @@ def test_a_tensor_goes_through_shared_memory_from_its_size_on_and_only_if_all_wo
     signature = same(["FP32"], [1], batching=True)
     packer = Packer(signature, segments, 16)
     small, large = request([floats(1, 2, 3)], 3), request([floats(1, 2, 3, 4)], 4)
-    assert packer.pack("a", b"r", [large], NOW, WALL_MS).places == []
-    packer.shared = True
-    assert packer.pack("a", b"r", [small], NOW, WALL_MS).places == []
+    assert packer.pack("a", b"r", [large], NOW, WALL_MS).slices == []
+    packer.same_host = True
+    assert packer.pack("a", b"r", [small], NOW, WALL_MS).slices == []
     packed = packer.pack("a", b"r", [large], NOW, WALL_MS)
     header, inline = decode_batch(packed.entry)
-    assert packed.places == [header.inputs[0].place, header.room[0]]
+    assert packed.slices == [header.inputs[0].place, header.room[0]]
     assert (bytes(inline), packed.blob, packed.segment_bytes) == (b"", b"", 16)
-    packer.free(packed.places)
+    packer.free(packed.slices)
     alone = Packer(signature, None, 16)
-    alone.shared = True
-    assert alone.pack("a", b"r", [large], NOW, WALL_MS).places == []
+    alone.same_host = True
+    assert alone.pack("a", b"r", [large], NOW, WALL_MS).slices == []
 
 
 def test_without_room_in_shared_memory_tensors_travel_inline(folder):
     packer = Packer(same(["FP32"], [1], batching=True), SegmentPool(folder, "full", 0), 1)
-    packer.shared = True
+    packer.same_host = True
     one = request([floats(1, 2)], 2)
     header, inline = decode_batch(packer.pack("a", b"r", [one], NOW, WALL_MS).entry)
     assert (header.inputs[0].place, header.room, bytes(inline)) == (None, [None], floats(1, 2).tobytes())
@@ -272,7 +272,7 @@ def test_room_for_outputs_whose_size_the_signature_does_not_say_is_learnt(segmen
     packed, lease = end.lease(two)
     assert lease.header.room == [None]
     end.reply(lease, [texts], two)
-    end.packer.free(packed.places)
+    end.packer.free(packed.slices)
     packed, lease = end.lease(two)
     [place] = lease.header.room
     assert place is not None
@@ -280,21 +280,21 @@ def test_room_for_outputs_whose_size_the_signature_does_not_say_is_learnt(segmen
     header, replies = end.reply(lease, [texts], two)
     assert header.outputs[0].place == Place(place.segment, place.offset, 20)
     assert [reply[0].array for reply in replies] == [[b"12345678"], [b"1234"]]
-    end.packer.free(packed.places)
+    end.packer.free(packed.slices)
 
 
 def test_a_worker_whose_lease_is_over_does_not_touch_shared_memory(segments, folder):
     end = ends(same(["FP32"], [1], batching=True), segments, folder, "shared", valid=lambda _: False)
     one = request([floats(1, 2)], 2)
     packed, lease = end.lease([one])
-    segments.view(packed.places[1])[:] = b"untouche"
+    segments.view(packed.slices[1])[:] = b"untouche"
     header, [[output]] = end.reply(lease, [floats(3, 4)], [one])
     assert header.outputs[0].place is None
     assert np.asarray(output.array).tolist() == [[3], [4]]
-    [_, room] = packed.places
+    [_, room] = packed.slices
     assert lease.header.room == [room]
     assert bytes(segments.view(room)) == b"untouche"
-    end.packer.free(packed.places)
+    end.packer.free(packed.slices)
 
 
 def test_an_output_larger_than_its_room_travels_inline(segments, folder):
@@ -304,7 +304,7 @@ def test_an_output_larger_than_its_room_travels_inline(segments, folder):
     wide = np.arange(3, dtype=np.float32).reshape(1, 3)
     header, [[output]] = end.reply(lease, [wide], [one])
     assert (header.outputs[0].place, output.shape) == (None, (1, 3))
-    end.packer.free(packed.places)
+    end.packer.free(packed.slices)
 
 
 def test_outputs_of_another_layout_or_type_are_put_right(segments, folder):
@@ -369,7 +369,7 @@ def test_tensors_that_are_gone_are_an_error_of_the_batch(segments, folder, lost)
         lease.header.inputs[0] = lease.header.inputs[0]._replace(place=Place("gone", 0, 4))
     with pytest.raises((ValueError, Failure)):
         input_arrays(lease, end.signature, end.segments)
-    end.packer.free(packed.places)
+    end.packer.free(packed.slices)
 
 
 @pytest.mark.parametrize("output", [np.zeros((2, 1)), np.zeros(()), np.zeros((0, 3))])
@@ -399,4 +399,4 @@ def test_what_travelled_is_counted(segments, folder):
         reply, body = end.writer.write(lease, end.signature, [floats(*range(rows))], COST)
         assert end.writer.segment_bytes == segment_bytes
         assert end.writer.redis_bytes == len(reply) + len(body) >= redis_bytes
-        end.packer.free(packed.places)
+        end.packer.free(packed.slices)
