@@ -150,8 +150,10 @@ def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression
         return grpc.Compression.Gzip if body[0] == GZIP else grpc.Compression.Deflate
     for key, value in context.invocation_metadata() or ():
         if key == "accept-encoding":
-            asked = choose_encoding(value.encode())
-            return None if asked is None else grpc.Compression.Gzip if asked == b"gzip" else grpc.Compression.Deflate
+            encoding = choose_encoding(value.encode())
+            return (
+                None if encoding is None else grpc.Compression.Gzip if encoding == b"gzip" else grpc.Compression.Deflate
+            )
     return None
 
 

@@ -20,13 +20,13 @@ class RepositoryCalls:
         self._settings = settings
         self._control = control
 
-    def _asked(self, request: Any) -> ModelLoader:
+    def _loader_for(self, request: Any) -> ModelLoader:
         if request.repository_name:
             raise Failure(Code.UNSUPPORTED, "'repository_name' specification is not supported")
         return self._control
 
     async def index(self, request: Any, _: Any) -> Any:
-        entries = self._asked(request).index(ready=request.ready)
+        entries = self._loader_for(request).index(ready=request.ready)
         response = pb.RepositoryIndexResponse()
         for entry in entries:
             response.models.add(name=entry.name, version=entry.version, state=entry.state, reason=entry.reason)
@@ -34,7 +34,7 @@ class RepositoryCalls:
 
     async def load(self, request: Any, context: Any) -> Any:
         await auth.check(self._settings, context)
-        control = self._asked(request)
+        control = self._loader_for(request)
         config: str | None = None
         files: dict[str, bytes] = {}
         for name, parameter in request.parameters.items():
@@ -57,7 +57,7 @@ class RepositoryCalls:
 
     async def unload(self, request: Any, context: Any) -> Any:
         await auth.check(self._settings, context)
-        control = self._asked(request)
+        control = self._loader_for(request)
         for name, parameter in request.parameters.items():
             if name != "unload_dependents":
                 raise invalid(f"unrecognized unload parameter '{shown(name)}': send 'unload_dependents'")

@@ -20,12 +20,12 @@ class SharedMemoryCalls:
         self._settings = settings
         self._memory = memory
 
-    async def _asked(self, context: Any) -> MemoryRegistry:
+    async def _regions_for(self, context: Any) -> MemoryRegistry:
         await auth.check(self._settings, context)
         return self._memory
 
     async def system_status(self, request: Any, context: Any) -> Any:
-        memory = await self._asked(context)
+        memory = await self._regions_for(context)
         response = pb.SystemSharedMemoryStatusResponse()
         for region in memory.regions(request.name or None):
             known = response.regions[region.name]
@@ -34,12 +34,12 @@ class SharedMemoryCalls:
         return response
 
     async def system_register(self, request: Any, context: Any) -> Any:
-        memory = await self._asked(context)
+        memory = await self._regions_for(context)
         memory.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def system_unregister(self, request: Any, context: Any) -> Any:
-        (await self._asked(context)).unregister(request.name or None)
+        (await self._regions_for(context)).unregister(request.name or None)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def cuda_status(self, request: Any, context: Any) -> Any:
