@@ -15,6 +15,7 @@ COMPILE_GROUP := $(UV) pip compile $(RESOLVE) --group
 ARGS ?=
 MINUTES ?= 10
 JOBS ?= 3
+COVERAGE := build/coverage
 FUZZ_LOCK := deploy/locks/fuzz.txt
 CLIENTS_LOCK := deploy/locks/clients.txt
 
@@ -22,7 +23,7 @@ CLIENTS_LOCK := deploy/locks/clients.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install check bench demo soak fuzz lock wheel clean help
+.PHONY: run test test-tools install check coverage bench demo soak explore fuzz lock wheel clean help
 .DELETE_ON_ERROR:
 
 run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -44,11 +45,22 @@ check: install ## lint, format, types, rules between folders
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+coverage: install $(VENV)/.clients ## run the tests and report which lines they ran, in all processes (ARGS="tests/unit")
+	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
+	@status=0; \
+	$(BIN)/python -m coverage run -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile) || status=$$?; \
+	$(BIN)/python -m coverage combine --quiet && $(BIN)/python -m coverage html --quiet \
+	    && $(BIN)/python -m coverage report && echo "each line: $(COVERAGE)/html/index.html"; \
+	exit $$status
+
 bench: install ## measure throughput and latency as ratios to a bare server
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 soak: install ## load with faults of all kinds and hostile models (MINUTES=10)
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+explore: install ## run the state machines with random seeds (MINUTES=10), or one of them again (SEED=123)
+	@$(BIN)/python -m tests.explore --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 fuzz: install $(VENV)/.fuzz ## feed the request parsers with what nobody would send (MINUTES=10)
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)

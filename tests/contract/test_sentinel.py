@@ -90,7 +90,7 @@ def test_a_sentinel_that_is_not_there_or_does_not_know_is_passed_over(watched: W
 @all_kinds
 def test_what_the_sentinels_do_not_name_is_not_found(watched: Watched, look: Look) -> None:
     for old, new, says in (
-        (f"/{NAME}/", "/stranger/", "unknown there"),
+        (f"/{NAME}/", "/stranger/", "does not know this name"),
         ("sentinel_password=", "sentinel_password=x", "invalid username-password"),
     ):
         with pytest.raises((RedisError, Failure), match=says) as failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from millstream.gateway.scheduling.batcher import AGING_S, COMPACT_MIN, RANK_DEFAULT, RANK_MAX, Batcher
 from millstream.gateway.scheduling.request import Request
 from tests.kit.responders import NOBODY
+from tests.kit.state_machines import machine_settings
 
 TIMES = st.integers(0, 20)
 PRIORITIES = st.sampled_from([0, 0, 1, 2, 40])
-SETTINGS = settings(max_examples=100, stateful_step_count=50, deadline=None, derandomize=True)
+SETTINGS = machine_settings(max_examples=100, stateful_step_count=50)
 
 
 def rank(request: Request) -> int:
@@ -149,9 +151,9 @@ class ShapedBatcherMachine(BatcherMachine):
     shaped = True
 
 
-TestUniform = BatcherMachine.TestCase
+TestUniform = pytest.mark.state_machine(BatcherMachine.TestCase)
 TestUniform.settings = SETTINGS
-TestShaped = ShapedBatcherMachine.TestCase
+TestShaped = pytest.mark.state_machine(ShapedBatcherMachine.TestCase)
 TestShaped.settings = SETTINGS
 
 

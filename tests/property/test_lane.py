@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,6 +31,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.model.profile import Profile
 from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import REST_S, LaneBench
+from tests.kit.state_machines import machine_settings
 
 PERMITS = 12
 ROWS_WAITING_MAX = 16
@@ -234,14 +236,13 @@ class LaneMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
+@pytest.mark.state_machine
 def test_each_request_is_answered_once_whatever_happens():
     run_state_machine_as_test(
         LaneMachine,
-        settings=settings(
+        settings=machine_settings(
             max_examples=100,
             stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),
     )

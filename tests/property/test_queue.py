@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,6 +27,7 @@ from millstream.services.wire.batch import decode_reply
 from millstream.workers.lease import Lease
 from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Picture, Pool, keys, names, reply
 from tests.kit.redis_server import binaries, redis_server
+from tests.kit.state_machines import machine_settings
 
 LANES = ("l0", "l1", "l2")
 GATEWAYS = ("g0", "g1")
@@ -473,6 +474,7 @@ def _answered(answer: bytes) -> str:
     return given_up if isinstance(given_up, str) else answer.decode().split()[0]
 
 
+@pytest.mark.state_machine
 def test_the_exchange_loses_nothing_whatever_happens(server):
     others = Pool(server.address, server.name, "another")
     try:
@@ -484,11 +486,9 @@ def test_the_exchange_loses_nothing_whatever_happens(server):
 def run(server: Pool, others: Pool) -> None:
     run_state_machine_as_test(
         lambda: ExchangeMachine(server, others),  # type: ignore[arg-type]
-        settings=settings(
+        settings=machine_settings(
             max_examples=150,
             stateful_step_count=40,
-            deadline=None,
-            derandomize=True,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
     )

@@ -1,0 +1,58 @@
+"""Files that other programs read: the workflow, the hooks of pre-commit, the development container."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+CLASSIFIERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+
+
+def accepted(*command: str | Path) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_workflow_follows_the_schema() -> None:
+    accepted(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", WORKFLOW)
+
+
+def test_workflow_runs_the_check_of_changes_on_the_oldest_and_the_newest_python() -> None:
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["run"]
+    supported = re.findall(r"Python :: (3\.\d+)'", str(CLASSIFIERS))
+    assert job["strategy"]["matrix"]["python"] == [supported[0], supported[-1]]
+    assert job["steps"][-1]["run"] == ".ci/run"
+    actions = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action) for action in actions)
+
+
+def test_hooks_of_pre_commit_are_tools_of_the_environment() -> None:
+    configuration = ROOT / ".pre-commit-config.yaml"
+    accepted(BIN / "pre-commit", "validate-config", configuration)
+    for repository in yaml.safe_load(configuration.read_text())["repos"]:
+        assert repository["repo"] == "local"
+        assert all(hook["language"] == "system" for hook in repository["hooks"])
+
+
+def test_development_container_uses_a_pinned_image_and_targets_of_the_makefile() -> None:
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
+    assert re.fullmatch(r"python:3\.\d+\.\d+-bookworm@sha256:[0-9a-f]{64}", container["image"])
+    targets = re.findall(r"make ([\w-]+)", container["postCreateCommand"])
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets
+    assert all(f"\n{target}: " in makefile for target in targets)
+
+
+def test_files_that_tools_leave_behind_are_ignored() -> None:
+    left = [".schemathesis/x", ".venv/x", "dist/x", "build/x", ".hypothesis/x", ".coverage", ".import_linter_cache/x"]
+    done = subprocess.run(["git", "check-ignore", *left], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == left
