@@ -165,7 +165,7 @@ class Consumer:
         had_waited = int(self._link.receive()) > 0
         popped = self._link.receive(spin.seconds)
         leases = self._leases(popped[1]) if popped else []
-        spin.waited(time.perf_counter() - began, sum(len(lease.header.rows) for lease in leases))
+        spin.record_wait(time.perf_counter() - began, sum(len(lease.header.rows) for lease in leases))
         return leases, had_waited
 
     def take_inbox(self) -> list[Lease]:

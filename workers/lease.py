@@ -22,9 +22,9 @@ from millstream.services.wire.batch import (
     ABSENT,
     REPLY_FORMATS,
     BatchInput,
-    Place,
     ReplyHeader,
     ReplyOutput,
+    ShmSlice,
     agreed_format,
     decode_batch,
     encode_reply,
@@ -103,8 +103,8 @@ def input_arrays(lease: Lease, signature: Signature, segments: Segments) -> Inpu
     for spec, tensor in zip(signature.inputs, header.inputs, strict=True):
         if spec.optional and tensor.inner == ABSENT:
             continue
-        if tensor.place is not None:
-            raw = segments.view(tensor.place)
+        if tensor.shm is not None:
+            raw = segments.view(tensor.shm)
         else:
             raw = lease.inline[offset : offset + tensor.size_bytes]
             offset += tensor.size_bytes
@@ -192,10 +192,10 @@ class ReplyWriter:
         inline_bytes = 0
         for i, array in enumerate(outputs or ()):
             datatype = signature.outputs[i].datatype
-            place = lease.header.room[i] if i < len(lease.header.room) else None
-            output, data = self._output(lease, datatype, array, place, signature.batching)
+            shm = lease.header.output_slots[i] if i < len(lease.header.output_slots) else None
+            output, data = self._output(lease, datatype, array, shm, signature.batching)
             headers.append(output)
-            if output.place is None and output.size_bytes:
+            if output.shm is None and output.size_bytes:
                 tensors.append(data)
                 inline_bytes += output.size_bytes
         blob, body = "", b""
@@ -220,7 +220,7 @@ class ReplyWriter:
         return reply, body
 
     def _output(
-        self, lease: Lease, datatype: str, array: Array, place: Place | None, batching: bool
+        self, lease: Lease, datatype: str, array: Array, shm: ShmSlice | None, batching: bool
     ) -> tuple[ReplyOutput, Any]:
         inner = array.shape[1:] if batching else array.shape
         sizes: list[int] | None = None
@@ -233,10 +233,10 @@ class ReplyWriter:
             contiguous = np.ascontiguousarray(array, dtype=NUMPY[datatype])
             size_bytes = contiguous.nbytes
             data = contiguous.reshape(-1).view(np.uint8).data if size_bytes else b""
-        if place is not None and 0 < size_bytes <= place.size_bytes and self._lease_valid(lease.leased_at):
-            self.segments.view(place)[:size_bytes] = data
+        if shm is not None and 0 < size_bytes <= shm.size_bytes and self._lease_valid(lease.leased_at):
+            self.segments.view(shm)[:size_bytes] = data
             self.segment_bytes += size_bytes
-            return ReplyOutput(inner, size_bytes, sizes, Place(place.segment, place.offset, size_bytes)), b""
+            return ReplyOutput(inner, size_bytes, sizes, ShmSlice(shm.segment, shm.offset, size_bytes)), b""
         return ReplyOutput(inner, size_bytes, sizes, None), data
 
     @staticmethod

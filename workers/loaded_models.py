@@ -39,7 +39,7 @@ class LoadedModel:
         return 1 if self.alone else min(self.rows_max, self.rows_efficient)
 
     def run_s(self, rows: int) -> float:
-        """Return the seconds of a run, as measured with this or the next larger number of rows; 0 without measurement."""
+        """Return the seconds of a run as measured with this or the next larger number of rows; 0: not measured."""
         larger = [seconds for measured, seconds in self.measured.items() if measured >= rows]
         return min(larger) if larger else max(self.measured.values(), default=0.0)
 

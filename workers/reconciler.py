@@ -225,7 +225,8 @@ class Reconciler:
         died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, stop)
         if died:
             verdict = self._judge(manifest, lambda one: with_death(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
-            code = Code.MODEL if verdict.failed else Code.UNAVAILABLE  # cleared in between: tried again
+            # An operator may have cleared the verdict meanwhile: then the version is loaded again.
+            code = Code.MODEL if verdict.failed else Code.UNAVAILABLE
             raise Failure(code, verdict.failed or f"the process that loaded it {died}")
 
     def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion) -> None:

@@ -33,10 +33,10 @@ class MemoryPolicy(Protocol):
     """Is told when runs of a lane find no memory."""
 
     def failed(self, lane: str, rows: int) -> None:
-        """A run of `rows` rows found no memory; its halves are tried next if it has any."""
+        """Handle a run of `rows` rows that found no memory; its halves are tried next if it has several rows."""
 
     def halves_ran(self, lane: str, rows: int) -> None:
-        """The halves of such a run succeeded."""
+        """Learn that the halves of such a run succeeded."""
 
 
 class RunResult(NamedTuple):

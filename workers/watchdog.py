@@ -133,7 +133,7 @@ class Watchdog:
         return guarded
 
     def disarm(self) -> None:
-        """The run is over."""
+        """Stop watching: the run is over."""
         self._guarded = None
         if self._mark is not None:
             self._mark.end()

@@ -75,7 +75,7 @@ class Worker:
         self._to_count: list[tuple[LoadedModel, float, int, bool]] = []  # model, seconds, rows, whether it was one run
         self._client_id = 0  # of the last connection
         self._lane = ""  # of the last run
-        self._lane_changed = float("-inf")  # when the lane was last another than the one before (monotonic)
+        self._lane_changed = float("-inf")  # when a run last had another lane than the run before (monotonic)
 
     def stop(self) -> None:
         """Run and answer what is leased, and lease no more; `serve` then returns."""

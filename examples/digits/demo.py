@@ -1,4 +1,4 @@
-"""Send the held-out digits to a running endpoint, one by one over several connections, and say how it went.
+"""Send the held-out digits to a running endpoint, one by one over several connections, and print the results.
 
 held_out.npz ─> POST /v2/models/digits/infer, one image each ─> accuracy, rate, p50 / p95 / p99 latency
 """
@@ -25,24 +25,24 @@ HERE = Path(__file__).parent
 
 
 class DemoError(Exception):
-    """The endpoint could not be reached or did not answer with a label; said in one line."""
+    """The endpoint could not be reached, or did not answer with a label; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of the demo measured; latencies in milliseconds."""
+    """The measurements of a run of the demo."""
 
     images: int
     connections: int
-    accuracy: float
-    rate: float
+    accuracy: float  # 0 … 1
+    rate: float  # images per second
     p50_ms: float
     p95_ms: float
     p99_ms: float
 
 
 def _load() -> tuple[list[bytes], list[int]]:
-    """Request bodies and true labels of the held-out images."""
+    """Return request bodies and true labels of the held-out images."""
     held_out = np.load(HERE / "held_out.npz")
     bodies = []
     for image in held_out["images"]:
@@ -52,7 +52,7 @@ def _load() -> tuple[list[bytes], list[int]]:
 
 
 class _Answers:
-    """Hands out each image's request once and keeps what came back."""
+    """Hands out the request of each image once and stores the answers."""
 
     def __init__(self, requests: list[bytes]) -> None:
         self._remaining = iter(enumerate(requests))
@@ -63,7 +63,7 @@ class _Answers:
         return next(self._remaining, None)
 
     def answered(self, number: int, status: int, body: bytes, seconds: float) -> None:
-        """Raises DemoError for anything but a label."""
+        """Store an answer. Raises DemoError if it is not a label."""
         self.seconds[number] = seconds
         try:
             document: dict[str, Any] = json.loads(body)
@@ -72,7 +72,7 @@ class _Answers:
             self.labels[number] = int(document["outputs"][0]["data"][0])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             text = body[:200].decode(errors="replace")
-            raise DemoError(f"the endpoint answered {status} with something that is no label: {text}") from error
+            raise DemoError(f"the endpoint answered {status}, but not with a label: {text}") from error
 
 
 async def measure(url: str, connections: int) -> Outcome:
@@ -100,7 +100,7 @@ def _table(outcome: Outcome) -> Table:
 def run(url: str, *, connections: int = 16, json_output: bool = False) -> int:
     """Run the demo against the server at `url` and print the outcome.
 
-    Returns the exit status: 0; 1 when the accuracy is below 0.97 or the endpoint does not answer.
+    Returns the exit status: 0, or 1 if the accuracy is below 0.97 or the endpoint does not answer.
     """
     console = Console()
     try:

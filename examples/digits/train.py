@@ -2,7 +2,7 @@
 
     python -m millstream.examples.digits.train [FOLDER]
 
-Needs scikit-learn and skl2onnx (`make install` has them); the files it makes are in this folder already.
+Needs scikit-learn and skl2onnx (`make install` installs them). The files that it writes are already in this folder.
 Data: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998.
 """
 
@@ -28,7 +28,7 @@ class Digits(NamedTuple):
 
 
 def split() -> tuple[Digits, Digits]:
-    """The images to train on and the ones held out: a quarter of each digit, the same in every call."""
+    """Return the images for training and the held-out ones: a quarter of each digit, the same in every call."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -40,7 +40,7 @@ def split() -> tuple[Digits, Digits]:
 
 
 def _with_shifts(digits: Digits) -> Digits:
-    """The digits and four copies, moved one pixel up, down, left and right: a digit stays itself when it moves."""
+    """Return the digits and four copies, moved one pixel up, down, left and right: their labels stay right."""
     padded = np.pad(digits.images.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     corners = [(1, 1), (0, 1), (2, 1), (1, 0), (1, 2)]
     moved = [padded[:, top : top + 8, left : left + 8] for top, left in corners]
@@ -48,7 +48,7 @@ def _with_shifts(digits: Digits) -> Digits:
 
 
 def fit(digits: Digits) -> Any:
-    """A scikit-learn pipeline (scaling, multi-layer perceptron), fitted on `digits` and their shifted copies."""
+    """Return a scikit-learn pipeline (scaling, multi-layer perceptron), fitted on `digits` and their shifted copies."""
     from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import MinMaxScaler
@@ -56,13 +56,13 @@ def fit(digits: Digits) -> Any:
 
     network = MLPClassifier(hidden_layer_sizes=(128,), alpha=0.1, tol=1e-3, n_iter_no_change=5, random_state=SEED)
     shifted = _with_shifts(digits)
-    # Matrices this small gain nothing from threads, and on busy cores waiting threads take six times as long.
+    # Such small matrices gain nothing from threads, and on busy cores waiting for threads takes six times as long.
     with threadpool_limits(limits=1):
         return make_pipeline(MinMaxScaler(), network).fit(shifted.images, shifted.labels)
 
 
 def to_onnx(pipeline: Any) -> bytes:
-    """The pipeline as ONNX: "pixels" FP32 [N, 64] -> "label" INT64 [N], "probabilities" FP32 [N, 10]."""
+    """Convert the pipeline to ONNX: "pixels" FP32 [N, 64] -> "label" INT64 [N], "probabilities" FP32 [N, 10]."""
     from skl2onnx import convert_sklearn
     from skl2onnx.common.data_types import FloatTensorType
 
@@ -77,13 +77,13 @@ def to_onnx(pipeline: Any) -> bytes:
 
 
 def request_for(image: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """The v2 inference request for one image of 64 grey values."""
+    """Return the v2 inference request for one image of 64 grey values."""
     data = [float(value) for value in image]
     return {"inputs": [{"name": "pixels", "shape": [1, 64], "datatype": "FP32", "data": data}]}
 
 
 def main(folder: Path) -> None:
-    """Train, and write the three files into `folder`."""
+    """Train the model and write the three files into `folder`."""
     digits, held_out = split()
     pipeline = fit(digits)
     print(f"held-out accuracy {pipeline.score(*held_out):.4f} on {len(held_out.labels)} images")

@@ -44,7 +44,7 @@ class BusyPoll:
 
     def record_wait(self, seconds: float, requests: int) -> None:
         """Note how long the reply to a batch of `requests` took."""
-        self._spin.waited(seconds, requests)
+        self._spin.record_wait(seconds, requests)
 
     def _turn(self) -> None:
         self._on = self._in_flight() > 0 and self._clock() < self._until

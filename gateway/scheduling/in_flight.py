@@ -17,7 +17,7 @@ from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.services.wire.batch import Place
+from millstream.services.wire.batch import ShmSlice
 
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.lane import Lane
@@ -32,7 +32,7 @@ class InFlightBatch:
     name: str
     lane: Lane
     requests: list[Request]
-    slices: list[Place]  # of shared memory, with its tensors
+    slices: list[ShmSlice]  # of shared memory, with its tensors
     attempt: int  # 1, or 2 and more after a worker died with it
     put_at: float
     run_s: float  # how long its run takes by the lane's profile
@@ -58,7 +58,7 @@ class InFlight:
         self._policy = policy
         self._metrics = metrics
         self._poll = BusyPoll(context.spin_s_max, context.soon, context.clock, lambda: self.count)
-        self._cooling: deque[tuple[float, list[Place]]] = deque()  # with the instant at which they are free
+        self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # with the instant at which they are free
 
     def batches(self) -> list[InFlightBatch]:
         return [batch for batch in self._context.pending.values() if batch.lane is self._lane]
@@ -136,7 +136,7 @@ class InFlight:
         else:
             self._packer.free(batch.slices)
 
-    def _cool_down(self, slices: list[Place]) -> None:
+    def _cool_down(self, slices: list[ShmSlice]) -> None:
         self._cooling.append((self._context.clock() + self._context.rest_s, slices))
         self._context.ticking.add(self._lane)
 

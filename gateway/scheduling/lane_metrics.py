@@ -28,7 +28,7 @@ class LaneMetrics:
         self._ok = registry.counter(catalogue.REQUESTS, *self._outcome, "ok")
         self._batches_ok = registry.counter(catalogue.BATCHES, *self._labels, "ok")
         self._batches_failed = registry.counter(catalogue.BATCHES, *self._labels, "failed")
-        self._sums = registry.sums(inference.REQUESTS, *self._of_content)
+        self._sums = registry.counter_vector(inference.REQUESTS, *self._of_content)
         self._last = registry.latest(inference.LAST, *self._of_content)
         self._runs: dict[int, CounterVector] = {}
         self.refused_full: Counter = registry.counter(catalogue.REFUSED, "lane_full")
@@ -70,7 +70,7 @@ class LaneMetrics:
             sums = self._runs.get(rows)
             if sums is None:
                 label = inference.rows_label(rows)
-                sums = self._runs[rows] = self._registry.sums(inference.RUNS, *self._of_content, label)
+                sums = self._runs[rows] = self._registry.counter_vector(inference.RUNS, *self._of_content, label)
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
     def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:

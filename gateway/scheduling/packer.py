@@ -22,7 +22,7 @@ from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import ABSENT as ABSENT_INNER
-from millstream.services.wire.batch import BatchHeader, BatchInput, Place, ReplyHeader, encode_batch
+from millstream.services.wire.batch import BatchHeader, BatchInput, ReplyHeader, ShmSlice, encode_batch
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
 FORGET_PART = 16  # a smaller reply lowers the learned row size by this part of it
@@ -38,7 +38,7 @@ class Packed(NamedTuple):
 
     entry: bytes
     blob: bytes
-    slices: list[Place]
+    slices: list[ShmSlice]
     segment_bytes: int
 
 
@@ -84,7 +84,7 @@ class Packer:
             deadlines: False: the batch has no deadlines.
         """
         rows = [request.rows for request in requests]
-        slices: list[Place] = []
+        slices: list[ShmSlice] = []
         inputs: list[BatchInput] = []
         tensors: list[Any] = []
         inline_bytes = 0
@@ -115,20 +115,20 @@ class Packer:
         header = BatchHeader(name, replies, redis_ms, rows, until, inputs, slots, blob_name, not requests[0].counted)
         return Packed(encode_batch(header, tensors, self.batch_format), blob, slices, segment_bytes)
 
-    def _allocate(self, size_bytes: int) -> Place | None:
+    def _allocate(self, size_bytes: int) -> ShmSlice | None:
         if size_bytes < self._tensor_bytes_min or not self.same_host or self._segments is None:
             return None
         return self._segments.allocate(size_bytes)
 
-    def _copy(self, shm_slice: Place, parts: Sequence[Any]) -> None:
+    def _copy(self, shm_slice: ShmSlice, parts: Sequence[Any]) -> None:
         assert self._segments is not None
         view, at = self._segments.view(shm_slice), 0
         for part in parts:
             view[at : at + part.size_bytes] = _flat(part.data)
             at += part.size_bytes
 
-    def _output_slots(self, rows: int, slices: list[Place]) -> list[Place | None]:
-        slots: list[Place | None] = []
+    def _output_slots(self, rows: int, slices: list[ShmSlice]) -> list[ShmSlice | None]:
+        slots: list[ShmSlice | None] = []
         for row_bytes in self._row_bytes:
             shm_slice = self._allocate(row_bytes * rows)
             slots.append(shm_slice)
@@ -173,7 +173,7 @@ class Packer:
         ends = list(itertools.accumulate(sizes, initial=0))
         return [decode_elements(raw[a:b]) for a, b in itertools.pairwise(ends)]
 
-    def free(self, slices: Sequence[Place]) -> None:
+    def free(self, slices: Sequence[ShmSlice]) -> None:
         """Give back shared memory."""
         if self._segments is not None:
             for shm_slice in slices:

@@ -1,6 +1,6 @@
-"""Every metric of the product: its name, what it says, its labels and how processes' values are put together. Pure.
+"""Every metric of the product: its name, help, labels, and how the values of several processes are merged. Pure.
 
-Base units (seconds, bytes), names `millstream_…`; labels hold only names that an administrator chose or that are fixed
+Base units (seconds, bytes), names `millstream_…`. Label values are names that an administrator chose or that are fixed
 here, so that the number of series is bounded.
 """
 
@@ -11,49 +11,46 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What a series is and how the values of several processes make one; the value is its letter in metric files."""
+    """The kind of a series and how values of several processes are merged; the letter is used in metric files."""
 
-    COUNTER = "c"  # summed, also after the process died
+    COUNTER = "c"  # summed, including processes that ended
     HISTOGRAM = "h"  # the same, bucket by bucket
-    SUMS = "v"  # several counters of one subject that change together, field by field
-    LATEST = "l"  # an instant: the largest, also of those that died
-    GAUGE_SUM = "s"  # each process has a share: summed over the living
-    GAUGE_MAX = "m"  # the same fact seen by several processes: the largest of the living
+    VECTOR = "v"  # several counters of one subject that change together: summed field by field
+    LATEST = "l"  # an instant: the largest, including processes that ended
+    GAUGE_SUM = "s"  # each process has a part: summed over live processes
+    GAUGE_MAX = "m"  # several processes see the same fact: the largest of live processes
 
     @property
     def lasting(self) -> bool:
-        """Whether what a process counted stays true after its death."""
-        return self in {Kind.COUNTER, Kind.HISTOGRAM, Kind.SUMS, Kind.LATEST}
+        """Whether the values of a process remain valid after it ended."""
+        return self in {Kind.COUNTER, Kind.HISTOGRAM, Kind.VECTOR, Kind.LATEST}
 
     @property
     def largest(self) -> bool:
-        """Whether of several processes' values the largest counts, not the sum."""
+        """Whether values of several processes are merged by maximum instead of sum."""
         return self in {Kind.GAUGE_MAX, Kind.LATEST}
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; `buckets` are the inclusive upper bounds of a histogram, ascending, without +Inf.
-
-    `fields`: of SUMS, in their order.
-    """
+    """A metric."""
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...] = ()
-    buckets: tuple[float, ...] = ()
-    fields: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()  # inclusive upper bounds of a histogram, ascending, without +Inf
+    fields: tuple[str, ...] = ()  # of VECTOR, in their order
 
     @property
     def slots(self) -> int:
-        """How many float64 a series takes: a histogram has its buckets, +Inf and the sum of what it saw."""
+        """Number of float64 values of a series: a histogram has its buckets, +Inf and the sum of its observations."""
         if self.kind is Kind.HISTOGRAM:
             return len(self.buckets) + 2
-        return len(self.fields) if self.kind is Kind.SUMS else 1
+        return len(self.fields) if self.kind is Kind.VECTOR else 1
 
 
-# Three to a decade from 0.1 ms, the floor of a local round trip, to 60 s, past the default deadline.
+# Three per decade from 0.1 ms, the minimum of a local round trip, to 60 s, beyond the default deadline.
 SECONDS = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
@@ -119,13 +116,13 @@ BATCH_CHECKS = Metric(
 BATCHING_OFF = Metric(
     "millstream_batching_off",
     Kind.GAUGE_MAX,
-    "1: requests of this version run one at a time, since its rows influence each other.",
+    "1: requests of this version run one at a time, because its rows influence each other.",
     ("model", "version"),
 )
 REPLIES_REFUSED = Metric(
     "millstream_replies_refused_total",
     Kind.COUNTER,
-    "Outputs that became an error: of a request (too_large), or of a batch that Redis did not take (redis).",
+    "Outputs that became an error: of a request (too_large), or of a batch that Redis refused (redis).",
     ("reason",),
 )
 REDIS_BYTES = Metric("millstream_redis_bytes_total", Kind.COUNTER, "Bytes through Redis.", ("direction",))
@@ -153,22 +150,22 @@ BATCHES_UNREADABLE = Metric(
 RECORDS_UNREADABLE = Metric(
     "millstream_worker_records_unreadable",
     Kind.GAUGE_MAX,
-    "Workers that are left out because what they say of themselves cannot be read: another release runs them.",
+    "Workers that are left out because their records cannot be read: another release runs them.",
 )
 VERSION_DEATHS = Metric(
     "millstream_version_deaths_total",
     Kind.COUNTER,
-    "Workers that a version ended while it ran, and runs of it that took longer than any should.",
+    "Workers that died while they ran a version, and runs of it that took far too long.",
     _LANE,
 )
 VERSION_REFUSED = Metric(
-    "millstream_version_refused", Kind.GAUGE_MAX, "1 while a version is refused since it keeps ending workers.", _LANE
+    "millstream_version_refused", Kind.GAUGE_MAX, "1 while a version is refused because it ends workers.", _LANE
 )
 RUNS_TERMINATED = Metric(
-    "millstream_runs_terminated_total", Kind.COUNTER, "Runs that were ended since their time was over.", _LANE
+    "millstream_runs_terminated_total", Kind.COUNTER, "Runs that were terminated at their time limit.", _LANE
 )
 QUARANTINED = Metric("millstream_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
-REDIS_RECONNECTS = Metric("millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis made again.")
+REDIS_RECONNECTS = Metric("millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis that were restored.")
 DUPLICATE_REPLIES = Metric(
     "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to requests that had been answered already."
 )

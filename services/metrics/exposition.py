@@ -1,4 +1,4 @@
-"""The metrics as prometheus_client has them: totals -> families. `millstream.services.metrics.page` makes text of them."""
+"""Totals -> families of prometheus_client, which `millstream.services.metrics.page` renders as text."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Shape = tuple[str, str, int, int]
 
 
 class RegistryCollector(Collector):
-    """The merged series of a tally, as families of the catalogue; series that it does not know are left out."""
+    """Collects the merged series of a registry as families; series that are not in the catalogue are left out."""
 
     def __init__(self, registry: MetricsRegistry, catalogue: Sequence[Metric] = CATALOGUE) -> None:
         self._registry = registry
         self._catalogue = catalogue
 
     def describe(self) -> Iterable[Family]:
-        """Nothing, so that registering reads no files."""
+        """Return nothing, so that registering reads no files."""
         return ()
 
     def collect(self) -> Iterator[Family]:
@@ -42,9 +42,10 @@ class RegistryCollector(Collector):
 
 
 def prometheus_registry(registry: MetricsRegistry) -> CollectorRegistry:
-    """A registry over `registry`, with the figures of the operating system when it is of this process alone.
+    """Return a prometheus_client registry over `registry`.
 
-    Of several processes prometheus_client could only show whichever answers, so they are left out then.
+    It includes the process metrics (CPU, memory, descriptors) only if `registry` is of this process alone: for several
+    processes they would be those of the process that happens to answer.
     """
     collectors = CollectorRegistry()
     collectors.register(RegistryCollector(registry))
@@ -54,17 +55,17 @@ def prometheus_registry(registry: MetricsRegistry) -> CollectorRegistry:
 
 
 def serve(port: int, registry: MetricsRegistry, host: str = "0.0.0.0") -> tuple[WSGIServer, threading.Thread]:  # noqa: S104
-    """Answer scrapes from a thread of this process. Stop it with `shutdown` and `server_close`. Raises OSError."""
+    """Serve scrapes from a thread of this process; stop it with `shutdown` and `server_close`. Raises OSError."""
     return start_http_server(port, addr=host, registry=prometheus_registry(registry))
 
 
 def shape_of(metric: Metric) -> Shape:
-    """What series of a metric have in common; a release before may have counted something else under its name."""
+    """Return what all series of a metric have in common; an earlier release may have used its name differently."""
     return metric.kind, metric.name, len(metric.labels), metric.slots
 
 
 def rows_of(totals: Totals) -> dict[Shape, Rows]:
-    """Label values and values of all series, by what they are series of."""
+    """Return label values and values of all series, grouped by shape."""
     rows: dict[Shape, Rows] = {}
     for key, values in totals.items():
         rows.setdefault((key.kind, key.name, len(key.labels), key.slots), []).append((key.labels, values))
@@ -72,7 +73,7 @@ def rows_of(totals: Totals) -> dict[Shape, Rows]:
 
 
 def family(metric: Metric, rows: Rows) -> Family:
-    """The series of a metric as prometheus_client has them."""
+    """Return the series of a metric as a family of prometheus_client."""
     if metric.kind is Kind.COUNTER:
         counter = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, values in rows:

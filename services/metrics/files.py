@@ -1,11 +1,11 @@
-"""The metric files of a host: which owners live, what all of them add up to, and where the dead are gathered.
+"""The metric files of a host: one for each live process, and one with the counts of processes that ended.
 
-    owner:   <name>.new --flock, rename--> <name>.values      (the lock says that the owner lives)
-    retire:  counts of the dead --rename--> retired           (names what it took in, in the same rename), then unlink
-    read:    retired + files it did not take in               (again if `retired` changed meanwhile)
+    owner:   <name>.new --flock, rename--> <name>.values      (the lock shows that the owner lives)
+    retire:  counts of ended processes --rename--> retired    (which lists the files that it absorbed), then unlink
+    read:    retired + files that it did not absorb           (again if `retired` changed meanwhile)
 
-Nothing here waits: readers take no lock, and retiring is left to whoever holds the folder's lock already. So a process
-that is frozen anywhere holds up nobody, and one killed anywhere loses or doubles nothing.
+Nothing here waits: readers take no lock, and a process that finds the folder's lock taken does not retire. So a process
+that is frozen at any point blocks no other, and a process that is killed at any point loses or doubles no count.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _READ_ATTEMPTS = 20
 
 @dataclass(slots=True)
 class _Retired:
-    """What dead processes counted, and the files (perhaps still there) whose counts it holds."""
+    """The counts of ended processes."""
 
-    token: str = ""
-    absorbed: frozenset[str] = frozenset()
+    token: str = ""  # changes with every write
+    absorbed: frozenset[str] = frozenset()  # files whose counts are included; they may still exist
     totals: Totals = field(default_factory=Totals)
 
 
 def claim(directory: Path, role: str) -> tuple[int, Path]:
-    """Make an empty metric file that this process owns while the descriptor is open. Returns descriptor and path.
+    """Create an empty metric file, which this process owns while the descriptor is open; returns descriptor and path.
 
     Raises OSError.
     """
@@ -55,15 +55,15 @@ def claim(directory: Path, role: str) -> tuple[int, Path]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return descriptor, new.rename(new.with_suffix(VALUES_SUFFIX))
         except (BlockingIOError, FileNotFoundError):
-            # `retire` took it for the file of a process that died before it locked it: another one, then.
+            # `retire` mistook it for the file of a process that died before locking it: create another.
             os.close(descriptor)
             new.unlink(missing_ok=True)
 
 
-def read(directory: Path, readings: ReadCache) -> Totals:
-    """Everything that the processes of this folder counted, dead ones included. Raises OSError.
+def read(directory: Path, cache: ReadCache) -> Totals:
+    """Return the counts of all processes of this folder, including those that ended. Raises OSError.
 
-    `readings`: of the caller; what did not change since its last call is not parsed again.
+    Files that did not change since the last call with the same `cache` are not parsed again.
     """
     totals = Totals()
     for _ in range(_READ_ATTEMPTS):
@@ -71,17 +71,17 @@ def read(directory: Path, readings: ReadCache) -> Totals:
         totals = retired.totals
         files = [path for path in _files(directory, VALUES_SUFFIX) if path.name not in retired.absorbed]
         for path in files:
-            _merge_file(totals, path, readings)
-        readings.keep({path.name for path in files})
+            _merge_file(totals, path, cache)
+        cache.keep_only({path.name for path in files})
         if _token(directory) == retired.token:
             break
     return totals
 
 
 def retire(directory: Path) -> None:
-    """Gather the counts of dead processes into one file and remove theirs. Raises OSError."""
-    with _folder_lock(directory) as mine:
-        if not mine:
+    """Move the counts of ended processes into one file and remove their files. Raises OSError."""
+    with _folder_lock(directory) as locked:
+        if not locked:
             return
         for path in _files(directory, NEW_SUFFIX):
             if not _alive(path):
@@ -92,7 +92,7 @@ def retire(directory: Path) -> None:
         retired = _load(directory)
         fresh = [path for path in dead if path.name not in retired.absorbed]
         for path in dead:
-            if path.name in retired.absorbed:  # whoever took it in was killed before it could remove it
+            if path.name in retired.absorbed:  # the process that absorbed it was killed before removing it
                 path.unlink(missing_ok=True)
         if not fresh:
             return
@@ -110,7 +110,7 @@ def _files(directory: Path, suffix: str) -> list[Path]:
 
 @contextmanager
 def _folder_lock(directory: Path) -> Iterator[bool]:
-    """Yield whether this process may retire now; never waits."""
+    """Yield whether this process got the lock; never waits."""
     descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
@@ -124,7 +124,7 @@ def _folder_lock(directory: Path) -> Iterator[bool]:
 
 
 def _unowned(descriptor: int) -> bool:
-    """Whether nobody holds the owner's lock. Shared, so that two who look at once do not take each other for it."""
+    """Return whether the owner's lock is free, by taking a shared lock: two readers do not block each other."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -136,24 +136,24 @@ def _alive(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return True  # renamed or gone meanwhile: in any case not ours to retire
+        return True  # renamed or removed meanwhile: another process retires it
     try:
         return not _unowned(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _merge_file(totals: Totals, path: Path, readings: ReadCache) -> None:
+def _merge_file(totals: Totals, path: Path, cache: ReadCache) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        return  # retired meanwhile: the token tells `read`
+        return  # retired meanwhile: `read` notices by the token
     try:
         alive = not _unowned(descriptor)
         content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
         os.close(descriptor)
-    totals.merge(readings.series(path.name, content), alive=alive)
+    totals.merge(cache.series(path.name, content), alive=alive)
 
 
 def _token(directory: Path) -> str:
@@ -165,7 +165,7 @@ def _token(directory: Path) -> str:
 
 
 def _load(directory: Path) -> _Retired:
-    """What is retired; nothing when the file is torn (a power cut can do that, and counters may start again)."""
+    """Return the retired counts; none if the file is torn: after a power cut counters may start from 0 again."""
     try:
         content = (directory / _RETIRED).read_bytes()
     except FileNotFoundError:
@@ -188,6 +188,6 @@ def _store(directory: Path, totals: Totals, absorbed: list[str]) -> None:
     try:
         temporary.write_bytes(f"{secrets.token_hex(8)} {zlib.crc32(body):08x}\n".encode() + body)
     except OSError:
-        temporary.unlink(missing_ok=True)  # half of it helps nobody, and takes room
+        temporary.unlink(missing_ok=True)  # a partial file is useless and takes space
         raise
     temporary.rename(directory / _RETIRED)

@@ -1,6 +1,6 @@
-"""GPUs of NVIDIA as the driver's own library sees them (NVML); none where there is no such library.
+"""NVIDIA GPUs as the driver's library (NVML) reports them; none if the library is not installed.
 
-Source: NVML API reference, nvmlDeviceGet… functions; every one returns 0 for success.
+Source: NVML API reference, nvmlDeviceGet… functions; each returns 0 for success.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _UUID_BYTES = 96
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU now. None: the driver does not say."""
+    """The state of a GPU. None: the driver does not report it."""
 
     uuid: str
     utilisation: float | None  # 0 … 1
@@ -43,17 +43,17 @@ def _library() -> ctypes.CDLL | None:
 
 
 def gpus() -> list[Gpu]:
-    """All of them."""
+    """Return the state of all GPUs."""
     nvml = _library()
     count = ctypes.c_uint()
     if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         return []
-    found: list[Gpu] = []
+    readable: list[Gpu] = []
     for index in range(count.value):
         device = ctypes.c_void_p()
         if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
-            found.append(_gpu(nvml, device))
-    return found
+            readable.append(_gpu(nvml, device))
+    return readable
 
 
 def _gpu(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> Gpu:
@@ -74,6 +74,6 @@ def _gpu(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> Gpu:
 
 
 def _thousandths(read: object, device: ctypes.c_void_p, value: ctypes.c_uint | ctypes.c_ulonglong) -> float | None:
-    """What a function of NVML gives in milliwatts or millijoules."""
+    """Call a function of NVML that returns milliwatts or millijoules; returns watts or joules, None if it fails."""
     assert callable(read)
     return None if read(device, ctypes.byref(value)) else value.value / 1000

@@ -1,8 +1,8 @@
-"""What is counted of each version's requests and runs, as Triton's statistics and metrics show it. Pure.
+"""Counts of each version's requests and runs, from which Triton's statistics and metrics are computed. Pure.
 
-lanes ─> Sums by content id ─(files of all gateways, dead ones too)─> Totals ─> recorded() ─> Recorded
+lanes ─> CounterVector by content id ─(files of all gateways, ended ones too)─> Totals ─> recorded() ─> Recorded
 
-Not on the metrics page by these names: millstream.gateway.triton makes what clients read out of it. Times are seconds.
+The metrics page does not show these names: millstream.gateway.triton computes what clients read. Times are seconds.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import Kind, Metric
 from millstream.services.metrics.merge import Totals
 
-ROWS_EXACT_MAX = 128  # sizes of runs up to which each has its own series; larger ones are rounded up to powers of two
+ROWS_EXACT_MAX = 128  # up to this size each size of a run has a series; larger ones are rounded up to powers of two
 
 _CONTENT_LABELS = ("model", "version", "content_id")
 
 
 class Reason(StrEnum):
-    """Why a request failed, in the words of Triton's metrics."""
+    """Why a request failed, as Triton's metrics name it."""
 
-    REJECTED = "REJECTED"  # it waited too long, or too many wait
+    REJECTED = "REJECTED"  # it waited too long, or too many requests wait
     CANCELED = "CANCELED"
-    BACKEND = "BACKEND"  # the model failed on it
+    BACKEND = "BACKEND"  # the model failed
     OTHER = "OTHER"
 
 
@@ -38,7 +38,7 @@ REASONS: dict[Code, Reason] = {
 
 
 class Field(IntEnum):
-    """Fields of REQUESTS. The times are of successful requests, each of which counts those of its whole run."""
+    """Fields of REQUESTS. The times are of successful requests; each request counts the times of its whole run."""
 
     SUCCESS = 0
     SUCCESS_S = 1
@@ -59,33 +59,33 @@ FAILED: dict[Reason, Field] = {reason: Field[reason.name] for reason in Reason}
 
 REQUESTS = Metric(
     "requests",
-    Kind.SUMS,
-    "What became of the requests of a content id.",
+    Kind.VECTOR,
+    "Outcomes of the requests of a content id.",
     _CONTENT_LABELS,
     fields=tuple(Field.__members__),
 )
 RUNS = Metric(
     "runs",
-    Kind.SUMS,
-    "Runs of so many rows, and what they took.",
+    Kind.VECTOR,
+    "Runs by number of rows, and their times.",
     (*_CONTENT_LABELS, "rows"),
     fields=("COUNT", "INPUT_S", "INFER_S", "OUTPUT_S"),
 )
-LAST = Metric("last_inference", Kind.LATEST, "When a run last came back, in seconds since the epoch.", _CONTENT_LABELS)
+LAST = Metric("last_inference", Kind.LATEST, "When a run last ended, in seconds since the epoch.", _CONTENT_LABELS)
 PENDING = Metric("pending", Kind.GAUGE_SUM, "Requests that wait in the gateways' lanes.", _CONTENT_LABELS)
 
 
 def rows_label(rows: int) -> str:
-    """The size that a run of `rows` is counted under."""
+    """Return the label value under which a run of `rows` rows is counted."""
     return str(rows if rows <= ROWS_EXACT_MAX else 1 << (rows - 1).bit_length())
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Counts of all gateways for one content id. `values`: by Field. `runs`: rows -> (count, input, infer, output)."""
+    """Counts of all gateways for one content id."""
 
-    values: Sequence[float] = (0.0,) * len(Field)
-    runs: dict[int, Sequence[float]] = field(default_factory=dict)
+    values: Sequence[float] = (0.0,) * len(Field)  # by Field
+    runs: dict[int, Sequence[float]] = field(default_factory=dict)  # rows -> (count, input_s, infer_s, output_s)
     last: float = 0.0
     pending: float = 0.0
 
@@ -95,18 +95,18 @@ class Recorded:
 
 
 def recorded(totals: Totals) -> dict[str, Recorded]:
-    """By content id (millstream.services.model.manifest.Manifest.content_id)."""
-    found: dict[str, Recorded] = {}
+    """Return the counts by content id (millstream.services.model.manifest.Manifest.content_id)."""
+    counts: dict[str, Recorded] = {}
     for key, values in totals.items():
         if len(key.labels) < len(_CONTENT_LABELS):
             continue
         content_id = key.labels[2]
         if key.name == REQUESTS.name and key.slots == REQUESTS.slots:
-            found.setdefault(content_id, Recorded()).values = values
+            counts.setdefault(content_id, Recorded()).values = values
         elif key.name == RUNS.name and key.slots == RUNS.slots and key.labels[3].isdigit():
-            found.setdefault(content_id, Recorded()).runs[int(key.labels[3])] = values
+            counts.setdefault(content_id, Recorded()).runs[int(key.labels[3])] = values
         elif key.name == LAST.name and key.kind is Kind.LATEST:
-            found.setdefault(content_id, Recorded()).last = values[0]
+            counts.setdefault(content_id, Recorded()).last = values[0]
         elif key.name == PENDING.name and key.kind is Kind.GAUGE_SUM:
-            found.setdefault(content_id, Recorded()).pending = values[0]
-    return found
+            counts.setdefault(content_id, Recorded()).pending = values[0]
+    return counts

@@ -1,4 +1,4 @@
-"""How busy the machine is: processors and memory, as /proc shows them."""
+"""The load of the machine, processors and memory, from /proc."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class CpuTimes(NamedTuple):
 
 
 class MachineMemory(NamedTuple):
-    """Bytes of the machine's memory. `used`: what no program could have at once."""
+    """Bytes of the machine's memory."""
 
     total: int
-    used: int
+    used: int  # not available to programs without swapping
 
 
 def cpu_times() -> CpuTimes:
-    """Zeros where there is no /proc."""
+    """Return the ticks of all processors; zeros without /proc."""
     try:
         ticks = [int(field) for field in _STAT.read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError, IndexError):
         return CpuTimes(0, 0)
-    idle = sum(ticks[3:5])  # idle, and waiting for a disk
+    idle = sum(ticks[3:5])  # idle and iowait
     return CpuTimes(sum(ticks) - idle, sum(ticks))
 
 
 def memory() -> MachineMemory:
-    """Zeros where there is no /proc."""
+    """Return the memory of the machine; zeros without /proc."""
     try:
         lines = (line.partition(":") for line in _MEMINFO.read_text().splitlines())
         kib = {name: int(value.split()[0]) for name, _, value in lines if value}

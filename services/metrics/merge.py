@@ -1,4 +1,4 @@
-"""The series of several processes, put together. Pure."""
+"""Merges the series of several processes. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from operator import add
 
 from millstream.services.metrics.record import Key
 
-OTHER = "other"  # the label value of series beyond a bound
+OTHER = "other"  # label value of series beyond a limit
 
 
 class Totals(dict[Key, list[float]]):
     """Merged values by series."""
 
     def merge(self, series: Iterable[tuple[Key, list[float]]], *, alive: bool, series_max: int | None = None) -> None:
-        """Add one process's series; of a dead one only what lasts. Beyond `series_max` they go to label `other`."""
+        """Add the series of a process, gauges only if it is alive; beyond `series_max` they go to the label `other`."""
         for key, values in series:
             if not (alive or key.kind.lasting):
                 continue
             if series_max is not None and len(self) >= series_max and key not in self:
                 key = Key(key.kind, key.name, (OTHER,) * len(key.labels), key.slots)
-            there = self.get(key)
-            if there is None:
+            known = self.get(key)
+            if known is None:
                 self[key] = list(values)
             else:
-                self[key] = list(map(max if key.kind.largest else add, there, values))
+                self[key] = list(map(max if key.kind.largest else add, known, values))

@@ -1,7 +1,7 @@
-"""The metrics page of a gateway: totals of all processes -> text 0.0.4 or OpenMetrics.
+"""The metrics page of a gateway: totals of all processes -> text format 0.0.4 or OpenMetrics.
 
-A series whose values did not change since the last page keeps its lines: a page costs what is in use. The lines are
-prometheus_client's own, made for one series at a time.
+The lines of a series are rendered again only if its values changed since the last page, so the cost depends on the
+series in use. prometheus_client renders them, one series at a time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from millstream.services.metrics.merge import Totals
 from millstream.services.metrics.registry import MetricsRegistry
 
 _EOF = b"# EOF\n"
-#: Forms of the page that are remembered: Prometheus' own, and one more. A client may ask for any version of OpenMetrics.
-_FORMS_MAX = 2
-#: After so many new lines the thread rests for a moment: the event loop gets the interpreter before its switch interval.
-_LINES_OF_A_TURN = 100
-_REST_S = 0.0005
+#: Cached formats of the page: Prometheus' own, and one more. A client may ask for any version of OpenMetrics.
+_FORMATS_MAX = 2
+#: After rendering this many series the thread sleeps, so that the event loop gets the interpreter before the switch
+#: interval.
+_SERIES_PER_TURN = 100
+_PAUSE_S = 0.0005
 
 Encode = Callable[[Collector], bytes]
 
 
 class GaugeSample(NamedTuple):
-    """A gauge of the moment of a page, which no process keeps."""
+    """A gauge that is computed for one page and stored in no process."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -39,12 +40,12 @@ class GaugeSample(NamedTuple):
 
 
 class MetricsPage:
-    """Renders the page over `registry`. For one thread at a time."""
+    """Renders the page of `registry`. Not thread-safe."""
 
     def __init__(self, registry: MetricsRegistry, catalogue: Sequence[Metric] = CATALOGUE) -> None:
         self._registry = registry
         self._catalogue = catalogue
-        self._forms: dict[str, _Form] = {}  # by content type
+        self._formats: dict[str, _Format] = {}  # by content type
 
     def render(
         self,
@@ -52,49 +53,49 @@ class MetricsPage:
         beside: Callable[[Totals, bool], str] = lambda *_: "",
         moment: Iterable[GaugeSample] = (),
     ) -> tuple[bytes, str]:
-        """The body and content type of a scrape. Reads files: call it off the event loop.
+        """Return body and content type for a scrape. Reads files: must be called off the event loop.
 
         Args:
-            accept: the scrape's Accept header.
-            beside: lines of other names, from the same totals; whether they are to be OpenMetrics.
-            moment: gauges of this page alone.
+            accept: the Accept header.
+            beside: renders further lines from the same totals; its second argument is whether as OpenMetrics.
+            moment: gauges of this page only.
         """
         encode, content_type = choose_encoder(accept or "")
         totals = self._registry.totals()
         rows = rows_of(totals)
         for sample in moment:
             rows.setdefault(shape_of(sample.metric), []).append((sample.labels, [sample.value]))
-        form = self._form(content_type, encode)
-        parts = [part for metric in self._catalogue for part in form.lines(metric, rows.get(shape_of(metric), []))]
+        cached = self._format(content_type, encode)
+        parts = [part for metric in self._catalogue for part in cached.lines(metric, rows.get(shape_of(metric), []))]
         openmetrics = content_type.startswith("application/openmetrics-text")
-        if self._registry.directory is None:  # of this process alone: with the figures of the operating system
+        if self._registry.directory is None:  # of this process alone: with its process metrics
             parts.append(encode(_process()).removesuffix(_EOF))
         parts.append(beside(totals, openmetrics).encode())
         if openmetrics:
             parts.append(_EOF)
         return b"".join(parts), content_type
 
-    def _form(self, content_type: str, encode: Encode) -> _Form:
-        form = self._forms.get(content_type)
-        if form is None:
-            while len(self._forms) >= _FORMS_MAX:
-                del self._forms[next(iter(self._forms))]
-            form = self._forms[content_type] = _Form(encode)
-        return form
+    def _format(self, content_type: str, encode: Encode) -> _Format:
+        cached = self._formats.get(content_type)
+        if cached is None:
+            while len(self._formats) >= _FORMATS_MAX:
+                del self._formats[next(iter(self._formats))]
+            cached = self._formats[content_type] = _Format(encode)
+        return cached
 
 
-class _Form:
-    """The lines of all series in one form of text, as they were on the last page."""
+class _Format:
+    """The lines of all series in one text format, as they were on the last page."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
         self._lines: dict[str, dict[tuple[str, ...], tuple[list[float], bytes]]] = {}  # by metric and label values
-        self._orders: dict[str, tuple[list[tuple[str, ...]], list[tuple[str, ...]]]] = {}  # as found, as shown
+        self._orders: dict[str, tuple[list[tuple[str, ...]], list[tuple[str, ...]]]] = {}  # unsorted, sorted
         self._heads: dict[str, bytes] = {}
-        self._made = 0
+        self._rendered = 0  # series, so far
 
     def lines(self, metric: Metric, rows: Rows) -> Iterator[bytes]:
-        """HELP, TYPE and the lines of each series; nothing for a metric without series."""
+        """Yield HELP, TYPE and the lines of each series; nothing for a metric without series."""
         if not rows:
             self._lines.pop(metric.name, None)
             return
@@ -110,18 +111,18 @@ class _Form:
         for labels in self._order(metric, list(now)):
             yield now[labels][1]
 
-    def _order(self, metric: Metric, found: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        """By label values, on every page alike; the last page's order where the same series are there."""
+    def _order(self, metric: Metric, unsorted: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        """Sort by label values; the order of the last page is reused if it had the same series."""
         known = self._orders.get(metric.name)
-        if known is None or known[0] != found:
-            known = self._orders[metric.name] = (found, sorted(found))
+        if known is None or known[0] != unsorted:
+            known = self._orders[metric.name] = (unsorted, sorted(unsorted))
         return known[1]
 
     def _text(self, metric: Metric, labels: tuple[str, ...], values: list[float]) -> bytes:
-        self._made += 1
-        if self._made % _LINES_OF_A_TURN == 0:
-            time.sleep(_REST_S)
-        text = self._encode(_One(family(metric, [(labels, values)]))).removesuffix(_EOF)
+        self._rendered += 1
+        if self._rendered % _SERIES_PER_TURN == 0:
+            time.sleep(_PAUSE_S)
+        text = self._encode(_SingleFamily(family(metric, [(labels, values)]))).removesuffix(_EOF)
         lines = text.splitlines(keepends=True)
         heads = [line for line in lines if line.startswith(b"# ")]
         self._heads[metric.name] = b"".join(heads)
@@ -134,11 +135,11 @@ def _process() -> CollectorRegistry:
     return collectors
 
 
-class _One(Collector):
+class _SingleFamily(Collector):
     """A collector of one family."""
 
-    def __init__(self, one: Family) -> None:
-        self._one = one
+    def __init__(self, collected: Family) -> None:
+        self._collected = collected
 
     def collect(self) -> Iterable[Family]:
-        return (self._one,)
+        return (self._collected,)

@@ -1,43 +1,44 @@
-"""Metric files as they were read last: pieces whose bytes did not change are not parsed again.
+"""A cache of parsed metric files: chunks whose bytes did not change are not parsed again.
 
-Series of one subject lie together, and idle subjects do not change: a scrape costs what is in use, not what there is.
+Series of one subject are adjacent, and idle subjects do not change, so the cost of a scrape depends on the series in
+use, not on all series.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millstream.services.metrics.record import CHUNK_BYTES, Key, has_series, parsed_chunk
+from millstream.services.metrics.record import CHUNK_BYTES, Key, has_series, parse_chunk
 
 Series = tuple[Key, list[float]]
 
 
 class ReadCache:
-    """Remembers the series of each piece of each file. For one thread at a time."""
+    """Stores the series of each chunk of each file. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._pieces: dict[str, list[tuple[bytes, list[Series]]]] = {}
+        self._chunks: dict[str, list[tuple[bytes, list[Series]]]] = {}
         self._keys: dict[bytes, Key] = {}
 
     def series(self, name: str, content: bytes) -> Iterator[Series]:
-        """The live series of the file `name`, which has this content now."""
-        known = self._pieces.get(name, [])
-        pieces: list[tuple[bytes, list[Series]]] = []
+        """Yield the live series of the file `name` with this content."""
+        known = self._chunks.get(name, [])
+        chunks: list[tuple[bytes, list[Series]]] = []
         if has_series(content):
             for index, start in enumerate(range(0, len(content), CHUNK_BYTES)):
-                piece = content[start : start + CHUNK_BYTES]
-                if index < len(known) and known[index][0] == piece:
-                    pieces.append(known[index])
+                chunk = content[start : start + CHUNK_BYTES]
+                if index < len(known) and known[index][0] == chunk:
+                    chunks.append(known[index])
                 else:
-                    pieces.append((piece, list(parsed_chunk(memoryview(piece), start == 0, self._keys))))
-        self._pieces[name] = pieces
-        for _, found in pieces:
-            yield from found
+                    chunks.append((chunk, list(parse_chunk(memoryview(chunk), start == 0, self._keys))))
+        self._chunks[name] = chunks
+        for _, series in chunks:
+            yield from series
 
-    def keep(self, names: set[str]) -> None:
-        """Forget all other files: they are gone."""
-        for name in self._pieces.keys() - names:
-            del self._pieces[name]
-        live = sum(len(found) for pieces in self._pieces.values() for _, found in pieces)
-        if len(self._keys) > 2 * live + 1000:  # those of series that are gone
+    def keep_only(self, names: set[str]) -> None:
+        """Forget all other files: they no longer exist."""
+        for name in self._chunks.keys() - names:
+            del self._chunks[name]
+        live = sum(len(series) for chunks in self._chunks.values() for _, series in chunks)
+        if len(self._keys) > 2 * live + 1000:  # keys of series that no longer exist
             self._keys.clear()

@@ -1,11 +1,11 @@
-"""How series lie in a metric file: one record each, key and float64 values together. Pure.
+"""The format of a metric file: one record per series, with its key and float64 values. Pure.
 
-    file   = header (64 bytes: magic) + records; mapped in pieces of CHUNK_BYTES that no record straddles
+    file   = header (64 bytes: magic) + records; mapped in chunks of CHUNK_BYTES; no record crosses a boundary
     record = size u32 | crc32(key) u32 | key bytes u16 | slots u16 | state u32 | values f64 x slots | key JSON | padding
 
-A record counts once its head is written, which is the last thing its owner does; so an owner killed at any store leaves
-either a whole record or one that `records` steps over. The key comes last: whoever reads, from front to back, while a
-place goes to another series has the old checksum and the new key, and steps over it too.
+A record is valid when its head is written, which its owner does last. So an owner that is killed at any store leaves
+either a whole record or one that `records` skips. The key comes last: a reader reads from front to back, so if a record
+is reused for another series meanwhile, it gets the old checksum with the new key and skips the record, too.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dataclasses import dataclass
 
 from millstream.services.metrics.catalogue import Kind
 
-MAGIC = b"MILLRAC1"
+MAGIC = b"MILLSTR1"
 HEADER_BYTES = 64
 CHUNK_BYTES = 128 * 1024
 LABEL_CHARACTERS_MAX = 256
 
 _HEAD = struct.Struct("<IIHHI")
-_ALIGN = 64  # a cache line: two processes' or threads' series never share one
+_ALIGN = 64  # a cache line, so that series of different threads or processes never share one
 _FREE, _LIVE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Which series: equal keys of several processes are merged."""
+    """Identifies a series: series of several processes with equal keys are merged."""
 
     kind: Kind
     name: str
@@ -38,23 +38,23 @@ class Key:
     slots: int
 
     def encode(self) -> bytes:
-        """The key as it stands in a record, without `slots`."""
+        """Return the key as stored in a record, without `slots`."""
         return json.dumps([self.kind, self.name, self.labels], separators=(",", ":")).encode()
 
 
 def record_bytes(key: bytes, slots: int) -> int:
-    """The size of the record of a series."""
+    """Return the size of the record of a series."""
     plain = _HEAD.size + 8 * slots + len(key)
     return -(-plain // _ALIGN) * _ALIGN
 
 
 def values_offset(record: int) -> int:
-    """Where the values of the record at `record` begin."""
+    """Return the offset of the values of the record at offset `record`."""
     return record + _HEAD.size
 
 
 def write_record(chunk: memoryview, record: int, key: bytes, slots: int) -> None:
-    """Put a series with zero values at offset `record` of a mapped chunk. A place in use before keeps its size."""
+    """Write a series with zero values at offset `record` of a mapped chunk; a reused record keeps its size."""
     begin = values_offset(record)
     chunk[begin : begin + 8 * slots] = bytes(8 * slots)
     chunk[begin + 8 * slots : begin + 8 * slots + len(key)] = key
@@ -62,36 +62,36 @@ def write_record(chunk: memoryview, record: int, key: bytes, slots: int) -> None
 
 
 def free_record(chunk: memoryview, record: int) -> int:
-    """Take a series away; its place stays. Returns the size of the place."""
+    """Free the record of a series for reuse; returns its size."""
     size, crc, key_bytes, slots, _ = _HEAD.unpack_from(chunk, record)
     _HEAD.pack_into(chunk, record, size, crc, key_bytes, slots, _FREE)
     return int(size)
 
 
 def records(content: memoryview) -> Iterator[tuple[Key, list[float]]]:
-    """Yield the live series of a file. Torn or foreign bytes are stepped over, never raised on."""
+    """Yield the live series of a file. Torn or foreign bytes are skipped and raise no error."""
     if has_series(content):
         keys: dict[bytes, Key] = {}
         for start in range(0, len(content), CHUNK_BYTES):
-            yield from parsed_chunk(content[start : start + CHUNK_BYTES], start == 0, keys)
+            yield from parse_chunk(content[start : start + CHUNK_BYTES], start == 0, keys)
 
 
 def has_series(content: memoryview | bytes) -> bool:
-    """Whether a file is a metric file of this format."""
+    """Return whether the content is a metric file of this format."""
     return bytes(content[: len(MAGIC)]) == MAGIC
 
 
-def parsed_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Iterator[tuple[Key, list[float]]]:
-    """Yield the live series of one piece of a file. `first`: it begins with the header. `keys`: known ones by bytes."""
+def parse_chunk(chunk: memoryview, first: bool, keys: dict[bytes, Key]) -> Iterator[tuple[Key, list[float]]]:
+    """Yield the live series of a chunk; the `first` chunk begins with the header. `keys` caches parsed keys."""
     at = HEADER_BYTES if first else 0
     while at + _HEAD.size <= len(chunk):
         size, crc, key_bytes, slots, state = _HEAD.unpack_from(chunk, at)
         if size < _ALIGN or size % _ALIGN or at + size > len(chunk):
-            return  # the end of what was written, or a head that was being written at the end
+            return  # the end of the records, or a head that is being written there
         begin = values_offset(at)
         key = bytes(chunk[begin + 8 * slots : begin + 8 * slots + key_bytes])
         if state == _LIVE and record_bytes(key, slots) == size and zlib.crc32(key) == crc:
-            # The same key with other slots is another series: a release may have changed a histogram's buckets.
+            # The same key with other slots is another series: another release may have other histogram buckets.
             known = keys.get(key)
             if known is None or known.slots != slots:
                 kind, name, labels = json.loads(key)

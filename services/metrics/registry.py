@@ -3,7 +3,7 @@
     add / set / observe -> a float64 in a mapped file -> `MetricsRegistry.totals`, with the files of the other processes
 
 An update is one store into mapped memory: no lock, no system call, and nothing to flush when the process is killed.
-A series is written by one thread; making and removing series is safe from any.
+Each series is written by one thread; any thread may create and remove series.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from millstream.services.metrics.record import (
 log = logging.getLogger("millstream.metrics")
 
 SERIES_MAX = 20_000
-_ALONE = "until it is started again, the metrics of this process are on its own page only"
+_ALONE = "until this process is restarted, only its own metrics page shows its metrics"
 
 
 class Counter:
@@ -69,12 +69,12 @@ class Gauge:
         self._values[self._slot] += v
 
     def detach(self) -> None:
-        """Let further updates go nowhere: the place will be another series'."""
+        """Let further updates have no effect: the record will be reused for another series."""
         self._values, self._slot = memoryview(bytearray(8)).cast("d"), 0
 
 
 class Histogram:
-    """How often which magnitude was seen."""
+    """Counts observations by buckets."""
 
     __slots__ = ("_bounds", "_slot", "_sum", "_values")
 
@@ -92,7 +92,7 @@ class Histogram:
 
 
 class CounterVector:
-    """Several counters of one subject; `values[slot + field]` is for those who add to some of them only."""
+    """Several counters of one subject. Callers that add to a few fields may write `values[slot + field]` directly."""
 
     __slots__ = ("slot", "values")
 
@@ -101,7 +101,7 @@ class CounterVector:
         self.slot = slot
 
     def add(self, *amounts: float) -> None:
-        """Add to the fields in their order, from the first on."""
+        """Add to the fields in their order, beginning with the first."""
         values, at = self.values, self.slot
         for amount in amounts:
             values[at] += amount
@@ -115,21 +115,25 @@ _Series = Counter | Gauge | Histogram | CounterVector
 
 
 class MetricsRegistry:
-    """The metrics of one process: in a file of `directory`, or with None in its own memory."""
+    """The metrics of one process, in a new file of `directory`.
+
+    If no file can be created, because the memory file system is full, the metrics are in the process' own memory, and
+    other processes do not see them.
+
+    Args:
+        directory: the folder that all processes of the installation share; None: use the process' own memory.
+        role: begins the name of the file (gateway, worker).
+    """
 
     def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:
-        """Take a new file. `role` is a word for its name (gateway, worker).
-
-        Where no file can be had, since the memory file system is full, the process counts for itself alone.
-        """
         self._directory = directory
         self._series_max = series_max
         self._lock = threading.Lock()
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}  # by name and label values
-        self._places: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}  # of gauges: chunk, offset
-        self._free: dict[int, list[tuple[int, int]]] = {}  # record size -> places
+        self._records: dict[tuple[str, tuple[str, ...]], tuple[int, int]] = {}  # of gauges: chunk, offset
+        self._free: dict[int, list[tuple[int, int]]] = {}  # record size -> free records
         self._chunks: list[mmap.mmap] = []
-        self._end = HEADER_BYTES  # of what is written in the last chunk
+        self._end = HEADER_BYTES  # of the records in the last chunk
         self._descriptor: int | None = None
         if directory is not None:
             self._open(directory, role)
@@ -137,69 +141,72 @@ class MetricsRegistry:
         if not self._chunks:
             self._grow()
         self._chunks[0][: len(MAGIC)] = MAGIC
-        self._readings = ReadCache()
+        self._cache = ReadCache()
         self._reading = threading.Lock()
         self._refused = self.counter(SERIES_REFUSED)
 
     @property
     def directory(self) -> Path | None:
-        """Where the files are; None for a tally that is alone."""
+        """The folder of the files; None: the metrics are of this process alone."""
         return self._directory
 
     def counter(self, metric: Metric, *labels: str) -> Counter:
-        """The counter with these label values, made if it is not there."""
+        """Return the counter with these label values; created at first use."""
         series = self._get(metric, labels)
         assert isinstance(series, Counter)
         return series
 
     def gauge(self, metric: Metric, *labels: str) -> Gauge:
-        """The gauge with these label values, made if it is not there."""
+        """Return the gauge with these label values; created at first use."""
         series = self._get(metric, labels)
         assert isinstance(series, Gauge)
         return series
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
-        """The histogram with these label values, made if it is not there."""
+        """Return the histogram with these label values; created at first use."""
         series = self._get(metric, labels)
         assert isinstance(series, Histogram)
         return series
 
-    def sums(self, metric: Metric, *labels: str) -> CounterVector:
-        """The sums with these label values, made if they are not there."""
+    def counter_vector(self, metric: Metric, *labels: str) -> CounterVector:
+        """Return the counter vector with these label values; created at first use."""
         series = self._get(metric, labels)
         assert isinstance(series, CounterVector)
         return series
 
     def latest(self, metric: Metric, *labels: str) -> Gauge:
-        """The instant with these label values, made if it is not there; `set` alone makes sense for it."""
+        """Return the instant with these label values, to be changed by `set` only; created at first use."""
         series = self._get(metric, labels)
         assert isinstance(series, Gauge)
         return series
 
     def remove(self, metric: Metric, *labels: str) -> None:
-        """Take a gauge away whose subject is gone. Its object may still be used, to no effect.
+        """Remove a gauge whose subject no longer exists. Its object may still be used, without effect.
 
-        Counters and histograms stay: what was counted has happened.
+        Counters and histograms are not removed: their events did happen.
         """
         name = (metric.name, labels)
         with self._lock:
             series = self._series.get(name)
-            if not isinstance(series, Gauge) or name not in self._places:
+            if not isinstance(series, Gauge) or name not in self._records:
                 return
             del self._series[name]
             series.detach()
-            chunk, record = place = self._places.pop(name)
-            size = free_record(memoryview(self._chunks[chunk]), record)
-            self._free.setdefault(size, []).append(place)
+            chunk, offset = self._records.pop(name)
+            size = free_record(memoryview(self._chunks[chunk]), offset)
+            self._free.setdefault(size, []).append((chunk, offset))
 
     def totals(self) -> Totals:
-        """What this process and its neighbours counted. Reads files: call it off the event loop. Raises OSError."""
+        """Return the counts of all processes of the folder. Reads files: must be called off the event loop.
+
+        Raises OSError.
+        """
         totals = Totals()
         if self._directory is not None:
-            with suppress(OSError):  # what the dead counted stays in their files until there is room
+            with suppress(OSError):  # without space, the counts of ended processes stay in their files
                 files.retire(self._directory)
             with self._reading:
-                totals = files.read(self._directory, self._readings)
+                totals = files.read(self._directory, self._cache)
         if not self._shared:
             with self._lock:
                 content = b"".join(chunk[:] for chunk in self._chunks)
@@ -207,16 +214,16 @@ class MetricsRegistry:
         return totals
 
     def close(self) -> None:
-        """Say that this process is done: what it counted stays, its gauges go."""
+        """Release the file: the counts of this process remain, its gauges disappear."""
         if self._descriptor is not None:
-            # Closing is not enough: every mapping holds a duplicate of the descriptor, and with it the lock.
+            # Closing is not enough: every mapping has a duplicate of the descriptor, which keeps the lock.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
 
     def _open(self, directory: Path, role: str) -> None:
-        """Take a file with room for a first piece, if there is room."""
-        with suppress(OSError):  # first, since it makes room
+        """Create a file and its first chunk, if there is space."""
+        with suppress(OSError):  # first, because it frees space
             files.retire(directory)
         try:
             self._descriptor, self.path = files.claim(directory, role)
@@ -226,12 +233,12 @@ class MetricsRegistry:
         try:
             self._grow()
         except OSError as error:
-            log.warning("no room for metrics in %s: %s; %s", directory, error, _ALONE)
+            log.warning("no space for metrics in %s: %s; %s", directory, error, _ALONE)
             self.close()
             self.path.unlink(missing_ok=True)
 
     def _get(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
-        series = self._series.get((metric.name, labels))  # no lock: a look into a dict is one step
+        series = self._series.get((metric.name, labels))  # without the lock: reading a dict is atomic
         if series is not None:
             return series
         if len(labels) != len(metric.labels):
@@ -240,27 +247,27 @@ class MetricsRegistry:
             if len(self._series) >= self._series_max and labels and (metric.name, labels) not in self._series:
                 self._refused.add()
                 labels = (OTHER,) * len(labels)
-            return self._series.get((metric.name, labels)) or self._make(metric, labels)
+            return self._series.get((metric.name, labels)) or self._create(metric, labels)
 
-    def _make(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
-        shown = tuple(label[:LABEL_CHARACTERS_MAX] for label in labels)
-        key = Key(metric.kind, metric.name, shown, metric.slots).encode()
+    def _create(self, metric: Metric, labels: tuple[str, ...]) -> _Series:
+        shortened = tuple(label[:LABEL_CHARACTERS_MAX] for label in labels)
+        key = Key(metric.kind, metric.name, shortened, metric.slots).encode()
         try:
-            index, record = self._place(record_bytes(key, metric.slots))
-        except OSError:  # the disk is full: requests go on, uncounted
+            index, offset = self._allocate(record_bytes(key, metric.slots))
+        except OSError:  # the disk is full: requests are served, but not counted
             self._refused.add()
             return _object(metric, memoryview(bytearray(8 * metric.slots)).cast("d"), 0)
         chunk = memoryview(self._chunks[index])
-        write_record(chunk, record, key, metric.slots)
-        made = _object(metric, chunk.cast("d"), values_offset(record) // 8)
-        self._series[metric.name, labels] = made
-        if (
-            isinstance(made, Gauge) and not metric.kind.lasting and set(labels) != {OTHER}
-        ):  # what shares a series cannot take it away
-            self._places[metric.name, labels] = index, record
-        return made
+        write_record(chunk, offset, key, metric.slots)
+        series = _object(metric, chunk.cast("d"), values_offset(offset) // 8)
+        self._series[metric.name, labels] = series
+        # Subjects beyond the limit share the series `other`: none of them may remove it.
+        if isinstance(series, Gauge) and not metric.kind.lasting and set(labels) != {OTHER}:
+            self._records[metric.name, labels] = index, offset
+        return series
 
-    def _place(self, size: int) -> tuple[int, int]:
+    def _allocate(self, size: int) -> tuple[int, int]:
+        """Return chunk and offset of a free record."""
         free = self._free.get(size)
         if free:
             return free.pop()
@@ -271,12 +278,12 @@ class MetricsRegistry:
         return len(self._chunks) - 1, self._end - size
 
     def _grow(self) -> None:
-        """Map one more piece; earlier ones stay where they are, so that nobody's memoryview moves."""
+        """Map one more chunk. Earlier chunks stay where they are, because series have views of them."""
         if self._descriptor is None:
             self._chunks.append(mmap.mmap(-1, CHUNK_BYTES))
             return
         start = len(self._chunks) * CHUNK_BYTES
-        # Real blocks, now: a store into a hole of a full disk would be a SIGBUS.
+        # Blocks are reserved now: writing to a sparse file on a full disk would raise SIGBUS.
         os.posix_fallocate(self._descriptor, start, CHUNK_BYTES)
         self._chunks.append(mmap.mmap(self._descriptor, CHUNK_BYTES, offset=start))
 
@@ -286,6 +293,6 @@ def _object(metric: Metric, values: memoryview[float], slot: int) -> _Series:
         return Counter(values, slot)
     if metric.kind is Kind.HISTOGRAM:
         return Histogram(values, slot, metric.buckets)
-    if metric.kind is Kind.SUMS:
+    if metric.kind is Kind.VECTOR:
         return CounterVector(values, slot)
     return Gauge(values, slot)

@@ -1,4 +1,4 @@
-"""Cancelling tasks that may not hear it the first time."""
+"""Cancels tasks, repeatedly if they swallow the first cancellation."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ AGAIN_S = 0.1
 
 
 async def cancel_all(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and return when they have ended, whatever came of them.
+    """Cancel tasks and return when all have ended, in whatever way.
 
-    Again and again: a library may take a cancellation for a connection that failed (redis-py does), and its caller goes on.
+    Repeats the cancellation every AGAIN_S: a library may mistake it for a failed connection (redis-py does), and its
+    caller continues.
     """
-    asked = set(tasks)
-    pending = {task for task in asked if not task.done()}
+    cancelled = set(tasks)
+    pending = {task for task in cancelled if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
-    for task in asked:
+    for task in cancelled:
         if not task.cancelled():
-            task.exception()  # was looked at: asyncio complains about those that nobody did
+            task.exception()  # retrieved: asyncio reports exceptions that are never retrieved

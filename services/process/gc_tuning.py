@@ -1,15 +1,15 @@
-"""Garbage collection of a process that serves: seldom, and not over what lives as long as the process."""
+"""Garbage collection in a serving process: rare, and without the objects that live as long as the process."""
 
 from __future__ import annotations
 
 import gc
 
-#: Requests make no reference cycles, so collections find next to nothing; each costs its callers a pause.
+#: Requests create no reference cycles, so that collections free next to nothing, but each pauses all requests.
 THRESHOLDS = (50_000, 20, 50)
 
 
 def freeze_gc() -> None:
-    """Call once everything that stays has been built."""
+    """Exclude all current objects from collections; to be called after everything permanent was built."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)

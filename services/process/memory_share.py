@@ -1,4 +1,4 @@
-"""How much memory there is for this process and its siblings, and which part of it one worker may take."""
+"""The memory available to this process and its siblings, and the share of one worker."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-#: what workers may take together; the rest is for gateways, Redis, shared memory and the system
+#: Share of all workers together; the rest is for gateways, Redis, shared memory and the system.
 WORKERS_SHARE = 0.8
-#: less is not enough for a worker and any model
+#: With less memory a worker cannot load any model.
 WORKER_BYTES_MIN = 512 << 20
-_UNLIMITED = 1 << 60  # how version 1 of cgroups says that there is no limit: a number near 2^63
+_UNLIMITED = 1 << 60  # version 1 of cgroups shows a number near 2^63 if there is no limit
 
 
 def total_bytes(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """Memory of the machine, or the least limit of the control groups that this process is in."""
+    """Return the memory of the machine, or the smallest limit of this process' control groups."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min([machine, *_limits(groups, own)])
 
 
 def _limits(groups: Path, own: Path) -> Iterator[int]:
-    """Limits of this process's control groups and of those around them.
+    """Yield the limits of this process' control groups and of their parents.
 
-    Source: cgroups(7) and the kernel's cgroup-v2.rst, "memory.max". In a container the own group often is the root.
+    Source: cgroups(7) and the kernel's cgroup-v2.rst, "memory.max". In a container the process is often in the root.
     """
     try:
         lines = own.read_text().splitlines()
@@ -46,5 +46,5 @@ def _limits(groups: Path, own: Path) -> Iterator[int]:
 
 
 def worker_share(total: int, workers: int) -> int:
-    """Bytes that each of `workers` workers may take of `total`."""
+    """Return the bytes of `total` that each of `workers` workers may use."""
     return max(WORKER_BYTES_MIN, int(total * WORKERS_SHARE) // max(1, workers))

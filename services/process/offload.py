@@ -1,4 +1,4 @@
-"""offload: work over many bytes runs in a thread, and little of it at once."""
+"""offload: runs work on many bytes in a thread, a few pieces of work at a time."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from weakref import WeakKeyDictionary
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: from so many bytes on, reading or writing them would keep the event loop's other requests waiting
-APART_BYTES_MIN = 64 * 1024
-#: numbers as Python's objects are many times as large as their text: more at once would cost memory and gain no time
-APART_AT_ONCE_MAX = 2
+#: Work on fewer bytes runs in the event loop; work on more would delay its other requests.
+LARGE_BYTES_MIN = 64 * 1024
+#: Python's number objects are many times larger than their text: more threads would cost memory and gain no time.
+THREADS_MAX = 2
 
 _slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 async def run_in_thread_if_large(size_bytes: int, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """`work(…)`, in a thread if it is about many bytes."""
-    if size_bytes < APART_BYTES_MIN:
+    """Return `work(…)`, run in a thread if `size_bytes`, the bytes it works on, is large."""
+    if size_bytes < LARGE_BYTES_MIN:
         return work(*args, **kwargs)
-    slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(APART_AT_ONCE_MAX))
+    slots = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(THREADS_MAX))
     async with slots:
         return await asyncio.to_thread(work, *args, **kwargs)

@@ -1,10 +1,10 @@
-"""Text that a stranger chose, made fit for a terminal. Pure."""
+"""Makes untrusted text safe for a terminal. Pure."""
 
 from __future__ import annotations
 
 
 def printable(text: str) -> str:
-    r"""`text` with everything that a terminal would obey (\x1b, line ends, marks of direction) written as an escape."""
+    r"""Return `text` with control characters (\x1b, line ends, direction marks) written as escapes."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

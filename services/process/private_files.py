@@ -1,4 +1,4 @@
-"""private_files: what an installation keeps (models, logs, sockets) is readable by its owner alone."""
+"""private_files: makes the files of an installation (models, logs, sockets) readable only by their owner."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _OWNER_ONLY_FOLDER = 0o700
 
 
 def create_files_private() -> None:
-    """From now on files and folders that this process makes are for their owner alone. For the start of a process."""
+    """Set the umask so that new files and folders are only for their owner; to be called when a process starts."""
     os.umask(_OWNER_ONLY_UMASK)
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make `folder` and its parents where they are missing; close a folder of our own to others. Raises OSError."""
+    """Create `folder` and missing parents, and deny other users access if it is our own. Raises OSError."""
     folder.mkdir(mode=_OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
-    # Somebody else's folder, such as a mounted volume that root made, keeps what its owner chose.
+    # A folder of another user, such as a mounted volume that root created, keeps its mode.
     with suppress(PermissionError):
         folder.chmod(_OWNER_ONLY_FOLDER)

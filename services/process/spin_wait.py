@@ -1,16 +1,20 @@
-"""How long a process looks for what it waits for before it sleeps. Pure.
+"""Decides how long a process busy-polls before it blocks. Pure.
 
-Who sleeps must be woken, and on an idle core that takes longer than a small model runs. So where the last wait was short
-one looks for a moment before one sleeps; where it was long one sleeps at once, which costs nothing.
+Waking a sleeping thread on an idle core takes longer than running a small model. After a short wait the process
+therefore busy-polls briefly; after a long wait it blocks immediately.
 """
 
 from __future__ import annotations
 
-LONE_MAX = 2
+LONE_MAX = 2  # requests; behind a larger batch the time of a wake-up does not matter
 
 
 class Spin:
-    """`limit_s`: at most so long; 0: never."""
+    """Chooses the time to busy-poll from the last wait.
+
+    Args:
+        limit_s: the longest time to busy-poll; 0: never.
+    """
 
     __slots__ = ("_last_s", "_limit_s")
 
@@ -20,9 +24,9 @@ class Spin:
 
     @property
     def seconds(self) -> float:
-        """How long to look now."""
+        """How long to busy-poll now."""
         return self._limit_s if self._last_s <= self._limit_s else 0.0
 
-    def waited(self, seconds: float, requests: int) -> None:
-        """So long the last wait took, and so many requests came of it. Behind a full batch nobody feels a wake-up."""
+    def record_wait(self, seconds: float, requests: int) -> None:
+        """Record how long the last wait took, and how many requests it returned."""
         self._last_s = seconds if requests <= LONE_MAX else float("inf")

@@ -10,9 +10,9 @@ _Result = TypeVar("_Result")
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run `work` to its end, however often this task is cancelled meanwhile; only then raise CancelledError.
+    """Run `work` to its end, even if this task is cancelled meanwhile, repeatedly; raise CancelledError only then.
 
-    The result of work that ended under a cancelled task is dropped.
+    After a cancellation the result of the work is dropped.
     """
     task = asyncio.ensure_future(work)
     cancelled = False

@@ -1,1 +1,1 @@
-"""Shared memory between a gateway and the workers on its host: the gateway owns every byte of it."""
+"""Shared memory between a gateway and the workers on its host; the gateway owns all of it."""

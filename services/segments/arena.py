@@ -1,6 +1,6 @@
-"""Which bytes of a segment are free: a first-fit allocator over address-ordered free ranges. Pure.
+"""A first-fit allocator for the bytes of a segment, over address-ordered free ranges. Pure.
 
-Neighbouring free ranges merge at once, so a segment with nothing in use is one range again.
+Adjacent free ranges merge at once, so that an unused segment is one range again.
 Algorithm: Knuth, The Art of Computer Programming, vol. 1, section 2.5, algorithms A and B.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-ALIGN_BYTES = 64  # a cache line, and enough for every vector load
+ALIGN_BYTES = 64  # a cache line, and sufficient for every vector load
 
 
 class Arena:
-    """Offsets of `size_bytes` bytes; allocations are multiples of ALIGN_BYTES."""
+    """Allocates offsets in `size_bytes` bytes; sizes are rounded up to multiples of ALIGN_BYTES."""
 
     __slots__ = ("_free", "_taken", "in_use_bytes", "size_bytes")
 
@@ -23,7 +23,7 @@ class Arena:
         self._taken: dict[int, int] = {}
 
     def allocate(self, size_bytes: int) -> int | None:
-        """Offset of a free range of at least `size_bytes` (at least 1), or None when there is none."""
+        """Return the offset of a free range of at least `size_bytes` (at least 1), or None."""
         size = -(-max(size_bytes, 1) // ALIGN_BYTES) * ALIGN_BYTES
         for i, (start, length) in enumerate(self._free):
             if length >= size:
@@ -37,7 +37,7 @@ class Arena:
         return None
 
     def free(self, offset: int) -> None:
-        """Give a range back. Raises KeyError if it is not allocated: freeing twice is a bug that must show."""
+        """Free a range. Raises KeyError if it is not allocated: a double free must not go unnoticed."""
         size = self._taken.pop(offset)
         self.in_use_bytes -= size
         i = bisect_left(self._free, (offset, 0))

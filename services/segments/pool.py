@@ -1,4 +1,4 @@
-"""All shared memory of one gateway: segments that come when needed, go when empty, and never exceed a limit."""
+"""The shared memory of one gateway: segments are created when needed and removed when empty, up to a limit."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 from millstream.services.errors import Failure
 from millstream.services.metrics.registry import Gauge
 from millstream.services.segments.segment import Segment
-from millstream.services.wire.batch import Place
+from millstream.services.wire.batch import ShmSlice
 
 SEGMENT_BYTES = 32 << 20
 
 
 class SegmentPool:
-    """Places for tensors. `prefix`: the installation's; the owner makes it unique with its own name.
+    """Allocates slices of shared memory for tensors.
 
-    `in_use`: shows the bytes of all places that are not free.
+    Args:
+        prefix: of the names of segments: the installation's, and the owner's own name.
+        in_use: gauge of the allocated bytes.
     """
 
     def __init__(self, folder: Path, prefix: str, bytes_max: int, in_use: Gauge | None = None) -> None:
@@ -35,21 +37,21 @@ class SegmentPool:
     def size_bytes(self) -> int:
         return sum(segment.arena.size_bytes for segment in self._segments.values())
 
-    def allocate(self, size_bytes: int) -> Place | None:
-        """A place, or None when the limit or the memory file system allows no more: send the tensor another way."""
-        place = self._allocate(size_bytes)
-        self._show()
-        return place
+    def allocate(self, size_bytes: int) -> ShmSlice | None:
+        """Return a slice, or None if the limit or the memory file system allows no more: send the tensor inline."""
+        shm = self._allocate(size_bytes)
+        self._update_gauge()
+        return shm
 
-    def _show(self) -> None:
+    def _update_gauge(self) -> None:
         if self._in_use is not None:
             self._in_use.set(self.in_use_bytes)
 
-    def _allocate(self, size_bytes: int) -> Place | None:
+    def _allocate(self, size_bytes: int) -> ShmSlice | None:
         for segment in self._segments.values():
-            place = segment.allocate(size_bytes)
-            if place is not None:
-                return place
+            shm = segment.allocate(size_bytes)
+            if shm is not None:
+                return shm
         wanted = max(SEGMENT_BYTES, size_bytes + 64)
         left = self._bytes_max - self.size_bytes
         wanted = min(wanted, left)
@@ -62,21 +64,21 @@ class SegmentPool:
         self._segments[segment.name] = segment
         return segment.allocate(size_bytes)
 
-    def view(self, place: Place) -> memoryview:
-        """The bytes of a place, writable. Raises ValueError for a segment that is not of this pool."""
-        segment = self._segments.get(place.segment)
+    def view(self, shm: ShmSlice) -> memoryview:
+        """Return the bytes of a slice, writable. Raises ValueError for a segment that is not of this pool."""
+        segment = self._segments.get(shm.segment)
         if segment is None:
-            raise ValueError(f"no segment {place.segment}")
-        return segment.view[place.offset : place.offset + place.size_bytes]
+            raise ValueError(f"no segment {shm.segment}")
+        return segment.view[shm.offset : shm.offset + shm.size_bytes]
 
-    def free(self, place: Place) -> None:
-        """Give a place back; an empty segment goes too, unless it is the last one."""
-        segment = self._segments[place.segment]
-        segment.free(place)
+    def free(self, shm: ShmSlice) -> None:
+        """Free a slice, and remove its segment if that is empty and not the last one."""
+        segment = self._segments[shm.segment]
+        segment.free(shm)
         if not segment.arena.in_use_bytes and len(self._segments) > 1:
-            del self._segments[place.segment]
+            del self._segments[shm.segment]
             segment.close()
-        self._show()
+        self._update_gauge()
 
     def close(self) -> None:
         for segment in self._segments.values():

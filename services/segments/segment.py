@@ -1,7 +1,7 @@
 """A shared memory segment: a file on a memory file system, mapped by its owner (a gateway) and by workers.
 
-Plain files and mmap, not multiprocessing.shared_memory: its resource tracker removes a segment when any process that
-only attached to it exits (https://github.com/python/cpython/issues/82300).
+multiprocessing.shared_memory is not used: its resource tracker removes a segment when any process that only attached
+to it exits (https://github.com/python/cpython/issues/82300).
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from pathlib import Path
 
 from millstream.services.errors import Code, Failure
 from millstream.services.segments.arena import Arena
-from millstream.services.wire.batch import Place
+from millstream.services.wire.batch import ShmSlice
 
 
 def host_token(folder: Path) -> str:
-    """Equal for two processes exactly when a file that one makes in `folder` is the same file for the other.
+    """Return a token that is equal for two processes exactly if they share the files in `folder`.
 
-    The machine's boot and the file system behind the folder: containers that do not share it differ.
+    It names the machine's boot and the file system of the folder: containers that do not share it differ.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{folder.stat().st_dev}"
 
 
 class Segment:
-    """The owner's side: `size_bytes` of shared memory, handed out in places and given back by the owner alone."""
+    """The owner's side: `size_bytes` of shared memory, from which only the owner allocates slices.
+
+    Raises Failure(STORAGE) if the memory file system is full, or this process cannot create a file there.
+    """
 
     def __init__(self, folder: Path, name: str, size_bytes: int) -> None:
-        """Raises Failure(STORAGE) when the memory file system has no room or takes no file from us."""
         self.name = name
         self.arena = Arena(size_bytes)
         self._path = folder / name
@@ -41,16 +43,16 @@ class Segment:
             raise Failure(Code.STORAGE, f"no shared memory of {size_bytes} bytes in {folder}: {error}") from error
         self.view = memoryview(self._map)
 
-    def allocate(self, size_bytes: int) -> Place | None:
-        """A place for `size_bytes` bytes, or None when the segment is full."""
+    def allocate(self, size_bytes: int) -> ShmSlice | None:
+        """Return a slice of `size_bytes` bytes, or None if there is no room for it."""
         offset = self.arena.allocate(size_bytes)
-        return None if offset is None else Place(self.name, offset, size_bytes)
+        return None if offset is None else ShmSlice(self.name, offset, size_bytes)
 
-    def free(self, place: Place) -> None:
-        self.arena.free(place.offset)
+    def free(self, shm: ShmSlice) -> None:
+        self.arena.free(shm.offset)
 
     def close(self) -> None:
-        """Remove the segment. Views that are still used keep their memory until they are gone."""
+        """Remove the segment. Views that are still in use keep their memory."""
         with suppress(FileNotFoundError):
             self._path.unlink()
         self.view.release()
@@ -60,11 +62,11 @@ class Segment:
 
 
 def _create(path: Path, size_bytes: int) -> tuple[int, mmap.mmap]:
-    """A new file, locked and mapped. The lock is held while its owner lives: others tell a leftover by it."""
+    """Create, lock and map a file. Its owner keeps the lock until it ends; a file without lock is a leftover."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        # Reserved now: on a memory file system that is full, a sparse file would kill its writer with SIGBUS.
+        # Reserved now: when the memory file system is full, writing to a sparse file kills the process with SIGBUS.
         os.posix_fallocate(fd, 0, size_bytes)
         return fd, mmap.mmap(fd, 0)
     except OSError:
@@ -74,25 +76,25 @@ def _create(path: Path, size_bytes: int) -> tuple[int, mmap.mmap]:
 
 
 class Segments:
-    """A worker's side: segments of gateways, mapped when first needed and let go when their gateway is gone."""
+    """A worker's side: segments of gateways, mapped at first use and unmapped when their gateway has removed them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._maps: dict[str, memoryview] = {}
 
-    def view(self, place: Place) -> memoryview:
-        """The bytes of a place, writable. Raises Failure(UNAVAILABLE) when its gateway is gone."""
-        segment = self._maps.get(place.segment)
+    def view(self, shm: ShmSlice) -> memoryview:
+        """Return the bytes of a slice, writable. Raises Failure(UNAVAILABLE) if its gateway is gone."""
+        segment = self._maps.get(shm.segment)
         if segment is None:
-            segment = self._attach(place.segment)
-        if place.offset < 0 or place.offset + place.size_bytes > len(segment):
-            raise Failure(Code.INTERNAL, f"a place outside of segment {place.segment}")
-        return segment[place.offset : place.offset + place.size_bytes]
+            segment = self._attach(shm.segment)
+        if shm.offset < 0 or shm.offset + shm.size_bytes > len(segment):
+            raise Failure(Code.INTERNAL, f"a slice outside of segment {shm.segment}")
+        return segment[shm.offset : shm.offset + shm.size_bytes]
 
     def _attach(self, name: str) -> memoryview:
         if "/" in name:
             raise Failure(Code.INTERNAL, f"not the name of a segment: {name!r}")
-        self.forget_removed()  # also a worker that is never idle lets go of what gateways removed
+        self.forget_removed()  # here too, for a worker that is never idle
         try:
             fd = os.open(self._folder / name, os.O_RDWR)
         except OSError as error:
@@ -107,20 +109,20 @@ class Segments:
         return segment
 
     def forget_removed(self) -> None:
-        """Let go of segments whose owner removed them."""
+        """Unmap segments that their owner removed."""
         for name in [name for name in self._maps if not (self._folder / name).exists()]:
             del self._maps[name]
 
 
 def remove_leftovers(folder: Path, prefix: str) -> int:
-    """Remove segments `<prefix>.…` whose owner is dead; returns how many."""
+    """Remove segments `<prefix>.…` whose owner has ended; returns how many."""
     removed = 0
     for path in folder.glob(f"{glob.escape(prefix)}.*"):
         with suppress(OSError):
             fd = os.open(path, os.O_RDWR)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(fd).st_size:  # one that is just being made has its lock before it has a size
+                if os.fstat(fd).st_size:  # a new segment has its lock before it has a size
                     path.unlink()
                     removed += 1
             finally:

@@ -1,1 +1,1 @@
-"""What gateways and workers say to each other."""
+"""The messages between gateways and workers."""

@@ -1,16 +1,16 @@
 """The wire form of a batch and of the reply to it. Pure: bytes in, bytes out.
 
-    batch   u32 header length | msgpack header | padding | inline tensors, input by input, in each the rows in order
-    reply   u8 kind (0) | u32 header length | msgpack header | padding | inline tensors, output by output
+    batch   u32 header length | msgpack header | padding | inline tensors: input by input, rows in order
+    reply   u8 kind (0) | u32 header length | msgpack header | padding | inline tensors: output by output
     given up by the queue: u8 kind (1) | batch name
-    read by no worker: u8 kind (2) | batch name
+    unreadable for all workers: u8 kind (2) | batch name
 
-The padding lets the tensors begin at a multiple of ALIGN_BYTES, so that they are used where they lie.
+The padding aligns the tensors to ALIGN_BYTES, so that they are used without a copy.
 
-Both headers start with a format number. Gateways write the newest format of batches that all workers of a version read, as
-their records say, and each batch says which formats of replies its gateway reads. What a newer release appends to a
-header without another number is not read. A tensor lies inline or in a shared memory segment (its place). Requests of
-one batch have equal shapes but for their rows, so a whole input is one contiguous array that can run without a copy.
+Both headers start with a format number. Gateways write the newest batch format that all workers of a version read,
+according to their records, and each batch lists the reply formats that its gateway reads. Fields that a newer release
+appends to a header without a new number are ignored. A tensor is inline or in shared memory. Requests of a batch have
+equal shapes except for their rows, so a whole input is one contiguous array that can run without a copy.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-#: the formats that this release reads and writes, ascending
+#: The formats that this release reads and writes, ascending.
 BATCH_FORMATS: tuple[int, ...] = (3,)
 REPLY_FORMATS: tuple[int, ...] = (3,)
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
 KIND_UNREADABLE = 2
 ALIGN_BYTES = 8  # of the largest element
-AGAIN = (
-    "again"  # in place of an error's code: the request did not fit into the reply of its batch and runs again, alone
-)
-#: in place of an error's code: the run took longer than any should, and was ended; its like is refused for a while
+#: Instead of an error code: the request did not fit into the reply of its batch and runs again, alone.
+AGAIN = "again"
+#: Instead of an error code: the run took far too long and was terminated; equal requests are refused for a while.
 ENDLESS = "endless"
-ABSENT = (-1,)  # in place of the shape of an optional input that the requests did not bring
+ABSENT = (-1,)  # instead of the shape of an optional input that the requests do not have
 _U32 = struct.Struct("<I")
 _KIND_U32 = struct.Struct("<BI")
 _PADDING = tuple(bytes(-length % ALIGN_BYTES) for length in range(ALIGN_BYTES))  # by length before it, mod ALIGN_BYTES
@@ -41,7 +40,7 @@ _UNREADABLE = (struct.error, msgpack.UnpackException, TypeError, IndexError)  # 
 _pack = msgpack.Packer(use_bin_type=True).pack
 
 
-class Place(NamedTuple):
+class ShmSlice(NamedTuple):
     """Bytes in a shared memory segment."""
 
     segment: str
@@ -50,37 +49,27 @@ class Place(NamedTuple):
 
 
 class BatchInput(NamedTuple):
-    """One input of a batch. `inner`: the shape without the rows (the whole shape when the version does not batch).
+    """One input of a batch."""
 
-    `size_bytes`: of all requests together. `sizes`: per request, only for BYTES, whose elements differ in length.
-    `place`: where it lies; None: inline.
-    """
-
-    inner: tuple[int, ...]
-    size_bytes: int
-    sizes: list[int] | None
-    place: Place | None
+    inner: tuple[int, ...]  # shape without the rows; the whole shape when the version does not batch
+    size_bytes: int  # of all requests together
+    sizes: list[int] | None  # bytes per request, only for BYTES, whose elements differ in length
+    shm: ShmSlice | None  # where it is in shared memory; None: inline
 
 
 class BatchHeader(NamedTuple):
-    """What a worker needs to know of a batch. Times are milliseconds on Redis' clock.
-
-    `rows`: per request. `deadlines_ms`: per request. `inputs`: in the signature's order. `room`: a place for each
-    output, in the signature's order, where the worker may leave it; None: inline. `replies`: reply list of the gateway.
-    `blob`: name of the key that holds the inline tensors when they are too large for a script; "": they follow.
-    `probe`: nobody asked for it but the gateway itself. `reply_formats`: that the gateway reads.
-    """
+    """What a worker needs to know about a batch. Times are milliseconds on the Redis clock."""
 
     name: str
-    replies: bytes
+    replies: bytes  # reply list of the gateway
     created_ms: float
-    rows: list[int]
-    deadlines_ms: list[float]
-    inputs: list[BatchInput]
-    room: list[Place | None]
-    blob: str
-    probe: bool = False
-    reply_formats: tuple[int, ...] = REPLY_FORMATS
+    rows: list[int]  # per request
+    deadlines_ms: list[float]  # per request
+    inputs: list[BatchInput]  # in the signature's order
+    output_slots: list[ShmSlice | None]  # in the signature's order: where the worker may write an output; None: inline
+    blob: str  # name of the key with the inline tensors if they are too large for a script; "": they follow
+    probe: bool = False  # a readiness probe of the gateway itself
+    reply_formats: tuple[int, ...] = REPLY_FORMATS  # that the gateway reads
 
 
 class ReplyOutput(NamedTuple):
@@ -89,30 +78,24 @@ class ReplyOutput(NamedTuple):
     inner: tuple[int, ...]
     size_bytes: int
     sizes: list[int] | None
-    place: Place | None
+    shm: ShmSlice | None
 
 
 class ReplyHeader(NamedTuple):
-    """What came of a batch. Times in seconds. `failures`: request's position -> [code, message].
-
-    `queue_s`: from the batch's creation to the start of its run; `input_s`, `infer_s`, `output_s`: merging its inputs with
-    others', running, and giving each batch its outputs. `run_rows`: rows of the run that this batch was part of. `runs`:
-    rows of each run of the model that succeeded, in one of the replies to those who shared them; [] in the others.
-    `blob`: as in BatchHeader. `attempt`: of the lease; from the second on, another worker may still be at the batch.
-    """
+    """The result of a batch. Times are in seconds."""
 
     name: str
     worker: str
-    queue_s: float
-    input_s: float
-    infer_s: float
-    output_s: float
-    run_rows: int
-    runs: list[int]
-    failures: dict[int, list[str]]
+    queue_s: float  # from the creation of the batch to the start of its run
+    input_s: float  # merging its inputs with those of other batches
+    infer_s: float  # running the model
+    output_s: float  # splitting the outputs
+    run_rows: int  # rows of the run that this batch was part of
+    runs: list[int]  # rows of each successful run of the model, in one of the replies that share them; [] in the others
+    failures: dict[int, list[str]]  # position of a request -> [code, message]
     outputs: list[ReplyOutput]
-    blob: str
-    attempt: int = 1
+    blob: str  # as in BatchHeader
+    attempt: int = 1  # of the lease; from the second on, another worker may still run the batch
 
 
 class Unreadable(str):
@@ -122,9 +105,9 @@ class Unreadable(str):
 
 
 def agreed_format(formats: Sequence[int], readers: Sequence[Collection[int]]) -> int | None:
-    """The newest of `formats` that all `readers` read; where there is none, that most of them read; None: nobody reads any.
+    """Return the newest of `formats` that all `readers` read, else the one that most of them read.
 
-    Without readers, the newest.
+    Without readers it is the newest; None if no reader reads any.
     """
     votes = {number: sum(number in reader for reader in readers) for number in formats}
     best = max(formats, key=lambda number: (votes[number], number))
@@ -132,9 +115,9 @@ def agreed_format(formats: Sequence[int], readers: Sequence[Collection[int]]) ->
 
 
 def encode_batch(header: BatchHeader, tensors: Sequence[Any], format_: int | None = None) -> bytes:
-    """`tensors`: bytes-like parts of the inline inputs, in order (empty when they lie in a blob).
+    """Encode a batch in one of BATCH_FORMATS, the newest by default.
 
-    `format_`: one of BATCH_FORMATS; None: the newest.
+    `tensors` are bytes-like parts of the inline inputs, in order (empty when they are in a blob).
     """
     head = _pack((format_ or BATCH_FORMATS[-1], *header))
     length = len(head)
@@ -142,10 +125,10 @@ def encode_batch(header: BatchHeader, tensors: Sequence[Any], format_: int | Non
 
 
 def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
-    """Returns the header and the inline bytes. Raises ValueError for what is no batch, or of a format not known here."""
+    """Return the header and the inline bytes. Raises ValueError if it is no batch, or its format is unknown."""
     try:
         fields, inline = _split(memoryview(data), 4, BATCH_FORMATS)
-        name, replies, created, rows, deadlines, inputs, room, blob, probe, reply_formats, *_ = fields
+        name, replies, created, rows, deadlines, inputs, slots, blob, probe, reply_formats, *_ = fields
         return (
             BatchHeader(
                 name,
@@ -153,8 +136,8 @@ def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
                 created,
                 rows,
                 deadlines,
-                [BatchInput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in inputs],
-                [_place(place) for place in room],
+                [BatchInput(tuple(inner), size, sizes, _slice(shm)) for inner, size, sizes, shm in inputs],
+                [_slice(slot) for slot in slots],
                 blob,
                 probe,
                 tuple(reply_formats),
@@ -166,9 +149,9 @@ def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
 
 
 def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | None = None) -> bytes:
-    """`tensors`: bytes-like parts of the inline outputs, in order (empty when they lie in a blob).
+    """Encode a reply in one of REPLY_FORMATS, the newest by default.
 
-    `format_`: one of REPLY_FORMATS; None: the newest.
+    `tensors` are bytes-like parts of the inline outputs, in order (empty when they are in a blob).
     """
     head = _pack((format_ or REPLY_FORMATS[-1], *header))
     length = len(head)
@@ -176,13 +159,14 @@ def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | Non
 
 
 def encode_given_up(name: str) -> bytes:
-    """In place of a reply to batch `name`: each of its requests is to be tried alone."""
+    """Encode the message, instead of a reply to batch `name`, that each of its requests is to be tried alone."""
     return bytes([KIND_GIVEN_UP]) + name.encode()
 
 
 def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
-    """Returns the header and the inline bytes, or the name of a batch that the queue gave up (Unreadable: that was
-    read by no worker). Raises ValueError.
+    """Return the header and the inline bytes, or the name of a batch that the queue gave up. Raises ValueError.
+
+    The name is an `Unreadable` if no worker could read the batch.
     """
     try:
         if data[0] == KIND_GIVEN_UP:
@@ -204,7 +188,7 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
                 run_rows,
                 runs,
                 failures,
-                [ReplyOutput(tuple(inner), size, sizes, _place(place)) for inner, size, sizes, place in outputs],
+                [ReplyOutput(tuple(inner), size, sizes, _slice(shm)) for inner, size, sizes, shm in outputs],
                 blob,
                 attempt,
             ),
@@ -215,7 +199,7 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
 
 
 def _split(view: memoryview, start: int, formats: Sequence[int]) -> tuple[list[Any], memoryview]:
-    """The header that begins at `start`, after its length, and what follows the padding behind it."""
+    """Return the fields of the header that begins at `start`, and the bytes after the padding."""
     end = start + _U32.unpack_from(view, start - 4)[0]
     fields: Any = msgpack.unpackb(view[start:end], strict_map_key=False)
     if not isinstance(fields, list) or not fields:
@@ -225,5 +209,5 @@ def _split(view: memoryview, start: int, formats: Sequence[int]) -> tuple[list[A
     return fields[1:], view[end + -end % ALIGN_BYTES :]
 
 
-def _place(fields: list[Any] | None) -> Place | None:
-    return None if fields is None else Place(*fields)
+def _slice(fields: list[Any] | None) -> ShmSlice | None:
+    return None if fields is None else ShmSlice(*fields)

@@ -1,4 +1,4 @@
-"""What workers publish about themselves: short-lived records, renewed with every heartbeat. Pure."""
+"""The records that workers publish about themselves: they expire, and are renewed with every heartbeat. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ class State(StrEnum):
 
 
 class InstanceRecord(BaseModel):
-    """A variant loaded, or on its way, in one worker.
-
-    `profile`: rows of a run -> seconds, corrected as it runs. `rows_max`: the largest run this instance takes;
-    `rows_efficient`: more in one run gain next to nothing, or was not tried yet.
-    """
+    """A variant that one worker has loaded or is loading."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -39,17 +35,14 @@ class InstanceRecord(BaseModel):
     version: int
     state: State
     reason: str | None = None
-    profile: dict[int, float] = {}
-    rows_max: int = 1
-    rows_efficient: int = 1
+    profile: dict[int, float] = {}  # rows of a run -> seconds, corrected as it runs
+    rows_max: int = 1  # rows of the largest run
+    rows_efficient: int = 1  # more rows in one run gain next to nothing, or were not tried yet
     size_bytes: int = 0
 
 
 class WorkerRecord(BaseModel):
-    """A worker process. `host`: equal for processes that can share memory segments. `batch_formats`: that it reads.
-
-    `heartbeat`: of the last one, by the clock of whoever reads it: the board fills it in.
-    """
+    """A worker process."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -58,16 +51,16 @@ class WorkerRecord(BaseModel):
     device: str
     backend: str
     pid: int
-    host: str
+    host: str  # equal for processes that can share memory segments
     started: float
-    heartbeat: float = 0.0
-    batch_formats: tuple[int, ...] = ()
+    heartbeat: float = 0.0  # of the last one, on the clock of the reader: ClusterState sets it
+    batch_formats: tuple[int, ...] = ()  # that the worker reads
     instances: tuple[InstanceRecord, ...] = ()
 
     @field_validator("instances", mode="before")
     @classmethod
     def _leave_out_unreadable(cls, instances: object) -> object:
-        """An instance in a state that this release does not know is left out: the others serve."""
+        """Leave out an instance in a state that this release does not know: the others serve."""
         return readable_instances(instances) if isinstance(instances, list) else instances
 
 
@@ -75,5 +68,5 @@ _STATES = frozenset(State)
 
 
 def readable_instances(instances: list[Any]) -> list[Any]:
-    """Those of a record's instances whose states this release knows. Wrong types are left for the validation to refuse."""
-    return [one for one in instances if not isinstance(one, dict) or one.get("state") in _STATES]
+    """Return the instances whose state this release knows; wrong types stay, for the validation to refuse."""
+    return [item for item in instances if not isinstance(item, dict) or item.get("state") in _STATES]

@@ -1,6 +1,6 @@
-"""What a worker is called in Redis: its pool and index, and what tells this process from every other.
+"""Worker ids: the pool and index of a worker, and a start id that is unique for each start of its process.
 
-A supervisor, which says so when it sees a worker die, gives the worker that part; one that was started alone draws it.
+A supervisor chooses the start id, so that it can report the worker's death; a worker that was started alone draws one.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import secrets
 
 
 def new_start() -> str:
-    """What tells one start of a process from all others, on any machine and in any container."""
+    """Return an id for one start of a process, unique on all machines and in all containers."""
     return secrets.token_hex(8)
 
 
 def worker_id(name: str, start: str) -> str:
-    """`name`: its pool and index. `start`: from `new_start`."""
+    """Return the id of a worker whose `name` is POOL-INDEX and whose `start` comes from `new_start`."""
     return f"{name}-{start}"
 
 
 def pool_of(worker: str) -> str:
-    """The pool of a worker that a supervisor started: its name there is POOL-NUMBER."""
+    """Return the pool of a worker that a supervisor started: its name is POOL-NUMBER."""
     return worker.rsplit("-", 2)[0]

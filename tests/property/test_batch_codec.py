@@ -18,9 +18,9 @@ from millstream.services.wire.batch import (
     REPLY_FORMATS,
     BatchHeader,
     BatchInput,
-    Place,
     ReplyHeader,
     ReplyOutput,
+    ShmSlice,
     Unreadable,
     agreed_format,
     decode_batch,
@@ -34,7 +34,7 @@ STEADY = settings(deadline=None, derandomize=True)
 SIZES = st.integers(0, 2**63 - 1)
 NAMES = st.text(max_size=20)
 TIMES = st.floats(allow_nan=False)
-PLACES = st.none() | st.builds(Place, NAMES, SIZES, SIZES)
+PLACES = st.none() | st.builds(ShmSlice, NAMES, SIZES, SIZES)
 INNER = st.lists(SIZES, max_size=4).map(tuple)
 TENSOR = (INNER, SIZES, st.none() | st.lists(SIZES, max_size=4), PLACES)
 PARTS = st.lists(st.binary(max_size=40), max_size=4)

@@ -56,4 +56,4 @@ def test_any_number_of_forms_takes_bounded_memory() -> None:
     page = MetricsPage(MetricsRegistry(None, "gateway"))
     for version in range(20):
         page.render(f"application/openmetrics-text; version=1.{version}.0")
-    assert len(page._forms) <= 2
+    assert len(page._formats) <= 2

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from millstream.services.process.allocator import (
+    CHECKS_IDLE,
+    CHECKS_QUIET,
     GROWN_BYTES_MIN,
-    LOOKS_IDLE,
-    LOOKS_QUIET,
     RETRIES,
-    RETRY_LOOKS,
+    RETRY_CHECKS,
     IdleTrim,
 )
 
@@ -20,18 +20,18 @@ def looks(policy: IdleTrim, *, idle: bool, quiet: bool) -> int:
 def test_memory_goes_back_once_after_a_burst() -> None:
     policy = IdleTrim(START)
     assert not policy.due(idle=False, quiet=False)
-    assert looks(policy, idle=True, quiet=True) == LOOKS_IDLE
+    assert looks(policy, idle=True, quiet=True) == CHECKS_IDLE
     assert policy.grown(START + GROWN_BYTES_MIN)
     policy.trimmed(START + 5)
     assert not policy.grown(START + GROWN_BYTES_MIN), "what stayed is in use"
-    assert looks(policy, idle=True, quiet=True) == LOOKS_IDLE
+    assert looks(policy, idle=True, quiet=True) == CHECKS_IDLE
 
 
 def test_a_little_traffic_delays_it() -> None:
     policy = IdleTrim(START)
-    assert looks(policy, idle=False, quiet=True) == LOOKS_QUIET
+    assert looks(policy, idle=False, quiet=True) == CHECKS_QUIET
     assert not policy.due(idle=False, quiet=False)
-    assert looks(policy, idle=False, quiet=True) == LOOKS_QUIET
+    assert looks(policy, idle=False, quiet=True) == CHECKS_QUIET
 
 
 def test_a_process_that_shrank_may_grow_as_much_again() -> None:
@@ -48,7 +48,7 @@ def test_what_a_library_frees_late_goes_back_too() -> None:
     assert policy.grown(peak)
     policy.trimmed(peak)  # the library still held all of it
     trims = []
-    for look in range(1, 10 * RETRY_LOOKS * 4**RETRIES):
+    for look in range(1, 10 * RETRY_CHECKS * 4**RETRIES):
         if policy.due(idle=True, quiet=True) and policy.grown(peak):
             policy.trimmed(peak)
             trims.append(look)

@@ -25,7 +25,7 @@ from millstream.services.model.datatypes import BYTES, DATATYPES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import Segments
-from millstream.services.wire.batch import Place, ReplyHeader, ReplyOutput, decode_batch, decode_reply
+from millstream.services.wire.batch import ReplyHeader, ReplyOutput, ShmSlice, decode_batch, decode_reply
 from millstream.workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 from tests.kit.responders import NOBODY
 
@@ -192,7 +192,7 @@ def test_each_request_gets_its_own_rows_back(segments, folder, way, datatypes, i
     for i, outs in zip(alive, replies, strict=True):
         assert all(equal(out, value, kind) for out, value, kind in zip(outs, values[i], datatypes, strict=True))
     del outputs, replies
-    assert packed.segment_bytes == sum(tensor.size_bytes for tensor in lease.header.inputs if tensor.place)
+    assert packed.segment_bytes == sum(tensor.size_bytes for tensor in lease.header.inputs if tensor.shm)
     assert bool(packed.slices) <= (way == "shared")
     end.packer.free(packed.slices)
     assert segments.in_use_bytes == 0
@@ -231,7 +231,7 @@ def test_a_tensor_goes_through_shared_memory_from_its_size_on_and_only_if_all_wo
     assert packer.pack("a", b"r", [small], NOW, WALL_MS).slices == []
     packed = packer.pack("a", b"r", [large], NOW, WALL_MS)
     header, inline = decode_batch(packed.entry)
-    assert packed.slices == [header.inputs[0].place, header.room[0]]
+    assert packed.slices == [header.inputs[0].shm, header.output_slots[0]]
     assert (bytes(inline), packed.blob, packed.segment_bytes) == (b"", b"", 16)
     packer.free(packed.slices)
     alone = Packer(signature, None, 16)
@@ -244,7 +244,7 @@ def test_without_room_in_shared_memory_tensors_travel_inline(folder):
     packer.same_host = True
     one = request([floats(1, 2)], 2)
     header, inline = decode_batch(packer.pack("a", b"r", [one], NOW, WALL_MS).entry)
-    assert (header.inputs[0].place, header.room, bytes(inline)) == (None, [None], floats(1, 2).tobytes())
+    assert (header.inputs[0].shm, header.output_slots, bytes(inline)) == (None, [None], floats(1, 2).tobytes())
 
 
 def test_only_what_is_too_large_for_a_script_goes_into_a_blob(segments):
@@ -270,15 +270,15 @@ def test_room_for_outputs_whose_size_the_signature_does_not_say_is_learnt(segmen
     texts = np.array([[b"12345678"], [b"1234"]], dtype=object)
     two = [request([texts[:1]], 1), request([texts[1:]], 1)]
     packed, lease = end.lease(two)
-    assert lease.header.room == [None]
+    assert lease.header.output_slots == [None]
     end.reply(lease, [texts], two)
     end.packer.free(packed.slices)
     packed, lease = end.lease(two)
-    [place] = lease.header.room
+    [place] = lease.header.output_slots
     assert place is not None
     assert place.size_bytes == 2 * 10  # 8 + 4 bytes and two lengths, by two rows, rounded up
     header, replies = end.reply(lease, [texts], two)
-    assert header.outputs[0].place == Place(place.segment, place.offset, 20)
+    assert header.outputs[0].shm == ShmSlice(place.segment, place.offset, 20)
     assert [reply[0].array for reply in replies] == [[b"12345678"], [b"1234"]]
     end.packer.free(packed.slices)
 
@@ -289,10 +289,10 @@ def test_a_worker_whose_lease_is_over_does_not_touch_shared_memory(segments, fol
     packed, lease = end.lease([one])
     segments.view(packed.slices[1])[:] = b"untouche"
     header, [[output]] = end.reply(lease, [floats(3, 4)], [one])
-    assert header.outputs[0].place is None
+    assert header.outputs[0].shm is None
     assert np.asarray(output.array).tolist() == [[3], [4]]
     [_, room] = packed.slices
-    assert lease.header.room == [room]
+    assert lease.header.output_slots == [room]
     assert bytes(segments.view(room)) == b"untouche"
     end.packer.free(packed.slices)
 
@@ -303,7 +303,7 @@ def test_an_output_larger_than_its_room_travels_inline(segments, folder):
     packed, lease = end.lease([one])
     wide = np.arange(3, dtype=np.float32).reshape(1, 3)
     header, [[output]] = end.reply(lease, [wide], [one])
-    assert (header.outputs[0].place, output.shape) == (None, (1, 3))
+    assert (header.outputs[0].shm, output.shape) == (None, (1, 3))
     end.packer.free(packed.slices)
 
 
@@ -331,7 +331,7 @@ BROKEN = {
     "too few rows": lambda out: [out._replace(size_bytes=4)],
     "not a whole element": lambda out: [out._replace(size_bytes=7)],
     "another shape": lambda out: [out._replace(inner=(2,))],
-    "bytes of nowhere": lambda out: [out._replace(place=Place("gone", 0, 8))],
+    "bytes of nowhere": lambda out: [out._replace(shm=ShmSlice("gone", 0, 8))],
 }
 
 
@@ -366,7 +366,7 @@ def test_tensors_that_are_gone_are_an_error_of_the_batch(segments, folder, lost)
     elif lost == "input":
         lease.header.inputs.pop()
     else:
-        lease.header.inputs[0] = lease.header.inputs[0]._replace(place=Place("gone", 0, 4))
+        lease.header.inputs[0] = lease.header.inputs[0]._replace(shm=ShmSlice("gone", 0, 4))
     with pytest.raises((ValueError, Failure)):
         input_arrays(lease, end.signature, end.segments)
     end.packer.free(packed.slices)

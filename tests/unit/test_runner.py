@@ -20,7 +20,7 @@ from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.queue.clock import RedisClock
 from millstream.services.segments.segment import Segments
-from millstream.services.wire.batch import BatchHeader, BatchInput, Place, encode_batch
+from millstream.services.wire.batch import BatchHeader, BatchInput, ShmSlice, encode_batch
 from millstream.services.wire.records import State
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Array, Instance, OutOfMemory
@@ -304,7 +304,7 @@ def test_a_model_that_mixes_rows_is_found_out():
 def test_leases_whose_tensors_are_gone_do_not_harm_the_others(echo):
     held = echo()
     lost = lease([1], [2])
-    lost.header.inputs[0] = lost.header.inputs[0]._replace(place=Place("no-such-segment", 0, 8))
+    lost.header.inputs[0] = lost.header.inputs[0]._replace(shm=ShmSlice("no-such-segment", 0, 8))
     empty = lease([3])
     empty.inline = memoryview(b"")  # its blob has expired
     results = run([lost, lease([4]), empty], held, SEGMENTS, CLOCK)

@@ -18,7 +18,7 @@ from millstream.services.errors import Code, Failure
 from millstream.services.segments import pool as pool_module
 from millstream.services.segments.pool import SEGMENT_BYTES, SegmentPool
 from millstream.services.segments.segment import Segment, Segments, host_token, remove_leftovers
-from millstream.services.wire.batch import Place
+from millstream.services.wire.batch import ShmSlice
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -126,21 +126,21 @@ def test_giving_back_twice_shows(folder):
 def test_a_place_of_no_segment_is_refused(folder):
     owner, worker = SegmentPool(folder, "a", SEGMENT_BYTES), Segments(folder)
     with pytest.raises(ValueError, match="no segment b-1"):
-        owner.view(Place("b-1", 0, 1))
+        owner.view(ShmSlice("b-1", 0, 1))
     for name, code in (("b-1", Code.UNAVAILABLE), ("../a", Code.INTERNAL), ("..", Code.UNAVAILABLE)):
         with pytest.raises(Failure) as failure:
-            worker.view(Place(name, 0, 1))
+            worker.view(ShmSlice(name, 0, 1))
         assert failure.value.code is code
     (folder / "empty").touch()
     with pytest.raises(Failure, match="cannot be mapped"):
-        worker.view(Place("empty", 0, 1))
+        worker.view(ShmSlice("empty", 0, 1))
 
 
 @pytest.mark.parametrize(("offset", "size_bytes"), [(-1, 10), (4090, 7), (4097, 0), (0, 4097)])
 def test_a_worker_reads_and_writes_inside_the_segment_only(folder, offset, size_bytes):
     segment = Segment(folder, "a-1", 4096)
     with pytest.raises(Failure, match="outside"):
-        Segments(folder).view(Place("a-1", offset, size_bytes))
+        Segments(folder).view(ShmSlice("a-1", offset, size_bytes))
     segment.close()
 
 
@@ -160,7 +160,7 @@ def test_a_worker_lets_go_of_what_its_owner_removed_also_if_it_is_never_idle(fol
     worker = Segments(folder)
     for number in range(20):
         segment = Segment(folder, f"a-{number}", 4096)
-        worker.view(Place(segment.name, 0, 1))
+        worker.view(ShmSlice(segment.name, 0, 1))
         segment.close()
     assert removed_maps(folder) == 1
     worker.forget_removed()
