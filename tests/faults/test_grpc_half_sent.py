@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any, Self
 
 import grpc
@@ -138,6 +140,32 @@ def test_many_connections_that_hold_little_share_the_budget_too(stack: Stack) ->
     )
     for connection in connections:
         connection.close()
+
+
+def test_half_sent_bodies_of_http_count_in_the_same_budget(stack: Stack) -> None:
+    """On the fast path, on a route of another protocol, on a route that loads files, and over gRPC."""
+
+    part = 8 * MIB
+
+    def counted(bodies: int) -> bool:
+        return stack.metrics().value("millstream_receiving_bytes") >= bodies * part
+
+    address = (stack.http.base_url.host, stack.http.base_url.port)
+    paths = ("/v2/models/small/infer", "/v1/models/small:predict", "/v2/repository/models/small/load")
+    with ExitStack() as open_now:
+        for count, path in enumerate(paths, 1):
+            client = open_now.enter_context(socket.create_connection(address))
+            client.sendall(
+                b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), 2 * part)
+            )
+            client.sendall(bytes(part))
+            wait_until(partial(counted, count), WAIT_S, f"{path} counts")
+        connection = open_now.enter_context(http2.Connection(port(stack)))
+        stream = connection.begin(http2.INFER)
+        assert connection.give(stream, http2.prefix(2 * part))
+        connection.give(stream, bytes(part))
+        wait_until(lambda: counted(len(paths) + 1), WAIT_S, "gRPC counts")
+    wait_until(lambda: stack.metrics().value("millstream_receiving_bytes") == 0, WAIT_S, "nothing is counted for them")
 
 
 def test_unary_calls_that_stop_end_in_time_and_streams_may_be_silent(stack: Stack) -> None:

@@ -105,6 +105,18 @@ async def test_limits(client: httpx.AsyncClient) -> None:
         assert (await client.post(path, content=b" " * (2 << 20))).status_code == 413
 
 
+async def test_files_of_a_load_count_in_the_receive_budget(application: Application, client: httpx.AsyncClient) -> None:
+    application.receive_budget.bytes_max = 100_000
+    body = {"parameters": {"config": " " * 200_000}}
+    reply = await client.post(LOAD, json=body)
+    assert reply.status_code == 503
+    assert "100000 bytes are being received" in reply.json()["error"]
+    assert application.receive_budget.bytes == 0
+    application.receive_budget.bytes_max = 1 << 20
+    assert (await client.post(LOAD, json=body)).status_code == 400
+    assert application.receive_budget.bytes == 0
+
+
 async def test_unknown_models_are_unloaded_without_complaint(client: httpx.AsyncClient) -> None:
     for name in ("nope", "n", ".x"):
         reply = await client.post(f"/v2/repository/models/{name}/unload")

@@ -56,10 +56,11 @@ async def read_body(request: Request, bytes_max: int) -> bytes:
     when the bodies that are being received exceed the receive budget.
     """
     with deps_of(request).receive_budget.reserve() as held:
-        return await _read(request, bytes_max, held)
+        return await read_reserved(request, bytes_max, held)
 
 
-async def _read(request: Request, bytes_max: int, held: BodyReservation) -> bytes:
+async def read_reserved(request: Request, bytes_max: int, held: BodyReservation) -> bytes:
+    """Read the body as `read_body` does. It counts in the receive budget until `held` ends."""
     if declared_bytes(request) > bytes_max:
         raise too_large(bytes_max)
     chunks: list[bytes] = []
@@ -91,7 +92,7 @@ async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
     """
     bytes_max = deps.settings.request_bytes_max
     with deps.receive_budget.reserve() as held:
-        body = await _read(request, bytes_max, held)
+        body = await read_reserved(request, bytes_max, held)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
             held.grow(inflated_bytes_max(len(body), bytes_max))

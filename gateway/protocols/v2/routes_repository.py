@@ -10,7 +10,8 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Query, Request
 
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.protocols.http.body import declared_bytes
+from millstream.gateway.connection.receive_budget import BodyReservation
+from millstream.gateway.protocols.http.body import read_body, read_reserved
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.tensors.json_document import parse_json
@@ -56,7 +57,7 @@ _UNLOAD = _body(
     openapi_extra=_body({"ready": {"type": "boolean"}}, {"ready": True}),
 )
 async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
-    ready = (await _document(request, SMALL_BYTES_MAX)).get("ready", False)
+    ready = (await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)).get("ready", False)
     if not isinstance(ready, bool):
         raise invalid("ready: true or false is wanted")
     return [_entry(entry) for entry in deps.control.index(ready=ready)]
@@ -78,8 +79,9 @@ async def load(
         bool, Query(description="Try again what ended the processes that loaded it, or took too long.")
     ] = True,
 ) -> dict[str, Any]:
-    given = await _given(request, deps.settings.upload_bytes_max)
-    await deps.control.load(model, given.config, given.files, retry=retry)
+    with deps.receive_budget.reserve() as held:  # the files stay in memory until the load has ended
+        given = await _given(request, deps.settings.upload_bytes_max, held)
+        await deps.control.load(model, given.config, given.files, retry=retry)
     return {"name": model, "load": True}
 
 
@@ -91,7 +93,8 @@ async def load(
     openapi_extra=_UNLOAD,
 )
 async def unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
-    for name, value in _parameters(await _document(request, SMALL_BYTES_MAX)).items():
+    document = await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)
+    for name, value in _parameters(document).items():
         if name != "unload_dependents" or not isinstance(value, bool):
             raise invalid(f"parameter {name[:80]!r}: only unload_dependents, true or false, is known")
     await deps.control.unload(model)
@@ -110,10 +113,11 @@ class _Given(NamedTuple):
     files: dict[str, bytes]
 
 
-async def _given(request: Request, files_bytes_max: int) -> _Given:
-    """Read `config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE."""
+async def _given(request: Request, files_bytes_max: int, held: BodyReservation) -> _Given:
+    """Read `config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE, UNAVAILABLE (receive budget)."""
     # Base64 has four characters for three bytes.
-    document = await _document(request, min(LOAD_BYTES_MAX, files_bytes_max // 3 * 4 + CONFIG_BYTES_MAX))
+    bytes_max = min(LOAD_BYTES_MAX, files_bytes_max // 3 * 4 + CONFIG_BYTES_MAX)
+    document = await _document(await read_reserved(request, bytes_max, held), bytes_max)
     return await asyncio.to_thread(_load_parameters, _parameters(document), files_bytes_max)
 
 
@@ -155,18 +159,11 @@ def _parameters(document: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-async def _document(request: Request, bytes_max: int) -> dict[str, Any]:
-    """Read the body, a JSON object; an empty body is {}. Raises Failure: INVALID, TOO_LARGE."""
-    if declared_bytes(request) > bytes_max:
-        raise too_large(bytes_max)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise too_large(bytes_max)
+async def _document(body: bytes, bytes_max: int) -> dict[str, Any]:
+    """Parse the body, a JSON object; an empty body is {}. Raises Failure: INVALID, TOO_LARGE."""
     if not body:
         return {}
-    return await asyncio.to_thread(parse_json, bytes(body), JsonLimits(bytes_max, _VALUES_MAX))
+    return await asyncio.to_thread(parse_json, body, JsonLimits(bytes_max, _VALUES_MAX))
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:
