@@ -94,7 +94,7 @@ class Version(BaseModel):
             inputs=[Tensor.of(spec) for spec in manifest.signature.inputs],
             outputs=[Tensor.of(spec) for spec in manifest.signature.outputs],
             notes=list(manifest.notes),
-            instances=[VersionInstance.of(replica) for replica in view.placed],
+            instances=[VersionInstance.of(replica) for replica in view.replicas],
         )
 
 
@@ -121,7 +121,7 @@ def published(manifest: Manifest, snapshot: Snapshot) -> Version:
     model = snapshot.models.get(manifest.model)
     view = model.versions.get(manifest.version) if model else None
     if view is None or view.manifest.content_id != manifest.content_id:
-        view = VersionView(manifest=manifest, state=State.PENDING, reason=None, placed=())
+        view = VersionView(manifest=manifest, state=State.PENDING, reason=None, replicas=())
     return Version.of(view, active=model is not None and model.active == manifest.version)
 
 

@@ -218,12 +218,12 @@ class Catalog:
                 log.exception("an event could not be handled")
 
 
-def _version(manifest: Manifest, verdict: Verdict, placed: tuple[Replica, ...], *, loaded: bool) -> VersionView:
+def _version(manifest: Manifest, verdict: Verdict, replicas: tuple[Replica, ...], *, loaded: bool) -> VersionView:
     if not loaded:
-        return VersionView(manifest, State.UNLOADED, None, placed, verdict)
-    states = {at.instance.state for at in placed}
+        return VersionView(manifest, State.UNLOADED, None, replicas, verdict)
+    states = {at.instance.state for at in replicas}
     state = next((state for state in _BEST_FIRST if state in states), State.PENDING)
     if verdict.failed and state is not State.READY:  # workers that have it loaded keep it
-        return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
-    reason = next((at.instance.reason for at in placed if at.instance.state is state and at.instance.reason), None)
-    return VersionView(manifest, state, reason, placed, verdict)
+        return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict)
+    reason = next((at.instance.reason for at in replicas if at.instance.state is state and at.instance.reason), None)
+    return VersionView(manifest, state, reason, replicas, verdict)

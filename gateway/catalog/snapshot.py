@@ -55,7 +55,7 @@ class VersionView:
     manifest: Manifest
     state: State
     reason: str | None  # why it is FAILED
-    placed: tuple[Replica, ...]
+    replicas: tuple[Replica, ...]
     verdict: Verdict = NO_VERDICT  # what running the version has shown
 
     @property

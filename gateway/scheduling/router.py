@@ -215,14 +215,14 @@ class Router:
         return self._contexts[pool]
 
     def _update_instances(self, lane: Lane, view: VersionView) -> None:
-        ready = [replica for replica in view.placed if replica.instance.state is State.READY]
+        ready = [replica for replica in view.replicas if replica.instance.state is State.READY]
         batch_format = agreed_format(BATCH_FORMATS, [replica.worker.batch_formats for replica in ready])
         unread = _UNREAD if ready and batch_format is None else None
         ready = [replica for replica in ready if batch_format in replica.worker.batch_formats]
         # Each worker measures by itself: take the profile of the one that has measured most sizes.
         knows = max(ready, key=lambda replica: max(replica.instance.profile, default=0)).instance if ready else None
         profile = Profile(knows.profile if knows is not None else {})
-        same_host = bool(ready) and all(replica.worker.host == self._host for replica in view.placed)
+        same_host = bool(ready) and all(replica.worker.host == self._host for replica in view.replicas)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unservable.get(lane.content_id) or unread
         rows = knows.rows_efficient if knows is not None else 1

@@ -1,7 +1,7 @@
-"""From a model's folder and a configuration to the manifests that are to serve.
+"""candidates: a model's folder and a configuration -> the manifest of a version to serve.
 
-ModelFolder ─> same files, same configuration as now? ─yes─> the manifest that serves now
-                                                      ─no──> check (in the sandbox) ─> to_model_config ─> a new Manifest
+files and configuration as in the serving manifest? ─yes─> that manifest
+                                                    ─no──> check (in the sandbox) ─> signature, config ─> a new one
 """
 
 from __future__ import annotations
@@ -25,24 +25,28 @@ from millstream.services.triton_config.to_signature import client_signature, req
 
 
 class Candidate(NamedTuple):
-    """A version to serve. `served`: its model file below `folder`. `origin`: None for an uploaded version's own folder.
-
-    `now`: the manifest that serves it now. `digest`: of the upload; None: of the files as they are.
-    """
+    """A version to serve, and its files."""
 
     model: str
     version: int
     folder: Path
-    served: str
-    origin: str | None
-    now: Manifest | None
-    digest: str | None = None
+    served: str  # path of the model file below `folder`
+    origin: str | None  # the folder that it is served from in place; None: that of an uploaded version
+    now: Manifest | None  # the manifest that serves it now
+    digest: str | None = None  # of the upload; None: to be computed from the files
 
 
 async def manifest_of(candidate: Candidate, given: ParsedConfig, pool: str, settings: Settings) -> Manifest:
-    """The manifest for a version: the one that serves now if nothing has changed. Raises Failure.
+    """Return the manifest of a version: the one that serves now if nothing has changed.
 
-    `pool`: which one serves it if the configuration names no kind of device.
+    Args:
+        candidate: The version.
+        given: Its configuration.
+        pool: Serves the version if the configuration names no kind of device.
+        settings: Limits of the check.
+
+    Raises:
+        Failure: The version or its configuration cannot be served.
     """
     now = candidate.now
     if now is not None and await asyncio.to_thread(_unchanged, candidate, now, given, pool):
@@ -50,14 +54,14 @@ async def manifest_of(candidate: Candidate, given: ParsedConfig, pool: str, sett
     rows_max = given.message.max_batch_size or ROWS_MAX_DEFAULT
     checked = await check_in_place(candidate.folder, candidate.served, requested_batching(given), settings, rows_max)
     signature = client_signature(given, checked.signature, checked.notes)
-    how = to_model_config(given, signature, pool)
+    translated = to_model_config(given, signature, pool)
     batching = checked.batching if signature.batching else _off(checked)
     checked = checked.model_copy(update={"signature": signature, "batching": batching})
-    return await asyncio.to_thread(_manifest, candidate, given, checked, how)
+    return await asyncio.to_thread(_manifest, candidate, given, checked, translated)
 
 
 def _off(checked: CheckedModel) -> Batching:
-    """Why each request runs alone: the check says it, or else the configuration."""
+    """Return why the version does not batch: the reason of the check if it has one, else the configuration."""
     if checked.batching.decided == "off":
         return checked.batching
     return Batching(decided="off", reason="the configuration says so")
@@ -70,13 +74,15 @@ def _unchanged(candidate: Candidate, now: Manifest, given: ParsedConfig, pool: s
         if to_model_config(given, now.signature, pool).config != now.config:
             return False
         return all(describe_file(candidate.folder, file.path) == file for file in now.files)
-    except (Failure, OSError):  # the check says what is wrong
+    except (Failure, OSError):  # the check will say what is wrong
         return False
 
 
-def _manifest(candidate: Candidate, given: ParsedConfig, checked: CheckedModel, how: TranslatedConfig) -> Manifest:
-    files = _files(candidate, checked, how.config)
-    check_labels(how.config, checked.signature, candidate.folder)
+def _manifest(
+    candidate: Candidate, given: ParsedConfig, checked: CheckedModel, translated: TranslatedConfig
+) -> Manifest:
+    files = _files(candidate, checked, translated.config)
+    check_labels(translated.config, checked.signature, candidate.folder)
     return Manifest(
         model=candidate.model,
         version=candidate.version,
@@ -85,12 +91,12 @@ def _manifest(candidate: Candidate, given: ParsedConfig, checked: CheckedModel, 
         served=checked.served,
         files=files,
         signature=checked.signature,
-        config=how.config,
+        config=translated.config,
         opset=checked.opset,
         ir_version=checked.ir_version,
         producer=checked.producer,
         batching=checked.batching,
-        notes=(*checked.notes, *how.notes),
+        notes=(*checked.notes, *translated.notes),
         origin=candidate.origin,
         triton=given.document(),
     )
@@ -98,19 +104,19 @@ def _manifest(candidate: Candidate, given: ParsedConfig, checked: CheckedModel, 
 
 def _files(candidate: Candidate, checked: CheckedModel, config: ModelConfig) -> tuple[SourceFile, ...]:
     paths = [*checked.files, *(path for path in referenced_files(config) if path not in checked.files)]
-    found = []
+    files = []
     for path in paths:
         if not (candidate.folder / path).is_file():
             raise invalid(f"there is no file {path} in the model's folder, which the configuration names")
         try:
-            found.append(describe_file(candidate.folder, path))
+            files.append(describe_file(candidate.folder, path))
         except OSError as error:
             raise Failure(Code.INVALID, f"{path} cannot be read: {error.strerror or error}") from error
-    return tuple(found)
+    return tuple(files)
 
 
 def _digest(files: tuple[SourceFile, ...]) -> str:
-    """One for all files; that of an only file is its own."""
+    """Return one digest for all files. That of a single file is the file's own."""
     if len(files) == 1:
         return files[0].sha256
     lines = "".join(f"{file.sha256}  {file.path}\n" for file in files)

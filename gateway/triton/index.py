@@ -1,4 +1,4 @@
-"""The index of the model repository: every version that is known and its state, in Triton's words. Pure."""
+"""index: all known versions and their states, in the words of Triton's repository index. Pure."""
 
 from __future__ import annotations
 
@@ -10,34 +10,40 @@ from millstream.services.wire.records import State
 
 READY, UNAVAILABLE, LOADING, UNLOADING = "READY", "UNAVAILABLE", "LOADING", "UNLOADING"
 _STATES = {State.READY: READY, State.FAILED: UNAVAILABLE}
-_ON_THE_WAY = {State.LOADING, State.WARMING}
+_BEING_LOADED = {State.LOADING, State.WARMING}
 
 
 def entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]) -> list[IndexEntry]:
-    """`names`: models of the folders that are served in place. `loading`: models that a load is under way for."""
-    on_trial = {
+    """Return the entries of the index.
+
+    Args:
+        snapshot: Has the published versions.
+        names: Models of the repositories that are served in place, loaded or not.
+        loading: Models that are being loaded.
+    """
+    being_loaded = {
         (instance.model, instance.version)
         for worker in snapshot.workers
         for instance in worker.instances
-        if instance.state in _ON_THE_WAY
+        if instance.state in _BEING_LOADED
     }
-    found: list[IndexEntry] = []
+    index: list[IndexEntry] = []
     for name in sorted({*snapshot.models, *names, *loading}):
         view = snapshot.models.get(name)
-        of_model = list(_of(view, on_trial)) if view is not None else []
+        of_model = list(_of(view, being_loaded)) if view is not None else []
         if of_model:
-            found += of_model
+            index += of_model
         elif name in loading:
-            found.append(IndexEntry(name, "", LOADING))
+            index.append(IndexEntry(name, "", LOADING))
         else:
-            found.append(IndexEntry(name))
-    return found
+            index.append(IndexEntry(name))
+    return index
 
 
-def _of(model: ModelView, on_trial: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
+def _of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
     for number, view in sorted(model.versions.items()):
         state, reason = _state(view)
-        if state == UNAVAILABLE and (model.name, number) in on_trial:
+        if state == UNAVAILABLE and (model.name, number) in being_loaded:
             state, reason = LOADING, ""
         yield IndexEntry(model.name, str(number), state, reason or model.failure)
     if not model.versions and model.failure:
@@ -46,5 +52,5 @@ def _of(model: ModelView, on_trial: Collection[tuple[str, int]]) -> Iterator[Ind
 
 def _state(view: VersionView) -> tuple[str, str]:
     if not view.loaded:
-        return (UNLOADING if view.placed else UNAVAILABLE), "unloaded"
+        return (UNLOADING if view.replicas else UNAVAILABLE), "unloaded"
     return _STATES.get(view.state, LOADING), view.reason or ""

@@ -1,6 +1,6 @@
-"""Triton's extensions of v2 as values and interfaces: what its REST routes and its gRPC calls both stand on. Pure.
+"""interfaces: Triton's extensions of v2 as values and interfaces, for its REST routes and its gRPC calls. Pure.
 
-Nothing here knows a protocol; every operation raises Failure, and the adapters give that the status of its code.
+Nothing here knows a protocol. Every operation raises Failure, and each adapter gives it the status of its code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.services.trace_settings import TraceValues
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """So many events, and how long they took together."""
+    """A number of events, and the time that they took together."""
 
     count: int = 0
     ns: int = 0
@@ -34,16 +34,13 @@ class BatchStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatistics:
-    """What one version did since it was loaded, in all gateways. `last_inference_ms`: since the epoch; 0: never.
-
-    `inference_count`: rows of successful requests; `execution_count`: runs of the model.
-    """
+    """Counts and times of one version since it was loaded, over all gateways."""
 
     name: str
     version: str
-    last_inference_ms: int = 0
-    inference_count: int = 0
-    execution_count: int = 0
+    last_inference_ms: int = 0  # since the epoch; 0: never
+    inference_count: int = 0  # rows of successful requests
+    execution_count: int = 0  # runs of the model
     success: Duration = Duration()
     fail: Duration = Duration()
     queue: Duration = Duration()
@@ -56,7 +53,11 @@ class ModelStatistics:
 
 class Statistics(Protocol):
     async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
-        """Of one version, of all loaded versions of a model, or of all models. Raises Failure(INVALID) where there is none."""
+        """Return the statistics of a version, of all loaded versions of a model, or of all models.
+
+        Raises:
+            Failure: INVALID where there is none.
+        """
 
 
 # --- model repository ---
@@ -64,27 +65,30 @@ class Statistics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """`state`: READY, UNAVAILABLE, LOADING, UNLOADING; `version` and `state` are "" for a model that was never loaded."""
+    """A version in the index of the model repository, or a model without versions."""
 
     name: str
-    version: str = ""
-    state: str = ""
+    version: str = ""  # "" for a model that was never loaded
+    state: str = ""  # READY, UNAVAILABLE, LOADING, UNLOADING; "" for a model that was never loaded
     reason: str = ""
 
 
 class ModelLoader(Protocol):
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        """What the repository holds; `ready`: only what answers requests."""
+        """Return every model and version; with `ready`, only those that answer."""
 
     async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
-        """Load or load again, and return when it serves. `config`: a ModelConfig as JSON text.
+        """Load a model, or load it again, and return when it serves. On Failure, what served before still serves.
 
-        `files`: path below the model's folder ("1/model.onnx") -> content; they make up the whole folder.
-        A load that fails leaves what served before serving.
+        Args:
+            model: Its name.
+            config: A ModelConfig as JSON text; None: the model's own.
+            files: Content by path below the model's folder ("1/model.onnx"); they make up the whole folder.
+            retry: Try again versions that workers refuse to load.
         """
 
     async def unload(self, model: str) -> None:
-        """Stop serving it; what is on its way is still answered. Unknown models are no error."""
+        """Stop serving a model. Requests in flight are still answered. An unknown model is no error."""
 
 
 # --- model configuration ---
@@ -92,9 +96,10 @@ class ModelLoader(Protocol):
 
 class Configurations(Protocol):
     def of(self, model: str, version: str | None) -> dict[str, Any]:
-        """A served version's ModelConfig in JSON form: proto field names, numbers as numbers, defaults written out.
+        """Return the ModelConfig of a version that serves, in JSON form: proto field names, defaults written out.
 
-        Raises Failure(NOT_FOUND).
+        Raises:
+            Failure: NOT_FOUND.
         """
 
 
@@ -103,25 +108,25 @@ class Configurations(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """`key`: the name for shm_open; `offset` and `size_bytes`: the part of it that may be used."""
+    """Shared memory of a client, registered under a name."""
 
     name: str
-    key: str
-    offset: int
-    size_bytes: int
+    key: str  # the name for shm_open
+    offset: int  # start of the part that may be used
+    size_bytes: int  # of that part
 
 
 class MemoryRegistry(Protocol):
-    """Raises Failure(UNSUPPORTED) unless the server allows clients' shared memory."""
+    """The registered shared memory of clients. Methods raise Failure(UNSUPPORTED) unless the server allows it."""
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
-        """Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
+        """Register a region. Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
 
     def unregister(self, name: str | None) -> None:
-        """Forget a region, or all of them; an unknown name is no error."""
+        """Unregister a region; None: all regions. An unknown name is no error."""
 
     def regions(self, name: str | None) -> list[Region]:
-        """Raises Failure(NOT_FOUND) for a name that is not registered."""
+        """Return a region; None: all regions. Raises Failure(NOT_FOUND) for an unknown name."""
 
 
 # --- trace and logging ---
@@ -131,15 +136,24 @@ LogValues = dict[str, str | int | bool]
 
 class TraceSettings(Protocol):
     def get(self, model: str | None) -> TraceValues:
-        """Settings in force: trace_level as a list, all else strings. Raises Failure(INVALID): no such model."""
+        """Return the settings in force, global or of a model: trace_level as a list, the others as strings.
+
+        Raises:
+            Failure: INVALID: no such model.
+        """
 
     def update(self, model: str | None, values: Mapping[str, Any]) -> TraceValues:
-        """Change some: strings, or lists of strings; None clears a model's own value, so that the global one counts."""
+        """Change some settings, and return those in force.
+
+        Args:
+            model: Whose settings; None: the global ones.
+            values: Strings, or lists of strings; None clears a value, so that the global one or the default counts.
+        """
 
 
 class LogSettings(Protocol):
     def get(self) -> LogValues:
-        """log_file, log_info, log_warning, log_error, log_verbose_level, log_format."""
+        """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
 
     def update(self, values: Mapping[str, Any]) -> LogValues:
-        """Change some. Raises Failure(UNSUPPORTED) for log_file, Failure(INVALID) for what is no such setting or value."""
+        """Change some settings, and return all. Raises Failure: UNSUPPORTED for log_file, INVALID for unknown ones."""

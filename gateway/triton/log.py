@@ -1,4 +1,4 @@
-"""Log settings of the gateways, changed while they run. In force in all gateways of the machine.
+"""log: log settings of the gateways, changed while they run, in all gateways of the machine.
 
 POST /v2/logging (REST), LogSettings (gRPC) ─> update ─> shared document ─> levels and format of every gateway's log
 Source: Triton's logging extension.
@@ -31,24 +31,24 @@ _SWITCHES = {logging.INFO: "log_info", logging.WARNING: "log_warning", logging.E
 
 
 class SharedLogSettings:
-    """`handlers`: of the log. From verbose level 1 on our own debug messages are shown, too."""
+    """Applies the log settings to `handlers`. From verbose level 1 on, Millstream's debug messages are logged, too."""
 
     def __init__(self, document: SharedDocument, handlers: Sequence[logging.Handler]) -> None:
         self.document = document
         self._handlers = handlers
-        self._chosen = _Chosen()
+        self._level_filter = _LevelFilter()
         for handler in handlers:
-            handler.addFilter(self._chosen)
+            handler.addFilter(self._level_filter)
         self.apply()
 
     def get(self) -> LogValues:
-        """log_file, log_info, log_warning, log_error, log_verbose_level, log_format."""
+        """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
         if self.document.changed():
             self.apply()
         return _DEFAULTS | self.document.read()
 
     def update(self, values: Mapping[str, Any]) -> LogValues:
-        """Change some. Raises Failure: UNSUPPORTED for log_file, INVALID for what is no such setting or value."""
+        """Change some settings, and return all. Raises Failure: UNSUPPORTED for log_file, INVALID for unknown ones."""
         new = {name: _parsed(name, value) for name, value in values.items()}
         if new:
             self.document.update(lambda content: content.update(new))
@@ -56,22 +56,22 @@ class SharedLogSettings:
         return self.get()
 
     def apply(self) -> None:
-        """The document changed: from now on it holds here, too."""
+        """Apply the document after a change, by this gateway or another."""
         values = _DEFAULTS | self.document.read()
-        self._chosen.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
+        self._level_filter.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
         logging.getLogger("millstream").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
         formatter = _Iso8601(LINE) if values["log_format"] == "ISO8601" else logging.Formatter(LINE)
         for handler in self._handlers:
             handler.setFormatter(formatter)
 
     def close(self) -> None:
-        """Leave the log as it was."""
+        """Remove the filter from the handlers."""
         for handler in self._handlers:
-            handler.removeFilter(self._chosen)
+            handler.removeFilter(self._level_filter)
 
 
-class _Chosen(logging.Filter):
-    """Lets those levels pass that are not hidden. What is worse than an error goes with the errors."""
+class _LevelFilter(logging.Filter):
+    """Drops records of hidden levels. Levels above ERROR count as ERROR."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Chosen(logging.Filter):
 
 
 class _Iso8601(logging.Formatter):
-    """Times as 2026-01-31T12:00:00.000Z."""
+    """Formats times as 2026-01-31T12:00:00.000Z."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
         at = datetime.fromtimestamp(record.created, timezone.utc)

@@ -1,9 +1,9 @@
-"""Triton's metrics, under Triton's names, for dashboards and autoscalers that know them. Stands beside our own page.
+"""metrics: Triton's metrics under Triton's names, for dashboards and autoscalers; part of the metrics page.
 
-Totals of the metric files + what is loaded + what the machine says ─> lines of text 0.0.4 or OpenMetrics
+totals of the metric files + loaded versions + state of the machine ─> lines of text 0.0.4 or OpenMetrics
 
-The names of counters have no `_total`. OpenMetrics, which Prometheus asks for, would demand it: there they are of type
-`unknown`, so that a query finds them by the same name whatever was asked for.
+Names of Triton's counters do not end in `_total`. OpenMetrics, which Prometheus asks for, demands that of counters:
+there they have the type `unknown`, so that a query finds them by the same name in both formats.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ _DURATIONS: tuple[tuple[str, str, tuple[Field, ...]], ...] = (
 
 
 class Page:
-    """`snapshot`: what is served now. Keeps the processors' times of the last page, which the next one compares with."""
+    """Writes Triton's metrics. Keeps the CPU times of the last page, since utilisation is computed between two pages.
+
+    Args:
+        snapshot: Returns the newest snapshot.
+    """
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
@@ -42,7 +46,7 @@ class Page:
         self._utilisation = 0.0
 
     def lines(self, totals: Totals, openmetrics: bool) -> str:
-        """All lines, each ended. Reads files: call it off the event loop."""
+        """Return all lines, each with its line end. Reads files: call it in a thread."""
         counter = "unknown" if openmetrics else "counter"
         families = [*self._inference(totals, counter), *self._machine(), *_of_gpus(gpus(), counter)]
         return "".join(line for family in families for line in family)
@@ -77,7 +81,7 @@ class Page:
             yield _family(name, help_, "gauge", [({}, value)])
 
     def _cpu_utilisation(self) -> float:
-        """Since the last page; the one before's where no tick has passed."""
+        """Return the utilisation since the last page; the previous value if no clock tick has passed."""
         before, self._cpu = self._cpu, cpu_times()
         ticks = CpuTimes(self._cpu.busy - before.busy, self._cpu.all - before.all)
         if ticks.all > 0:
@@ -101,7 +105,7 @@ def _of_gpus(found: Sequence[Gpu], counter: str) -> Iterator[list[str]]:
 
 
 def _family(name: str, help_: str, kind: str, samples: _Samples) -> list[str]:
-    """HELP, TYPE and samples; nothing where there is no sample. Label values are names that need no escape."""
+    """Return the lines HELP, TYPE and samples; none without samples. Label values are names that need no escapes."""
     if not samples:
         return []
     lines = [f"# HELP {name} {help_}\n", f"# TYPE {name} {kind}\n"]

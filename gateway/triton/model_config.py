@@ -1,4 +1,4 @@
-"""Model configurations of versions that are there, as Triton's clients ask for them."""
+"""model_config: the effective ModelConfig of published versions, for Triton's clients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from millstream.services.triton_config.effective_config import effective_config
 
 
 class VersionConfigurations:
-    """ports.Configurations over what the catalog knows. `snapshot`: gives the newest."""
+    """interfaces.Configurations over the catalog. `snapshot`: returns the newest snapshot."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot
 
     def of(self, model: str, version: str | None) -> dict[str, Any]:
-        """A version's ModelConfig in JSON form. Raises Failure(NOT_FOUND)."""
+        """Return the ModelConfig of a version in JSON form. Raises Failure(NOT_FOUND)."""
         view = self._snapshot().model(model)
         return effective_config(view.version(None if version is None else version_number(model, version)).manifest)

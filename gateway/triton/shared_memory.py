@@ -1,14 +1,14 @@
-"""shared_memory: shared memory that clients made, registered by name, so that tensors need not travel through a socket.
+"""shared_memory: shared memory of clients, registered by name, so that tensors need not pass through a socket.
 
-register ─> regions.json (one for all gateways of the machine) ─> read / place, in whichever gateway a request reaches
+register ─> regions.json (one for all gateways of the machine) ─> read / target, in the gateway that gets the request
 
-Bytes are copied with pread and pwrite, not mapped: a client that shortens its memory while a mapping of it is in use
+Bytes are copied with pread and pwrite, not mapped: a client that truncates its memory while a mapping of it is in use
 would kill the gateway with SIGBUS.
 
-A registration is of one file, not of a name: it has the file's device and inode, and a token of its own. So a region that
-is registered anew is opened anew, in every gateway, and a file that was replaced while it was registered is refused in all
-of them, where the reference server would go on with the old one. A name that is removed is kept by those that have it
-open, as there.
+A registration belongs to one file, not to a name: it has the file's device and inode, and a token of its own. A region
+that is registered again is therefore opened again in every gateway. A file that was replaced after its registration is
+refused in all gateways, where the reference server would use the old file. If the name is removed, gateways that have
+the file open go on using it, as in the reference server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream.gateway.tensors.json_document import shown
 from millstream.gateway.triton.interfaces import Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 
-REGIONS_MAX = 4096
+REGIONS_MAX = 4096  # registered at once; more are refused
 NAME_CHARACTERS_MAX = 255
 _RESERVED = "triton_python_backend_shm_region_"
 _DISABLED = (
@@ -35,11 +35,11 @@ _DISABLED = (
 
 
 class _Registration(NamedTuple):
-    """A region as the document has it. `file`: device and inode of its memory; `token`: of this registration alone."""
+    """A region as the document has it."""
 
     region: Region
-    file: tuple[int, int]
-    token: str
+    file: tuple[int, int]  # device and inode of the memory
+    token: str  # differs for each registration
 
     @classmethod
     def of(cls, name: str, entry: list[Any]) -> _Registration:
@@ -53,7 +53,7 @@ class _Registration(NamedTuple):
 
 
 class _OpenFile:
-    """The file behind a region; closed when nobody uses it any more, also if it was unregistered before."""
+    """The open file of a region. It is closed with the last reference, which may outlive the registration."""
 
     def __init__(self, region: Region, path: Path) -> None:
         self.region = region
@@ -64,7 +64,7 @@ class _OpenFile:
         self.file = (found.st_dev, found.st_ino)
 
     def replaced(self) -> bool:
-        """Whether the name leads to another file now. A name that leads nowhere does not."""
+        """Whether the name belongs to another file now. False if the name is gone."""
         try:
             found = self.path.lstat()
         except OSError:
@@ -73,7 +73,7 @@ class _OpenFile:
 
 
 class RegionTarget:
-    """A part of a region that a result is written to."""
+    """A part of a region that an output is written to."""
 
     def __init__(self, opened: _OpenFile, offset: int, size_bytes: int) -> None:
         self._opened = opened
@@ -81,7 +81,7 @@ class RegionTarget:
         self.size_bytes = size_bytes
 
     def write(self, data: bytes | memoryview, output: str) -> None:
-        """Raises Failure(INVALID) when the region is too small for the result, or has become so."""
+        """Write an output. Raises Failure(INVALID) when the region is too small for it, or has become too small."""
         view = memoryview(data).cast("B")
         if len(view) > self.size_bytes:
             raise invalid(
@@ -89,7 +89,7 @@ class RegionTarget:
                 f"be at least {len(view)} bytes to hold the results"
             )
         fd, at = self._opened.fd, self._at
-        if os.fstat(fd).st_size < at + len(view):  # writing past the end would make the client's memory grow
+        if os.fstat(fd).st_size < at + len(view):  # a write past the end would enlarge the client's memory
             raise _outside(self._opened.region)
         while view:
             try:
@@ -101,20 +101,26 @@ class RegionTarget:
 
 
 class ClientMemory:
-    """`folder`: where shm_open's names are files; `instance`: the prefix of our own, which no client may name."""
+    """The shared memory of clients.
+
+    Args:
+        folder: Has the files of shm_open's names.
+        instance: Prefix of Millstream's own segments, which no client may name.
+        allowed: Clients may use shared memory.
+    """
 
     def __init__(self, folder: Path, instance: str, *, allowed: bool) -> None:
-        # In a folder of its own: a gateway that starts takes files with our prefix for segments that were left behind.
+        # In a folder of its own: a starting gateway takes files with this prefix for leftover segments.
         self._document = SharedDocument(folder / f"{instance}.clients" / "regions.json")
         self._folder = folder
-        self._own = instance
+        self._own_prefix = instance
         self._allowed = allowed
         self._seen: dict[str, Any] | None = None
         self._regions: dict[str, _Registration] = {}
         self._open: dict[str, tuple[_Registration, _OpenFile]] = {}
 
     def register(self, name: str, key: str, offset: int, size_bytes: int) -> None:
-        """Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
+        """Register a region. Raises Failure: CONFLICT (the name is taken), INVALID (no such memory, or too small)."""
         self._check_allowed()
         if not 0 < len(name) <= NAME_CHARACTERS_MAX:
             raise invalid(f"a shared memory region has a name of 1 to {NAME_CHARACTERS_MAX} characters")
@@ -133,7 +139,7 @@ class ClientMemory:
         self._document.update(add)
 
     def unregister(self, name: str | None) -> None:
-        """Forget a region, or all of them; an unknown name is no error."""
+        """Unregister a region; None: all regions. An unknown name is no error."""
         self._check_allowed()
         if name is None:
             self._document.update(lambda content: content.clear())
@@ -141,7 +147,7 @@ class ClientMemory:
             self._document.update(lambda content: content.pop(name, None))
 
     def regions(self, name: str | None) -> list[Region]:
-        """Raises Failure(NOT_FOUND) for a name that is not registered."""
+        """Return a region; None: all regions. Raises Failure(NOT_FOUND) for an unknown name."""
         known = self._known()
         if name is None:
             return [registration.region for registration in known.values()]
@@ -150,7 +156,7 @@ class ClientMemory:
         return [known[name].region]
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
-        """Bytes of a region, copied. Raises Failure(INVALID): no such region, or outside of its bounds."""
+        """Return a copy of bytes of a region. Raises Failure(INVALID): no such region, or out of its bounds."""
         opened = self._find(name, offset, size_bytes)
         try:
             data = os.pread(opened.fd, size_bytes, opened.region.offset + offset)
@@ -161,7 +167,7 @@ class ClientMemory:
         return data
 
     def target(self, name: str, offset: int, size_bytes: int) -> RegionTarget:
-        """Where a result may go. Raises Failure(INVALID): no such region, or outside of its bounds."""
+        """Return a part of a region for an output. Raises Failure(INVALID): no such region, or out of its bounds."""
         return RegionTarget(self._find(name, offset, size_bytes), offset, size_bytes)
 
     def _find(self, name: str, offset: int, size_bytes: int) -> _OpenFile:
@@ -177,8 +183,8 @@ class ClientMemory:
         opened = known[1]
         if opened.file != registration.file or opened.replaced():
             raise invalid(
-                f"the memory '{registration.region.key}' of shared memory region '{shown(name)}' was replaced since it was "
-                "registered: unregister the region and register it again"
+                f"the memory '{registration.region.key}' of shared memory region '{shown(name)}' was replaced since it "
+                "was registered: unregister the region and register it again"
             )
         return opened
 
@@ -190,7 +196,7 @@ class ClientMemory:
         name = region.key.removeprefix("/")
         if not name or "/" in name or "\0" in name or name in {".", ".."} or len(name) > NAME_CHARACTERS_MAX:
             raise invalid(f"'{region.key[:NAME_CHARACTERS_MAX]}' is no name of shared memory")
-        if name.startswith((_RESERVED, self._own)):
+        if name.startswith((_RESERVED, self._own_prefix)):
             raise invalid(f"shared memory of the name '{region.key}' is reserved")
         try:
             opened = _OpenFile(region, self._folder / name)
@@ -205,12 +211,12 @@ class ClientMemory:
         return opened
 
     def _known(self) -> dict[str, _Registration]:
-        """The regions as the document says now. Values stay the same objects while they are registered."""
+        """Return the regions of the document. A region stays the same object while it is registered."""
         content = self._document.read()
         if content is not self._seen:
             known = self._regions
             fresh = {name: _Registration.of(name, entry) for name, entry in content.items()}
-            # what is registered as before stays open
+            # files of unchanged registrations stay open
             self._regions = {name: known[name] if known.get(name) == one else one for name, one in fresh.items()}
             self._open = {name: pair for name, pair in self._open.items() if self._regions.get(name) is pair[0]}
             self._seen = content

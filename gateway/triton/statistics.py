@@ -1,4 +1,4 @@
-"""Triton's statistics of versions: what all gateways of this machine counted, with those that are gone.
+"""statistics: Triton's statistics of versions, over all gateways of this machine, past ones included.
 
 GET …/stats (REST), ModelStatistics (gRPC) ─> of() ─> the metric files ─> ModelStatistics ─> stats_document
 """
@@ -18,21 +18,25 @@ from millstream.services.metrics.registry import MetricsRegistry
 
 
 class MachineStatistics:
-    """`snapshot`: what is served now."""
+    """interfaces.Statistics over the metric files. `snapshot`: returns the newest snapshot."""
 
     def __init__(self, registry: MetricsRegistry, snapshot: Callable[[], Snapshot]) -> None:
         self._registry = registry
         self._snapshot = snapshot
 
     async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
-        """Of one version, of all loaded versions of a model, or of all models. Raises Failure(INVALID)."""
+        """Return the statistics of a version, of a model's loaded versions, or of all. Raises Failure(INVALID)."""
         views = loaded(self._snapshot(), model, version)
         known = recorded(await asyncio.to_thread(self._registry.totals))
         return [_statistics(view, known.get(view.manifest.content_id, Recorded())) for view in views]
 
 
 def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = None) -> list[VersionView]:
-    """The ready versions that are meant, by name and number. Raises Failure: INVALID, NOT_FOUND (no version's number)."""
+    """Return the ready versions of all models, of a model, or one version, by name and number.
+
+    Raises:
+        Failure: INVALID (not available), NOT_FOUND (`version` is no number).
+    """
     if model is not None and model not in snapshot.models:
         raise invalid(f"requested model '{shown(model)}' is not available")
     number = None if model is None or version is None else version_number(model, version)
@@ -81,16 +85,16 @@ def _duration(count: float, seconds: float) -> Duration:
 
 
 def _memory(view: VersionView) -> dict[tuple[str, int], int]:
-    """What the instances take, by device."""
+    """Return the memory of the instances, by device."""
     sizes: Counter[tuple[str, int]] = Counter()
-    for at in view.placed:
+    for at in view.replicas:
         kind, _, number = at.worker.device.partition(":")
         sizes[("CPU", 0) if kind == "cpu" else ("GPU", int(number or 0))] += at.instance.size_bytes
     return dict(sizes)
 
 
 def stats_document(statistics: list[ModelStatistics]) -> dict[str, Any]:
-    """Their JSON form. There is no response cache and no decoupled model: what is about those is zero or empty."""
+    """Return the statistics in JSON form. Fields of the response cache and of decoupled models are zero or empty."""
     return {"model_stats": [_document(one) for one in statistics]}
 
 

@@ -1,4 +1,4 @@
-"""Trace settings: global ones, and those that a model has of its own. In force in all gateways of the machine.
+"""trace: trace settings, global and of single models, in all gateways of the machine.
 
 POST …/trace/setting (REST), TraceSetting (gRPC) ─> update ─> shared document ─> every gateway's Traces
 Source: Triton's trace extension, "Trace Setting".
@@ -23,9 +23,14 @@ log = logging.getLogger("millstream.trace")
 
 
 class SharedTraceSettings:
-    """`models`: names of those that there are. `traces`: what the lanes of this gateway record in.
+    """The trace settings of one gateway, and the writing of its traces.
 
-    `start`: what holds until a client changes it, and again when a client clears it.
+    Args:
+        document: Has the settings that clients changed.
+        traces: What the lanes of this gateway record into.
+        file: Where traces are written.
+        models: Returns the names of the models.
+        start: Settings that hold where clients have changed none, or cleared theirs.
     """
 
     def __init__(
@@ -42,24 +47,24 @@ class SharedTraceSettings:
         self._file = file
         self._out = TraceFile(file)
         self._models = models
-        self._content: Mapping[str, Any] = {}  # of the document, as it was applied last
+        self._content: Mapping[str, Any] = {}  # of the document, as applied last
         self._samplers: dict[str, Sampler | None] = {}
-        self._waiting: dict[int, list[Trace]] = {}  # by log frequency: traces that are too few for a file
-        self._all = False  # whether they are to be written all the same
+        self._waiting: dict[int, list[Trace]] = {}  # by log frequency: traces too few for a file
+        self._write_all = False  # write the waiting traces, too
         self._writing: asyncio.Future[None] | None = None
-        self._seen: dict[str, int] = {}  # how many requests each sampler had seen when the settings changed
+        self._seen: dict[str, int] = {}  # requests of each sampler when the settings changed
         traces.sampler = self._sampler
         self.apply()
 
     def get(self, model: str | None) -> TraceValues:
-        """Settings in force: trace_level as a list, all else strings. Raises Failure(INVALID): no such model."""
+        """Return the settings in force: trace_level as a list, the others as strings. Raises Failure(INVALID)."""
         self._check(model)
         if self.document.changed():
             self.apply()
         return self._in_force(self._content, model) | {"trace_file": str(self._file), "trace_mode": "triton"}
 
     def update(self, model: str | None, values: Mapping[str, Any]) -> TraceValues:
-        """Change some; None clears a model's own value, or a global one. Raises Failure: INVALID, UNSUPPORTED."""
+        """Change some settings; None clears one. Returns those in force. Raises Failure: INVALID, UNSUPPORTED."""
         self._check(model)
         new = {name: None if value is None else parsed(name, value) for name, value in values.items()}
         if new:
@@ -85,15 +90,13 @@ class SharedTraceSettings:
         values: TraceValues = self._start | content.get("global", {}) | own
         return values
 
-    # What acts on them.
-
     def apply(self) -> None:
-        """The document changed: from now on it holds here, too."""
+        """Apply the document after a change, by this gateway or another."""
         before, self._content = self._content, self.document.read()
         content = self._content
-        # A count goes down with every trace; that is no reason to write what is too little for a file.
-        if _terms(before) != _terms(content) and (self._traces.kept or self._waiting):
-            self._all = True
+        # Each trace lowers a count. Only other changes are a reason to write traces that are too few for a file.
+        if _without_counts(before) != _without_counts(content) and (self._traces.kept or self._waiting):
+            self._write_all = True
         self._seen = {model: sampler.seen for model, sampler in self._samplers.items() if sampler is not None}
         self._samplers.clear()
         everything = [None, *content.get("models", {})]
@@ -114,7 +117,7 @@ class SharedTraceSettings:
         return self._samplers[model]
 
     def _claim(self, model: str, wanted: int) -> int:
-        """How many of so many traces the trace count still allows; it is that of all gateways together."""
+        """Take up to `wanted` traces from the trace count, which all gateways share. Returns how many are allowed."""
         if self._in_force(self._content, model)["trace_count"] == "-1":
             return wanted
 
@@ -133,22 +136,20 @@ class SharedTraceSettings:
             log.warning("%d traces are left out: %s", wanted, failure.message)
             return 0
         if not left:
-            self.apply()  # that was the last one: nobody is asked any more
-            self._all = True
+            self.apply()  # the count is used up: no more requests are sampled
+            self._write_all = True
         return granted
 
-    # Where they go.
-
     def flush(self) -> None:
-        """Write what was recorded, in a thread; call it now and then, in the event loop."""
+        """Write recorded traces in a thread. Call it regularly, in the event loop."""
         if self._writing is not None and not self._writing.done():
             return
-        if self._traces.kept or (self._all and self._waiting):
-            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._take(), self._all))
-            self._all = False
+        if self._traces.kept or (self._write_all and self._waiting):
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._take(), self._write_all))
+            self._write_all = False
 
     async def close(self) -> None:
-        """The gateway leaves: everything is written."""
+        """Write all traces: the gateway stops."""
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
         await asyncio.to_thread(self._write, self._take(), True)
@@ -169,7 +170,7 @@ class SharedTraceSettings:
             rest = self._out.write(traces, frequency, last=last)
             if rest:
                 self._waiting.setdefault(frequency, [])[:0] = rest
-        if _too_many(self._waiting):  # for a log frequency that is never reached, or reached by many models alone
+        if _too_many(self._waiting):  # many models may each have too few traces to reach their log frequency
             for frequency, traces in self._waiting.items():
                 self._out.write(traces, frequency, last=True)
             self._waiting.clear()
@@ -180,7 +181,7 @@ def _too_many(waiting: Mapping[int, Sequence[Trace]]) -> bool:
     return len(traces) > KEPT_MAX or sum(map(text_bytes_max, traces)) > KEPT_BYTES_MAX
 
 
-def _terms(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is set, but for the counts."""
+def _without_counts(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings without trace_count."""
     parts = [content.get("global", {}), *content.get("models", {}).values()]
     return [{name: value for name, value in part.items() if name != "trace_count"} for part in parts]

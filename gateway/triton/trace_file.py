@@ -1,7 +1,7 @@
-"""Where traces go: files that are a JSON array of entries at any time, written by all gateways, bounded in size and number.
+"""trace_file: files of traces, written by all gateways, bounded in size and number. Each is a JSON array at any time.
 
-traces of one request after the other ─> FILE (log frequency 0); full: FILE.old.1, .2, .3, of which the last is dropped
-or every N of them ─> FILE.0, FILE.1, …; too many: the oldest are dropped
+log frequency 0: traces ─> FILE; when it is full it becomes FILE.old.1, then .2, then .3, then it is deleted
+log frequency N: every N traces ─> FILE.0, FILE.1, …; when there are too many, the oldest are deleted
 """
 
 from __future__ import annotations
@@ -21,26 +21,29 @@ from millstream.gateway.scheduling.traces import Trace
 
 log = logging.getLogger("millstream.trace")
 
-BYTES_MAX = 64 << 20  # of FILE; beyond it another one is begun
-OLD_MAX = 3  # full ones that are kept
-FILES_MAX = 1000  # with an index; beyond it the oldest is dropped
-FILES_BYTES_MAX = 256 << 20  # of all of them, likewise
+BYTES_MAX = 64 << 20  # of FILE; then a new one is begun
+OLD_MAX = 3  # full files that are kept
+FILES_MAX = 1000  # files with an index; then the oldest is deleted
+FILES_BYTES_MAX = 256 << 20  # of all files with an index; then the oldest is deleted
 LOCK_S_MAX = 1.0
 LOCK_PAUSE_S = 0.01
-TRIES_MAX = 100  # for a file that others begin anew, or a name that others take, meanwhile
+TRIES_MAX = 100  # while other gateways rotate the file, or take the name, first
 
 
 class TraceFile:
-    """`path`: as it is set. Blocking: used in a thread, by one caller at a time."""
+    """Writes traces to `path`. Blocking: use it in a thread, by one caller at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._next: int | None = None  # index
+        self._next: int | None = None  # index of the next file; None: unknown
 
     def write(self, traces: Sequence[Trace], frequency: int, *, last: bool) -> Sequence[Trace]:
-        """Write `traces`; returns those that wait until they are `frequency`, unless these are the `last`.
+        """Write traces, and return those that are too few for a file. Traces that cannot be written are dropped.
 
-        What cannot be written is dropped, and logged.
+        Args:
+            traces: To write.
+            frequency: Traces of each file with an index; 0: all go to one file.
+            last: Write all of them, even if they are too few.
         """
         if not traces:
             return ()
@@ -66,7 +69,7 @@ class TraceFile:
                 if not _locked(descriptor):
                     raise TimeoutError("another gateway is writing to it")
                 if not self._is_current(descriptor):
-                    continue  # the gateway that held the lock has begun another file
+                    continue  # another gateway has rotated the file
                 end = os.fstat(descriptor).st_size
                 if end > 1 and end + len(entries) > BYTES_MAX:
                     self._rotate()
@@ -75,10 +78,10 @@ class TraceFile:
                 return
             finally:
                 os.close(descriptor)
-        raise TimeoutError("other gateways begin it anew all the time")
+        raise TimeoutError("other gateways keep rotating it")
 
     def _is_current(self, descriptor: int) -> bool:
-        """Whether our path still is the name of this file."""
+        """Whether the path is still the name of this file."""
         try:
             return os.path.samestat(os.fstat(descriptor), self._path.stat())
         except FileNotFoundError:
@@ -96,7 +99,7 @@ class TraceFile:
             path = self._path.with_name(f"{self._path.name}.{index}")
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            except FileExistsError:  # another gateway's
+            except FileExistsError:  # another gateway has made it
                 self._next = None
                 continue
             try:
@@ -108,7 +111,7 @@ class TraceFile:
                 os.close(descriptor)
             self._next = index + 1
             return
-        raise FileExistsError(errno.EEXIST, "other gateways take all names")
+        raise FileExistsError(errno.EEXIST, "other gateways keep taking the next name")
 
     def _next_index(self) -> int:
         if self._next is None:
@@ -116,13 +119,13 @@ class TraceFile:
         return self._next
 
     def _indexed(self) -> list[tuple[int, Path]]:
-        """The files with an index, the oldest first."""
+        """Return the files with an index, oldest first."""
         prefix = f"{self._path.name}."
         found = [(path.name.removeprefix(prefix), path) for path in self._path.parent.glob(f"{glob.escape(prefix)}*")]
         return sorted((int(number), path) for number, path in found if number.isdecimal())
 
     def _drop_oldest(self) -> None:
-        """Several gateways may do so at once."""
+        """Delete the oldest files with an index beyond the limits. Several gateways may do so at once."""
         left_bytes = FILES_BYTES_MAX
         for kept, (_, path) in enumerate(reversed(self._indexed())):
             try:
@@ -134,14 +137,14 @@ class TraceFile:
 
 
 def _text(traces: Sequence[Trace]) -> bytes:
-    # tensors' elements become text here: in a thread
+    # turns tensors' elements into text, which takes time: this runs in a thread
     entries = (json.dumps(entry, separators=(",", ":"), default=str) for trace in traces for entry in trace)
     return ",".join(entries).encode()
 
 
 def _extend(descriptor: int, end: int, entries: bytes) -> None:
-    """Put entries into a file of `end` bytes. Raises OSError: there is no room, and the file is as it was."""
-    # The bracket that closes the array makes room for more.
+    """Append entries to the array in a file of `end` bytes. On OSError the file is as it was."""
+    # The entries overwrite the bracket that closes the array.
     text, at = (b",%b]" % entries, end - 1) if end > 1 else (b"[%b]" % entries, 0)
     written = os.pwrite(descriptor, text, at)
     if written == len(text):

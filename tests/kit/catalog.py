@@ -93,23 +93,23 @@ class RepositoryCatalog:
         )
 
     def _version(self, manifest: Manifest, *, loaded: bool) -> VersionView:
-        placed = tuple(
+        replicas = tuple(
             Replica(worker=worker, instance=instance)
             for worker in self._workers
             for instance in worker.instances
             if instance.content_id == manifest.content_id
         )
-        best = min(placed, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
+        best = min(replicas, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
         verdict = self._repository.verdicts.of(manifest)
         if not loaded:
-            return VersionView(manifest, State.UNLOADED, None, placed, verdict)
+            return VersionView(manifest, State.UNLOADED, None, replicas, verdict)
         if verdict.failed and not (best and best.instance.state is State.READY):
-            return VersionView(manifest, State.FAILED, verdict.failed, placed, verdict)
+            return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict)
         return VersionView(
             manifest=manifest,
             state=best.instance.state if best else State.PENDING,
             reason=best.instance.reason if best else None,
-            placed=placed,
+            replicas=replicas,
             verdict=verdict,
         )
 

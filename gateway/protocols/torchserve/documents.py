@@ -77,7 +77,7 @@ def description(view: VersionView, *, default: bool, waiting: int, waiting_max: 
         waiting_max: rows that may wait there.
     """
     manifest = view.manifest
-    workers = len(view.placed)
+    workers = len(view.replicas)
     return {
         "modelName": manifest.model,
         "modelVersion": str(manifest.version),
@@ -91,20 +91,20 @@ def description(view: VersionView, *, default: bool, waiting: int, waiting_max: 
         "responseTimeout": int(manifest.config.timeout_ms_default / 1000),
         "loadedAtStartup": False,
         "default": default,
-        "workers": [_worker(placed) for placed in view.placed],
+        "workers": [_worker(replica) for replica in view.replicas],
         "jobQueueStatus": {"remainingCapacity": max(0, waiting_max - waiting), "pendingRequests": waiting},
     }
 
 
-def _worker(placed: Replica) -> dict[str, Any]:
-    started = datetime.fromtimestamp(placed.worker.started, UTC).isoformat(timespec="milliseconds")
-    gpu = placed.worker.device != "cpu"
+def _worker(replica: Replica) -> dict[str, Any]:
+    started = datetime.fromtimestamp(replica.worker.started, UTC).isoformat(timespec="milliseconds")
+    gpu = replica.worker.device != "cpu"
     return {
-        "id": placed.worker.id,
+        "id": replica.worker.id,
         "startTime": started.replace("+00:00", "Z"),
-        "status": _STATUS.get(placed.instance.state, "LOADING"),
-        "memoryUsage": placed.instance.size_bytes,
-        "pid": placed.worker.pid,
+        "status": _STATUS.get(replica.instance.state, "LOADING"),
+        "memoryUsage": replica.instance.size_bytes,
+        "pid": replica.worker.pid,
         "gpu": gpu,
         "gpuUsage": "N/A",
     }

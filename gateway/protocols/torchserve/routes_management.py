@@ -151,7 +151,7 @@ async def _load(deps: Deps, url: str, name: str | None, *, wait: bool) -> dict[s
     if wait:
         await wait_until_ready(deps, manifest, _LOAD_S_MAX)
         _check_serves(deps, manifest)
-    workers = len(deps.catalog.snapshot.model(manifest.model).version(manifest.version).placed)
+    workers = len(deps.catalog.snapshot.model(manifest.model).version(manifest.version).replicas)
     return {"status": f'Model "{manifest.model}" Version: {manifest.version} registered with {workers} initial workers'}
 
 
@@ -174,7 +174,7 @@ def _description(deps: Deps, model: ModelView, view: VersionView) -> dict[str, A
 
 def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
     """Report how many workers hold a version. They serve all models of their pool, so none is scaled for one model."""
-    count = len(view.placed)
+    count = len(view.replicas)
     return {
         "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of "
         f"model '{model.name}'; workers are shared by the models of a pool: scale the pool"
