@@ -190,8 +190,9 @@ PLUMBING = (
     Chart(
         "Mishaps survived",
         "In a minute: batches taken back from workers that died or fell silent, replies that came twice, connections "
-        "to Redis that were restored, metric series refused, runs halved for lack of memory, outputs too large to be sent, "
-        "runs terminated at their time limit. And how many requests are refused because they killed workers.",
+        "to Redis that were restored, metric series refused, runs halved for lack of memory, outputs too large "
+        "to be sent, runs terminated at their time limit. And how many requests are refused because they killed "
+        "workers.",
         "short",
         (
             *(

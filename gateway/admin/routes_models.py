@@ -42,7 +42,7 @@ async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     "/models/{name}/versions/{version}/activate",
     summary="Make this the version that answers",
     description="The previous version answers until this one is ready: no request fails in between. A version that "
-    "workers refuse to load, because loading it ended processes or took too long, is tried again; one whose batching was "
+    "workers refuse to load, because loading it ended processes or took too long, is tried again; one whose batching "
     "turned off is batched again.",
     responses=documented(400, 404, 409),
 )

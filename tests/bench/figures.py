@@ -1,7 +1,8 @@
 """The figures, each a ratio within one run: Millstream and what it is compared with take turns, so that a machine that
 slows down slows both.
 
-small rows: C, Millstream, C, Millstream, … ── over gRPC: G, Millstream, … ── a CNN: raw loop, Millstream, … ── memory of an idle stack ─> Figures
+small rows: C, Millstream, C, Millstream, … ── over gRPC: G, Millstream, … ── a CNN: raw loop, Millstream, …
+── memory of an idle stack ─> Figures
 """
 
 from __future__ import annotations

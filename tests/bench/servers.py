@@ -26,7 +26,10 @@ class StartError(Exception):
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its address, and the process that all of its processes descend from. `grpc`: HOST:PORT, or ""."""
+    """A running server: its address, and the process that all of its processes descend from.
+
+    `grpc`: HOST:PORT, or "".
+    """
 
     url: str
     pid: int
@@ -34,7 +37,9 @@ class Server:
 
 
 def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
-    """Put the address of the ready line and that for gRPC, or the last line if there is none; read on, so that no write blocks."""
+    """Put the address of the ready line and that for gRPC, or the last line if there is none; read on, so that no write
+    blocks.
+    """
     last, grpc = "it said nothing", ""
     for line in output:
         last = line.strip() or last

@@ -121,7 +121,8 @@ def test_an_unknown_backend_is_named() -> None:
 
 
 def test_importing_the_backends_imports_no_library() -> None:
-    code = "import sys, millstream.workers.backends, millstream.workers.profiler; print({'onnxruntime', 'onnx'} & set(sys.modules))"
+    modules = "sys, millstream.workers.backends, millstream.workers.profiler"
+    code = f"import {modules}; print({{'onnxruntime', 'onnx'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
 
 

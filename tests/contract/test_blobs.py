@@ -1,4 +1,6 @@
-"""Tensors too large for a script, on servers with every limit: they pass, or become an error, and are never sent for ever."""
+"""Tensors too large for a script, on servers with every limit: they pass, or become an error, and are never sent for
+ever.
+"""
 
 from __future__ import annotations
 

@@ -437,7 +437,9 @@ def test_an_exchange_that_cannot_load_its_scripts_closes_its_connection(pool):
 
 
 def test_a_batch_that_a_worker_cannot_read_goes_to_another_at_once(pool):
-    """It stayed leased for good: the worker that holds a lane may be of another release than the gateway that writes to it."""
+    """It stayed leased for good: the worker that holds a lane may be of another release than the gateway that writes to
+    it.
+    """
     pool.join("a", "m")
     pool.join("b", "m")
     pool.join("c", "other")

@@ -1,4 +1,6 @@
-"""Workers that die, freeze, come back or lose their connection: what the queue does about it, on every installed server."""
+"""Workers that die, freeze, come back or lose their connection: what the queue does about it, on every installed
+server.
+"""
 
 from __future__ import annotations
 

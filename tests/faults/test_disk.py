@@ -1,4 +1,6 @@
-"""Disks that are full and folders that cannot be written: an upload is refused whole, and serving goes on all the while."""
+"""Disks that are full and folders that cannot be written: an upload is refused whole, and serving goes on all the
+while.
+"""
 
 from __future__ import annotations
 
@@ -234,7 +236,9 @@ def read_only(folder: Path) -> Iterator[None]:
 
 @pytest.mark.needs("tmpfs")
 def test_full_shared_memory_sends_large_tensors_another_way(tmp_path: Path) -> None:
-    """No process touches a hole in a mapped file, which would kill it; a process that dies is started again, full as the disk is."""
+    """No process touches a hole in a mapped file, which would kill it; a process that dies is started again, full as
+    the disk is.
+    """
     large = models.identity(tmp_path / "large.onnx", "FP32", ("N", LARGE.shape[1]))
     kept = {"kept": models.scale(tmp_path / "kept.onnx")}
     # A short path, whose socket lies in the home as seen from outside of the namespace, too.

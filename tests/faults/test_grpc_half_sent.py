@@ -1,4 +1,6 @@
-"""gRPC clients that stop in the middle of a request: what they hold is bounded and ends in time; other callers lose no answer."""
+"""gRPC clients that stop in the middle of a request: what they hold is bounded and ends in time; other callers lose no
+answer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""More is asked of a model than it can do: it answers what it can in time and refuses the rest at once; others do not feel it."""
+"""More is asked of a model than it can do: it answers what it can in time and refuses the rest at once; others do not
+feel it.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Timed(NamedTuple):
 class Flood:
     """Callers that ask again when they are answered, whatever the answer is; each has a connection of its own.
 
-    A refusal is followed by a breath: what is to be flooded is the model, not the cores that it shares with the callers.
+    A refusal is followed by a breath: what is to be flooded is the model, not the cores that it shares with the
+    callers.
     """
 
     def __init__(self, port: int, path: str, body: bytes, headers: dict[str, str], callers: int) -> None:

@@ -72,7 +72,8 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
         assert page.value("millstream_refused_total", reason="quarantined") == len(again)
         assert deaths(stack) == 2
         print(
-            f"{len(load.answers)} answers beside, {len(sent) + len(again) + 1} requests of the fragile model, {deaths(stack)} deaths"
+            f"{len(load.answers)} answers beside, {len(sent) + len(again) + 1} requests of the fragile model, "
+            f"{deaths(stack)} deaths"
         )
 
 

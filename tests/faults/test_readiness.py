@@ -1,4 +1,6 @@
-"""Health that cannot lie: ready turns false when nothing is answered any more, and true again; live stays true all along."""
+"""Health that cannot lie: ready turns false when nothing is answered any more, and true again; live stays true all
+along.
+"""
 
 from __future__ import annotations
 

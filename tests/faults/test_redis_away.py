@@ -172,7 +172,9 @@ def test_connections_are_cut(tmp_path: Path) -> None:
 
 
 def test_connections_are_cut_while_large_outputs_are_fetched(tmp_path: Path) -> None:
-    """Without shared memory large outputs lie in a key of their own, asked for when the reply came: one more to lose."""
+    """Without shared memory large outputs lie in a key of their own, asked for when the reply came: one more to
+    lose.
+    """
     path = models.identity(tmp_path / "m.onnx", shape=("N", 16384))
     x = np.arange(5 * 16384, dtype=np.float32).reshape(5, 16384)
     bodies = [v2.request({"x": x * i}) for i in range(1, 5)]

@@ -32,8 +32,8 @@ def test_the_memory_of_a_burst_is_given_back(tmp_path: Path) -> None:
         finally:
             for connection in sent:
                 connection.close()
-        # How much of it Redis holds at once depends on how fast the replies are fetched; what may stay are the small pieces
-        # between the large ones.
+        # How much of it Redis holds at once depends on how fast the replies are fetched; what may stay are the small
+        # pieces between the large ones.
         peak = memory(stack, "used_memory_peak")
         assert peak > OUTPUTS
         wait_until(lambda: memory(stack, "used_memory_rss") < before + peak / 2, what="Redis gave its memory back")

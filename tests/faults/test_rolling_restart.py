@@ -202,7 +202,10 @@ def slow_requests(stack: Stack, number: int) -> list[http.client.HTTPConnection]
 
 
 def leaves(gateway: httpx.Client) -> bool:
-    """Whether the gateway says that it leaves. Not ready alone is no sign: it may have waited long for a worker that sleeps."""
+    """Whether the gateway says that it leaves.
+
+    Not ready alone is no sign: it may have waited long for a worker that sleeps.
+    """
     reply = gateway.get(READY)
     return (reply.status_code, reply.headers.get("connection")) == (503, "close")
 

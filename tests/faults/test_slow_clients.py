@@ -1,4 +1,6 @@
-"""A thousand idle connections, slow bodies and slow readers: they hold no permit, disturb no other client, and are cut off in time."""
+"""A thousand idle connections, slow bodies and slow readers: they hold no permit, disturb no other client, and are cut
+off in time.
+"""
 
 from __future__ import annotations
 

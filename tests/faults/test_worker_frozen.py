@@ -1,4 +1,6 @@
-"""Workers that freeze under load for longer than their leases and thaw again: no request is lost or answered wrongly."""
+"""Workers that freeze under load for longer than their leases and thaw again: no request is lost or answered
+wrongly.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What bytes may do to a connection: each request is answered or refused, the same however its bytes are cut.
 
-bytes ─> socket ─> FastPathProtocol ─> Infer, lane, codec (tests.kit.loopback) or the ASGI application ─> replies ─> checked
+bytes ─> socket ─> FastPathProtocol ─> Infer, lane, codec (tests.kit.loopback) or the ASGI application
+      ─> replies ─> checked
 """
 
 from __future__ import annotations

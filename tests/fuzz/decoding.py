@@ -1,6 +1,8 @@
-"""What a body may do to the decoder: be read, or be refused by a clean Failure. The same by one that has seen many others.
+"""What a body may do to the decoder: be read, or be refused by a clean Failure. The same by one that has seen many
+others.
 
-json: a body that is all JSON     binary: "<Inference-Header-Content-Length>\\n<body>"     packed: "<Content-Encoding>\\n<body>"
+json: a body that is all JSON     binary: "<Inference-Header-Content-Length>\\n<body>"
+packed: "<Content-Encoding>\\n<body>"
 """
 
 from __future__ import annotations

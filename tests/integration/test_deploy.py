@@ -1,4 +1,6 @@
-"""What cannot run without a container engine is checked by the tools that can: schema, linters, and a live Prometheus."""
+"""What cannot run without a container engine is checked by the tools that can: schema, linters, and a live
+Prometheus.
+"""
 
 import http.server
 import json

@@ -45,7 +45,9 @@ async def front(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Front
 
 @asynccontextmanager
 async def hurried(front: Front) -> AsyncIterator[Wire]:
-    """A connection that is soon given up, from the first byte it sends; not before it sends, on however slow a machine."""
+    """A connection that is soon given up, from the first byte it sends; not before it sends, on however slow a
+    machine.
+    """
     await front.served.settled(0)
     async with await Wire.connect(front.port) as wire:
         await front.served.settled(1)

@@ -85,7 +85,9 @@ async def test_many_that_are_answered_at_once_behind_one_that_is_not(front: Fron
 
 
 async def test_what_waits_is_bounded_while_replies_go_out(front: Front) -> None:
-    """To go on reading after each reply, as plain uvicorn does, would let the pipeline grow as fast as a client sends."""
+    """To go on reading after each reply, as plain uvicorn does, would let the pipeline grow as fast as a client
+    sends.
+    """
     one = post(NOW, b"1")
     count = 5 * SEGMENT_BYTES // len(one)
     waiting: list[int] = []

@@ -44,7 +44,9 @@ def check(reply: httpx.Response, value: float) -> None:
     ("gateway_s", "worker_s"), [(0, 31), (0, -86400), (3600, 0), (-3600, 3600)], ids=lambda seconds: f"{seconds:+} s"
 )
 def test_machines_whose_clocks_differ_serve_as_others(tmp_path, address, gateway_s, worker_s):
-    """A worker 31 s ahead took all deadlines below that for passed; one behind ran what no caller waited for any more."""
+    """A worker 31 s ahead took all deadlines below that for passed; one behind ran what no caller waited for
+    any more.
+    """
     with fleet(tmp_path / "fleet", address) as machines:
         http = machines.gateway(gateway_s)
         worker = machines.worker(worker_s)

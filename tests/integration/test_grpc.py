@@ -1,4 +1,6 @@
-"""gRPC clients that people have against the running product, unchanged: tritonclient.grpc, its asyncio form, KServe's."""
+"""gRPC clients that people have against the running product, unchanged: tritonclient.grpc, its asyncio form,
+KServe's.
+"""
 
 from __future__ import annotations
 

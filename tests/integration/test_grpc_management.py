@@ -1,4 +1,6 @@
-"""The calls of Triton's extensions over small implementations of their interfaces: what goes in, what comes out, who may."""
+"""The calls of Triton's extensions over small implementations of their interfaces: what goes in, what comes out, who
+may.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Documents made to cost much: each is refused, in every protocol, and neither the gateway's memory nor its callers notice."""
+"""Documents made to cost much: each is refused, in every protocol, and neither the gateway's memory nor its callers
+notice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The manifests for KServe, without a cluster: held against KServe's and Kubernetes' own classes, and against what is served."""
+"""The manifests for KServe, without a cluster: held against KServe's and Kubernetes' own classes, and against what is
+served.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A version that is batched wrongly, since its owner forced it: a live batch shows it, and from then on answers are right."""
+"""A version that is batched wrongly, since its owner forced it: a live batch shows it, and from then on answers are
+right.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A model whose runs take long, however many rows they have: the warm-up measures one row, requests share runs all the same."""
+"""A model whose runs take long, however many rows they have: the warm-up measures one row, requests share runs all the
+same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`make test` and `make test-tools` on a machine with Python, make and coreutils alone: a PATH without anything else."""
+"""`make test` and `make test-tools` on a machine with Python, make and coreutils alone: a PATH without anything
+else.
+"""
 
 from __future__ import annotations
 

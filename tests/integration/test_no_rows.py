@@ -1,4 +1,6 @@
-"""A request for no rows: an empty answer in every protocol, without a run; and models that run alone on empty tensors."""
+"""A request for no rows: an empty answer in every protocol, without a run; and models that run alone on empty
+tensors.
+"""
 
 from __future__ import annotations
 

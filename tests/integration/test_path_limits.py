@@ -1,4 +1,5 @@
-"""Requests that fail, wait too long, lose their caller or find no room: each is told so, and its neighbours never notice.
+"""Requests that fail, wait too long, lose their caller or find no room: each is told so, and its neighbours never
+notice.
 
 A worker that is stopped holds its batches: two fill the slots, what comes after them waits in the gateway's lane.
 """
@@ -76,7 +77,9 @@ class Model:
         wait_until(lambda: self.value(metric, **labels) == value, what=f"{metric} {labels} {value}")
 
     def fill_slots(self, array: v2.Array, name: str = "x") -> list[http.client.HTTPConnection]:
-        """Batches of one request each in all slots of the worker, which is asleep; how many that are is the lane's choice."""
+        """Batches of one request each in all slots of the worker, which is asleep; how many that are is the lane's
+        choice.
+        """
         sent: list[http.client.HTTPConnection] = []
         while self.value("lane_rows") == 0:
             sent.append(self.send(array, name))

@@ -1,4 +1,6 @@
-"""Every protocol says what went wrong in its own form, whatever it was: no path, no method, no worker, or our own fault."""
+"""Every protocol says what went wrong in its own form, whatever it was: no path, no method, no worker, or our own
+fault.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Without an admin key, a reverse proxy on this machine does not open the admin API: a real nginx in front of a real gateway."""
+"""Without an admin key, a reverse proxy on this machine does not open the admin API: a real nginx in front of a real
+gateway.
+"""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ HONEST = {
     "rename into a folder": "((own / 'd').mkdir(), os.rename(own / 'a', own / 'd' / 'a'))",
     "start a thread": "(thread := threading.Thread(target=int), thread.start(), thread.join())",
     "import a library": "__import__('sqlite3')",
-    "ask about itself": "(os.kill(os.getpid(), 0), resource.getrlimit(resource.RLIMIT_AS), open('/proc/self/statm').read())",
+    "ask about itself": "(os.kill(os.getpid(), 0), resource.getrlimit(resource.RLIMIT_AS), "
+    "open('/proc/self/statm').read())",
 }
 PROGRAM = """
 import ctypes, json, os, resource, socket, subprocess, sys, threading

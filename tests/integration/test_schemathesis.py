@@ -1,4 +1,6 @@
-"""Our own OpenAPI page, and what a fuzzer makes of it: no internal error, no status and no form that is not written there."""
+"""Our own OpenAPI page, and what a fuzzer makes of it: no internal error, no status and no form that is not written
+there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a version may say about how it is served, in a running product: optional inputs, other shapes, warm-up, few workers."""
+"""What a version may say about how it is served, in a running product: optional inputs, other shapes, warm-up, few
+workers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TorchServe's clients: requests and aiohttp as its examples use them; and /models as SageMaker's containers have it."""
+"""TorchServe's clients: requests and aiohttp as its examples use them; and /models as SageMaker's containers
+have it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Uploads as people make them, into the running product: every form, every state, every mistake, and a crash half way."""
+"""Uploads as people make them, into the running product: every form, every state, every mistake, and a crash
+half way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""TensorFlow Serving's REST API and KServe's V1 protocol on the running product, with answers held to ONNX Runtime's own."""
+"""TensorFlow Serving's REST API and KServe's V1 protocol on the running product, with answers held to ONNX Runtime's
+own.
+"""
 
 from __future__ import annotations
 

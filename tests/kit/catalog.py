@@ -17,7 +17,10 @@ _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.
 
 
 class RepositoryCatalog:
-    """The Catalog interface of millstream.gateway.protocols.http.deps. `announced`: the models that were announced, in order."""
+    """The Catalog interface of millstream.gateway.protocols.http.deps.
+
+    `announced`: the models that were announced, in order.
+    """
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository

@@ -2,8 +2,8 @@
 
 with small_disk(32 << 20) as disk: running_stack(tmp_path, disk=disk) …… disk.fill() …… disk.empty()
 
-A small disk is the first of these that can be had: a tmpfs in a mount namespace of our own (most machines, root or not),
-a tmpfs that root mounts (or sudo does), and the machine's /dev/shm if that is small, as it is in containers.
+A small disk is the first of these that can be had: a tmpfs in a mount namespace of our own (most machines, root or
+not), a tmpfs that root mounts (or sudo does), and the machine's /dev/shm if that is small, as it is in containers.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def plain_disk(folder: Path) -> Disk:
 
 @contextmanager
 def _in_a_namespace(folder: Path, size_bytes: int, why: list[str]) -> Iterator[Disk | None]:
-    """Mounted in a mount namespace of its own. A process keeps it until its input ends, so nothing stays if the test is killed."""
+    """Mounted in a mount namespace of its own.
+
+    A process keeps it until its input ends, so nothing stays if the test is killed.
+    """
     if shutil.which("unshare") is None:
         why.append("unshare is not installed")
         yield None

@@ -167,7 +167,9 @@ def weighty(size_bytes: int) -> onnx.ModelProto:
 
 @_builder
 def fragile() -> onnx.ModelProto:
-    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the process."""
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the
+    process.
+    """
     node = helper.make_node("Div", ["least", "x"], ["y"])
     weights = [_integer("least", -(2**63))]
     return _model([node], [_value("x", "INT64", ["N", 1])], [_value("y", "INT64", ["N", 1])], weights)
@@ -199,7 +201,9 @@ def crashing(on: int = 0) -> onnx.ModelProto:
 
 @_builder
 def endless(on: int = 0) -> onnx.ModelProto:
-    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` lets a Loop run for years, others run once."""
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` lets a Loop run for years, others run
+    once.
+    """
     body = helper.make_graph(
         [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["sum", "one"], ["sum_out"])],
         "body",
@@ -342,7 +346,9 @@ def coupled(above: float = 1000.0) -> onnx.ModelProto:
 
 @_builder
 def lookup() -> onnx.ModelProto:
-    """Fails at run time on some values: "index" INT64 [N, 1] outside -8 … 7 -> an error; else "y" FP32 [N, 1] = 10 x."""
+    """Fails at run time on some values: "index" INT64 [N, 1] outside -8 … 7 -> an error; else "y" FP32 [N, 1] =
+    10 x.
+    """
     table = _float("table", np.arange(8) * 10.0)
     node = helper.make_node("Gather", ["table", "index"], ["y"], axis=0)
     return _model([node], [_value("index", "INT64", ["N", 1])], [_value("y", "FP32", ["N", 1])], [table])
@@ -397,7 +403,8 @@ def transpose() -> onnx.ModelProto:
 
 @_builder
 def embeddings(pooled: bool = False, types: bool = False) -> onnx.ModelProto:
-    """Of 32 tokens: "input_ids", "attention_mask" (, "token_type_ids") INT64 [N, L] -> "last_hidden_state" FP32 [N, L, 8].
+    """Of 32 tokens: "input_ids", "attention_mask" (, "token_type_ids") INT64 [N, L] -> "last_hidden_state" FP32 [N, L,
+    8].
 
     `pooled`: instead "embedding" FP32 [N, 8], the sum over the tokens that are there. Type 0 adds nothing.
     """

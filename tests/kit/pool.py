@@ -1,6 +1,7 @@
 """A pool's part of a real Redis: what gateways do to it, workers on it, and a picture of its state with what must hold.
 
-put, reclaim (a gateway's scripts) ── worker(name) -> millstream.workers.consumer.Consumer ── picture() -> Picture ── broken()
+put, reclaim (a gateway's scripts) ── worker(name) -> millstream.workers.consumer.Consumer ── picture() -> Picture ──
+broken()
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Entry(NamedTuple):
 
 @dataclass
 class Picture:
-    """All keys of a pool at one moment. `expiring`: streams that will go away by themselves. `others`: any other keys."""
+    """All keys of a pool at one moment.
+
+    `expiring`: streams that will go away by themselves. `others`: any other keys.
+    """
 
     entries: list[Entry] = field(default_factory=list)
     streams: set[str] = field(default_factory=set)

@@ -1,4 +1,6 @@
-"""Requests to a model that doubles (tests.kit.models.scale), in all forms of tensors, and the check of their answers."""
+"""Requests to a model that doubles (tests.kit.models.scale), in all forms of tensors, and the check of their
+answers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Servers of one data set, a master and its replica, and three sentinels that watch them; all of them ask for passwords.
+"""Servers of one data set, a master and its replica, and three sentinels that watch them; all of them ask for
+passwords.
 
 with watched_redis(folder) as watched: ...      watched.address -> watched.master -> kill, start, fail over
 """
@@ -155,7 +156,10 @@ class Watched:
         wait_until(lambda: _in_step(server), FAILOVER_S_MAX, "in step")
 
     def step_down(self, server: Server) -> Server:
-        """Have the other server made the master while this one is well. Sentinels give up a failover that takes too long."""
+        """Have the other server made the master while this one is well.
+
+        Sentinels give up a failover that takes too long.
+        """
         asked = float("-inf")
 
         def stepped_down() -> bool:
@@ -199,7 +203,8 @@ def watched_redis(folder: Path) -> Iterator[Watched]:
     """Start a master, a replica and sentinels, give them, and end those that live."""
     folder.mkdir()
     with ExitStack() as ports:
-        # Bound and not listened to, the kernel gives a port to no other process, and a server that sets SO_REUSEPORT may use it.
+        # Bound and not listened to, the kernel gives a port to no other process, and a server that sets SO_REUSEPORT
+        # may use it.
         sockets = [ports.enter_context(socket.socket()) for _ in range(2 + SENTINELS)]
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

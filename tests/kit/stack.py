@@ -260,8 +260,8 @@ def running_stack(
 ) -> Iterator[Stack]:
     """Start everything, give it, and at the end make sure that nothing leaked, stop it, and that nothing is left.
 
-    `settings`: fields of millstream.services.settings.Settings. `models`: in all workers, if they can be served. `disk`: where its
-    home is; None: in `tmp_path`.
+    `settings`: fields of millstream.services.settings.Settings. `models`: in all workers, if they can be served.
+    `disk`: where its home is; None: in `tmp_path`.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
     for pool in pools.split(","):

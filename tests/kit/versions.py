@@ -44,7 +44,9 @@ def publish(repository: Repository, model: str, version: int, config: ModelConfi
 def publish_model(
     repository: Repository, model: str, path: Path, version: int = 1, config: ModelConfig | None = None
 ) -> Manifest:
-    """The ONNX file at `path` as the active version, unchecked; it takes "x" and gives "y", INT64 [N, 1], and batches."""
+    """The ONNX file at `path` as the active version, unchecked; it takes "x" and gives "y", INT64 [N, 1], and
+    batches.
+    """
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     manifest = Manifest(

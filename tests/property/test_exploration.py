@@ -16,7 +16,9 @@ ROWS_MAX = st.sampled_from([1, 2, 7, 64, 1000])
 def settled(
     fixed_s: float, row_s: float, rows_max: int, runs: int = 200, waiting: int = 1 << 20
 ) -> tuple[int, list[int]]:
-    """Run a model of so much for each run and each row, as many rows as are asked for or wait; the last target, all sizes."""
+    """Run a model of so much for each run and each row, as many rows as are asked for or wait; the last target, all
+    sizes.
+    """
     measured = {1: fixed_s + row_s}
     exploration = Exploration(measured, rows_max)
     target = Profile(measured).rows_worth_running(rows_max)

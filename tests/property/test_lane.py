@@ -1,4 +1,5 @@
-"""Lanes and admission under everything that happens to them: each request is answered once, and every permit comes back.
+"""Lanes and admission under everything that happens to them: each request is answered once, and every permit comes
+back.
 
 Two lanes of one pool share a link and the permits. Rules are what callers, workers, Redis, time and operators do.
 """

@@ -21,8 +21,8 @@ from millstream.services.model.signature import Signature, TensorSpec
 
 DATATYPES = [*ITEM_BYTES, "BYTES"]
 DTYPES = [
-    "<f4", ">f4", "|b1", "<i8", ">i2", "|u1", "<f2", "<f8", "<f16", "<c8", "|S3", "<U2", ">U2", "|S0", "<U0", "|O", "|V4",
-    "<M8[s]", "<m8", "<f3", "", "nope", "x" * 50, "(2,)<f4", "<f4,<i4", "é",
+    "<f4", ">f4", "|b1", "<i8", ">i2", "|u1", "<f2", "<f8", "<f16", "<c8", "|S3", "<U2", ">U2", "|S0", "<U0", "|O",
+    "|V4", "<M8[s]", "<m8", "<f3", "", "nope", "x" * 50, "(2,)<f4", "<f4,<i4", "é",
 ]  # fmt: skip
 DIMS = st.one_of(
     st.integers(0, 5),

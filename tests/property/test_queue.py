@@ -1,4 +1,5 @@
-"""The queue against a model of it, under everything that may happen: any order of puts, leases, replies, crashes, freezes.
+"""The queue against a model of it, under everything that may happen: any order of puts, leases, replies, crashes,
+freezes.
 
 The model knows which batches are in flight, what each worker believes to hold, and which replies must have come. Which
 worker gets a batch is read from Redis and checked for being allowed.
@@ -60,7 +61,8 @@ class Batch:
 class Worker:
     """What a worker believes. `lanes`: that it can run; Redis knows them while the worker is `known`.
 
-    `hand`: leases that it has received. `alone`: the batch that it said it runs alone. `awake`: neither dead nor frozen; a dead one never wakes again.
+    `hand`: leases that it has received. `alone`: the batch that it said it runs alone. `awake`: neither dead nor
+    frozen; a dead one never wakes again.
     """
 
     name: str
@@ -330,7 +332,9 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), lane=st.sampled_from(LANES), joins=st.booleans(), tries=st.booleans())
     def pass_on(self, data: st.DataObject, lane: str, joins: bool, tries: bool) -> None:
-        """It cannot read a batch, and some others could not: an idle holder of the lane has it now, else any, else none."""
+        """It cannot read a batch, and some others could not: an idle holder of the lane has it now, else any, else
+        none.
+        """
         while joins and len(self.workers) < min(3, WORKERS_MAX):
             self.join({lane}, ["beat", "hold", "next"])
         if not any(worker.awake and worker.hand for worker in self.workers.values()):

@@ -1,4 +1,5 @@
-"""Load with faults of all kinds and hostile models, for a while: what was accepted is answered right, and nothing grows.
+"""Load with faults of all kinds and hostile models, for a while: what was accepted is answered right, and nothing
+grows.
 
 python -m tests.soak [--minutes 10] [--seed N]        exit status 1 when a request failed or something grew
 """

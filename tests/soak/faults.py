@@ -64,7 +64,10 @@ class Faults:
         ]
 
     def next(self) -> str:
-        """Let one happen, and wait until it is over; its name. All kinds come once, in any order, before one comes again."""
+        """Let one happen, and wait until it is over; its name.
+
+        All kinds come once, in any order, before one comes again.
+        """
         if not self._ahead:
             self._ahead = self._random.sample(self._kinds, len(self._kinds))
         name, happen = self._ahead.pop()

@@ -66,7 +66,10 @@ REFUSED = (models.crashes_on_zeros, models.endless)
 
 
 class HostileCallers:
-    """`answers`: by model and status. `failures`: what was answered too late, not at all, or in a way that none may be."""
+    """`answers`: by model and status.
+
+    `failures`: what was answered too late, not at all, or in a way that none may be.
+    """
 
     def __init__(self, stack: Stack, folder: Path, seed: int) -> None:
         self.answers: Counter[tuple[str, str]] = Counter()

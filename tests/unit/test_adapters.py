@@ -1,4 +1,6 @@
-"""A protocol is one Adapter record: its routes, their section of the OpenAPI page, who may call them, and its errors."""
+"""A protocol is one Adapter record: its routes, their section of the OpenAPI page, who may call them, and its
+errors.
+"""
 
 from __future__ import annotations
 

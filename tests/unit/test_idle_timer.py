@@ -12,7 +12,10 @@ from millstream.gateway.connection.idle_timer import LazyTimer
 
 
 class Clock:
-    """The part of an event loop that a timer needs. Knows the time and what is due when. `asked`: how many times it was asked to call."""
+    """The part of an event loop that a timer needs.
+
+    Knows the time and what is due when. `asked`: how many times it was asked to call.
+    """
 
     def __init__(self) -> None:
         self.now = 100.0

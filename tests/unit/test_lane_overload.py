@@ -1,6 +1,7 @@
 """Far more is asked than can be done, in a simulated time: nearly all that is done is done in time.
 
-Poisson arrivals ─> lane ─> a worker that runs one batch after the other, with runs that vary ─> answers by their deadline
+Poisson arrivals ─> lane ─> a worker that runs one batch after the other, with runs that vary ─> answers by their
+deadline
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class Callers:
 
 
 class Storm:
-    """`times`: of the capacity. `patience`: timeout of each request, in runs with all rows. `varies`: by how much a run may be longer."""
+    """`times`: of the capacity.
+
+    `patience`: timeout of each request, in runs with all rows. `varies`: by how much a run may be longer.
+    """
 
     def __init__(self, home: Path, profile: dict[int, float], times: float, patience: float, varies: float) -> None:
         self._bench = LaneBench(home, profile)

@@ -1,4 +1,6 @@
-"""Requests -> a batch -> arrays in a worker -> a reply -> outputs per request: both ends of the queue, meeting only here."""
+"""Requests -> a batch -> arrays in a worker -> a reply -> outputs per request: both ends of the queue, meeting only
+here.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Outputs that are too large: who is told so, who is answered, and who is run again. And requests that come together."""
+"""Outputs that are too large: who is told so, who is answered, and who is run again.
+
+And requests that come together.
+"""
 
 from __future__ import annotations
 

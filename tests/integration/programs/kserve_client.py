@@ -1,4 +1,6 @@
-"""KServe's own REST client, both protocols, run by the clients' environment: URL and model names in, answers out as JSON."""
+"""KServe's own REST client, both protocols, run by the clients' environment: URL and model names in, answers out as
+JSON.
+"""
 
 import asyncio
 import json

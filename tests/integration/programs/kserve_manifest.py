@@ -1,4 +1,5 @@
-"""Holds a manifest against the classes that KServe and Kubernetes generate from their schemas; prints what does not fit.
+"""Holds a manifest against the classes that KServe and Kubernetes generate from their schemas; prints what does not
+fit.
 
 python kserve_manifest.py ClassName < document.json
 """

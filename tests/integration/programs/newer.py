@@ -1,4 +1,6 @@
-"""A process of a release that has one more format of batches and replies than this one: newer.py MODULE [ARGUMENTS...]"""
+"""A process of a release that has one more format of batches and replies than this one: newer.py MODULE
+[ARGUMENTS...]
+"""
 
 from __future__ import annotations
 
