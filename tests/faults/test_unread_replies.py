@@ -17,7 +17,7 @@ from tests.faults.test_grpc_half_sent import Caller, gateway, port
 from tests.kit import http2, models
 from tests.kit.memory import MIB, forget_peak, peak_bytes, resident_bytes
 from tests.kit.stack import Stack, assert_quiet, running_stack
-from tests.kit.wait import wait_until
+from tests.kit.wait import wait_for_none, wait_until
 from tests.kit.wire import post
 
 BUDGET = 64 * MIB
@@ -145,7 +145,7 @@ def test_memory_goes_back_after_a_burst(new_stack: Stack) -> None:
     assert peaks["gateway-0"] > 64 * MIB
     for name, pid in processes.items():
         most = before[name] + max(peaks[name] // 2, SMALL)
-        wait_until(partial(shrunk, pid, most), WAIT_S, f"half of what {name} took goes back: {peaks}")
+        wait_for_none(partial(surplus, stack, pid, most), WAIT_S)
 
 
 def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
@@ -155,9 +155,14 @@ def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
     with ExitStack() as until:
         KINDS["gRPC"](new_stack, until)
         wait_until(lambda: peak_bytes(pid) - before > 2 * SMALL, WAIT_S, "replies are held")
-    wait_until(partial(shrunk, pid, before + SMALL), WAIT_S, "what they took goes back")
+    wait_for_none(partial(surplus, new_stack, pid, before + SMALL), WAIT_S)
 
 
-def shrunk(pid: int, most: int) -> bool:
-    """Whether no more is resident."""
-    return resident_bytes(pid) <= most
+def surplus(stack: Stack, pid: int, most: int) -> dict[str, float]:
+    """What is resident beyond `most`, and what the gateway says to hold; empty when no more is resident."""
+    resident = resident_bytes(pid)
+    if resident <= most:
+        return {}
+    page = stack.metrics()
+    held = ("requests_in_flight", "receiving_bytes", "unread_bytes")
+    return {"most": most, "resident": resident} | {name: page.value(f"millstream_{name}") for name in held}

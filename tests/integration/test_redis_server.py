@@ -158,7 +158,7 @@ def test_a_private_folder_that_is_somebody_elses_is_refused(tmp_path):
         assert len(str(path)) < 104
         path.parent.rmdir()
         path.parent.symlink_to(tmp_path)
-        with pytest.raises(Failure, match="belongs to somebody else"):
+        with pytest.raises(Failure, match="belongs to another user"):
             socket_path(long)
     finally:
         path.parent.unlink()
