@@ -254,4 +254,4 @@ def explain(error: ValidationError) -> tuple[str, str]:
 
 def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:
     """Return the environment for a child process: ours without the names in `without`, updated with `overrides`."""
-    return {name: value for name, value in {**os.environ, **overrides}.items() if name not in without}
+    return {name: value for name, value in {**os.environ, **overrides}.items() if name not in without}  # noqa: TID251

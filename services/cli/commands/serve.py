@@ -49,7 +49,7 @@ def serve(
     """
     settings = load_settings()
     if settings.admin_key is None:
-        os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)
+        os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)  # noqa: TID251 - for `up`, which reads it
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
         http_port = settings.sagemaker_port or _HTTP_PORT

@@ -1,0 +1,103 @@
+"""Rules of pyproject.toml notice what they forbid: each is shown a breach in a copy of the code, or in a line."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from millstream.services.settings import child_environment
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+CONTRACTS = [contract["name"] for contract in TOOLS["importlinter"]["contracts"]]
+BANNED = TOOLS["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
+#: the first words of a contract's name -> a file, and the import that the contract forbids in it
+BREACHES = {
+    "services stands below gateway": ("services/version.py", "millstream.workers.worker"),
+    "gateway and workers are coupled": ("workers/reshape.py", "millstream.gateway.tensors.outputs"),
+    "gRPC is known": ("gateway/protocols/v2/options.py", "grpc"),
+    "FastAPI is known": ("gateway/scheduling/lane.py", "fastapi"),
+    "Redis is known": ("workers/consumer.py", "redis"),
+    "inference libraries are known": ("workers/runner.py", "onnxruntime"),
+    "folders of gateway have an order": ("gateway/tensors/outputs.py", "millstream.gateway.scheduling.lane"),
+    "decisions, codecs and formats are pure": ("gateway/scheduling/batcher.py", "time"),
+}
+
+
+def test_each_contract_notices_a_breach(tmp_path: Path) -> None:
+    """All breaches are planted in one copy: each contract is broken by its own."""
+    for folder in ("src", "gateway", "services", "workers", "examples"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    assert "0 broken" in lint_imports(tmp_path)
+    for file, module in BREACHES.values():
+        with (tmp_path / file).open("a") as code:
+            code.write(f"\nimport {module}\n")
+    output = " ".join(lint_imports(tmp_path).split())
+    assert f"0 kept, {len(CONTRACTS)} broken." in output
+    for contract in CONTRACTS:
+        (start,) = [words for words in BREACHES if contract.startswith(words)]
+        file, module = BREACHES[start]
+        importer = "millstream." + file.removesuffix(".py").replace("/", ".")
+        details = output.split("Broken contracts", 1)[1]
+        assert re.search(rf"{re.escape(importer)} -> {re.escape(module)}\b", details), (contract, details)
+
+
+def lint_imports(folder: Path) -> str:
+    """Output of import-linter on the package in `folder`, not on the installed one."""
+    environment = child_environment({"PYTHONPATH": str(folder / "src"), "COLUMNS": "400", "NO_COLOR": "1"})
+    done = subprocess.run(
+        [BIN / "lint-imports", "--no-cache"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert not done.stderr, done.stderr
+    return done.stdout
+
+
+def ruff(code: str, file: str = "services/planted.py") -> set[str]:
+    """Rules that `code` breaks, as the content of `file`."""
+    command = [str(BIN / "ruff"), "check", "--output-format", "concise", "--stdin-filename", str(ROOT / file), "-"]
+    done = subprocess.run(command, input=code, cwd=ROOT, capture_output=True, text=True, check=False)
+    return set(re.findall(r":\d+:\d+: (\w+)", done.stdout))
+
+
+@pytest.mark.parametrize("name", BANNED)
+def test_what_is_banned_is_noticed(name: str) -> None:
+    parent, _, last = name.rpartition(".")
+    code = f'"""Planted."""\n\nfrom {parent} import {last}\n\nprint({last})\n' if parent else f"import {name}\n"
+    assert "TID251" in ruff(code)
+
+
+BRANCHES = "\n".join(f"    if number == {number}:\n        print({number})" for number in range(13))
+RETURNS = "\n".join(f"    if number == {number}:\n        return {number}" for number in range(9))
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        ("C901", f"def planted(number: int) -> None:\n{BRANCHES}\n"),
+        ("PLR0912", f"def planted(number: int) -> None:\n{BRANCHES}\n"),
+        ("PLR0911", f"def planted(number: int) -> int:\n{RETURNS}\n    return 0\n"),
+        ("PLR0915", "def planted() -> None:\n" + "    print()\n" * 51),
+        ("PLR0913", "def planted(a: int, b: int, c: int, d: int, e: int, f: int, g: int, h: int) -> None:\n    ...\n"),
+        ("E501", f"# {'word ' * 24}\n"),
+    ],
+)
+def test_limits_on_functions_and_lines_are_noticed(rule: str, code: str) -> None:
+    assert rule in ruff(code)
+
+
+def test_settings_alone_read_the_environment() -> None:
+    """Exceptions from the ban are lines with a reason; there is one beside the settings."""
+    exceptions = []
+    for folder in ("gateway", "services", "workers", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            lines = path.read_text().splitlines()
+            exceptions += [str(path.relative_to(ROOT)) for line in lines if re.search(r"os\.(environ|getenv)", line)]
+    assert sorted(exceptions) == ["services/cli/commands/serve.py", "services/settings.py"]
