@@ -38,6 +38,12 @@ def failed(stack: Stack, model: str) -> str:
     return reason
 
 
+def failed_at(tmp_path: Path, model: str) -> float:
+    """When a model was failed, in seconds since the epoch; 0: it is not failed."""
+    known = repository(tmp_path)
+    return known.verdicts.of(known.manifest(model, 1)).failed_at
+
+
 def warming(stack: Stack, model: str) -> bool:
     return bool(version(stack, model)["state"] == "warming")
 
@@ -73,9 +79,9 @@ def test_a_model_that_crashes_workers_while_it_is_loaded(tmp_path: Path) -> None
         stack.push("another", models.scale(tmp_path / "another.onnx", 3.0))
 
         # An operator wants it tried again, and it comes to the same.
-        before = stack.http.get("/v2/models/deadly/ready").json()["error"]
+        before = failed_at(tmp_path, "deadly")
         assert stack.http.post("/admin/v1/models/deadly/versions/1/activate").status_code == 200
-        wait_until(lambda: stack.http.get("/v2/models/deadly/ready").json()["error"] != before)
+        wait_until(lambda: failed_at(tmp_path, "deadly") > before, what="it failed once more")
         assert "processes died" in failed(stack, "deadly")
 
         # The same number with other files is another version.
