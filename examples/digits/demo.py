@@ -72,7 +72,7 @@ class _Answers:
             self.labels[number] = int(document["outputs"][0]["data"][0])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             text = body[:200].decode(errors="replace")
-            raise DemoError(f"the endpoint answered {status}, but not with a label: {text}") from error
+            raise DemoError(f"the endpoint answered {status}, with no label: {text}") from error
 
 
 async def measure(url: str, connections: int) -> Outcome:
