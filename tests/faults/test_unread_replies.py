@@ -28,6 +28,8 @@ SLACK = 224 * MIB
 SLOW_S = 4
 SMALL = 40 * MIB  # growth that is not worth giving back
 WAIT_S = 60.0
+#: slices of a batch that was tried again cool down for a minute, and on a busy machine any batch may be
+COOLED_S = 120.0
 SETTINGS: dict[str, Any] = {
     "reply_unread_bytes_max": BUDGET,
     "reply_bytes_max": 2 * REPLY,
@@ -145,7 +147,7 @@ def test_memory_goes_back_after_a_burst(new_stack: Stack) -> None:
     assert peaks["gateway-0"] > 64 * MIB
     for name, pid in processes.items():
         most = before[name] + max(peaks[name] // 2, SMALL)
-        wait_for_none(partial(surplus, stack, pid, most), WAIT_S)
+        wait_for_none(partial(surplus, stack, pid, most), COOLED_S)
 
 
 def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
@@ -155,7 +157,7 @@ def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
     with ExitStack() as until:
         KINDS["gRPC"](new_stack, until)
         wait_until(lambda: peak_bytes(pid) - before > 2 * SMALL, WAIT_S, "replies are held")
-    wait_for_none(partial(surplus, new_stack, pid, before + SMALL), WAIT_S)
+    wait_for_none(partial(surplus, new_stack, pid, before + SMALL), COOLED_S)
 
 
 def surplus(stack: Stack, pid: int, most: int) -> dict[str, float]:
@@ -164,5 +166,5 @@ def surplus(stack: Stack, pid: int, most: int) -> dict[str, float]:
     if resident <= most:
         return {}
     page = stack.metrics()
-    held = ("requests_in_flight", "receiving_bytes", "unread_bytes")
+    held = ("requests_in_flight", "receiving_bytes", "unread_bytes", "segment_bytes_in_use")
     return {"most": most, "resident": resident} | {name: page.value(f"millstream_{name}") for name in held}
