@@ -65,7 +65,7 @@ from millstream.workers.worker import Worker
 log = logging.getLogger("millstream.worker")
 
 HAND_OVER_S_MAX = 5.0  # for giving work back before the process ends
-DEVICE_GRACE_S = 60.0  # libraries of devices seldom check whether they should stop, and compile in between
+DEVICE_GRACE_S = 60.0  # GPU libraries seldom check whether they should stop, and may compile between two checks
 INLINE_BYTES_MAX = 256 * 1024  # larger outputs bypass the script in a key of their own
 
 
@@ -108,7 +108,7 @@ class Identity(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The worker's place in its pool; a worker that was started alone has a name, and counts as the first."""
+        """The worker's number in its pool, from 0; also 0 for a worker started by hand whose slot is a name."""
         return int(self.slot) if self.slot.isdecimal() else 0
 
 
@@ -140,7 +140,7 @@ class WorkerProcess:
         run_dir, runs = settings.home / "run", runs_dir(settings)
         self._runs = runs
         repository = FolderRepository(settings.repository_dir)
-        _blame_for_leftovers(repository, run_dir, f"{identity.name}-")
+        _record_unseen_load_deaths(repository, run_dir, f"{identity.name}-")
         # Named without the process' id, so that a worker that is started again continues its series.
         self._registry = MetricsRegistry(settings.metrics_dir, f"worker-{identity.name}")
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
@@ -201,7 +201,7 @@ class WorkerProcess:
         If this takes too long, the drain thread ends the process.
         """
         # No entry is delivered any longer: the main loop has left the idle workers.
-        self._reconciler.stop()  # nothing new is loaded, and no lane is added
+        self._reconciler.stop()  # no further version is loaded, and no lane is added
         self._heartbeat.stop()  # before the worker leaves its pool: a beat would bring it back
         _leave(self._connect)  # what it might still lease goes to other workers
         if self._mark is not None:
@@ -246,20 +246,20 @@ class WorkerProcess:
         self._drain.begin()
 
     def _leave_early(self) -> None:
-        """Give everything back while a run is still in progress near the end of the drain time."""
+        """Give all batches back near the end of the drain time, while a run is still in progress."""
         self._reconciler.stop()
         _leave(self._connect)
 
     def _give_back_waiting(self, guarded: Guarded) -> None:
-        """Give other workers what waits behind a run that may take long."""
+        """Give the batches that wait behind a long run to other workers."""
         self._heartbeat.forget_leases()
         with contextlib.suppress(Failure), contextlib.closing(self._connect()) as consumer:
             consumer.give_back(guarded.group)
 
     def _end_stuck(self, guarded: Guarded) -> None:
-        """End the process because a run cannot be terminated: its requests are answered, the rest is given back."""
+        """End the process because a run cannot be terminated: answer its requests and give back all other batches."""
         log.error("a run of %s cannot be terminated: this process ends", guarded.group[0].lane)
-        finished = self.loop.abandoned(guarded)
+        finished = self.loop.final_replies(guarded)
         giving = threading.Thread(target=self._hand_over, args=(finished,), name="hand over", daemon=True)
         giving.start()
         giving.join(HAND_OVER_S_MAX)
@@ -267,7 +267,10 @@ class WorkerProcess:
         os._exit(RUN_STUCK)
 
     def _hand_over(self, finished: list[Finished]) -> None:
-        """Send what is finished and give back the rest. The heartbeat stops before: a beat would bring it back."""
+        """Send the finished replies and give back all other batches.
+
+        The heartbeat is stopped first: a beat would add the worker to its pool again.
+        """
         self._heartbeat.stop()
         with contextlib.suppress(Failure):
             consumer = self._connect()
@@ -278,22 +281,22 @@ class WorkerProcess:
 
 
 def _leave(connect: Callable[[], Consumer]) -> None:
-    """Take the worker out of its pool; other workers get what it still leases. Without Redis its leases expire."""
+    """Remove the worker from its pool and give its batches to other workers. Without Redis its leases expire."""
     with contextlib.suppress(Failure), contextlib.closing(connect()) as consumer:
         consumer.leave(ATTEMPTS_MAX)
         consumer.announce()
 
 
-def _blame_for_leftovers(repository: FolderRepository, run_dir: Path, name: str) -> None:
-    """Count the loads during which earlier workers of this name, or trial loads, died without a supervisor."""
+def _record_unseen_load_deaths(repository: FolderRepository, run_dir: Path, name: str) -> None:
+    """Record deaths during loads, of earlier workers of this name and of trial loads, that no supervisor saw."""
     for worker in (name, f"{PROBE}-"):
         marks = take_stale_marks(run_dir, worker)
         with contextlib.suppress(Failure):
-            record_death(repository, marks, "in a way that nobody saw", time.time(), certain=False)  # noqa: TID251 - for people
+            record_death(repository, marks, "in a way that no supervisor saw", time.time(), certain=False)  # noqa: TID251 - for people
 
 
 def _report_unseen_deaths(connect: Callable[[], Consumer], runs: Path, name: str) -> None:
-    """Publish deaths of earlier workers of this name that no supervisor saw: what they ran must run alone next."""
+    """Publish deaths of earlier workers of this name that no supervisor saw: their batches must run alone next."""
     for worker in run_marks.marked_workers(runs, name):
         run = run_marks.take_fatal_run(runs, worker)
         if run is None:

@@ -30,7 +30,7 @@ POOLS_LIFE_S = 86_400  # after the last beat in any pool, the list of pools expi
 
 
 class Finished(NamedTuple):
-    """A batch that was run: its lease, its reply, and the bytes that are stored in a blob key before it, or b""."""
+    """A batch that was run, its reply, and the bytes to store in a blob key before the reply is sent (b"": none)."""
 
     lease: Lease
     reply: bytes
@@ -43,10 +43,10 @@ class Consumer:
     Raises Failure(UNAVAILABLE) when Redis cannot be reached.
 
     Args:
-        clock: is measured with every connection and beat.
+        clock: updated by every connection and every beat.
         spin: decides how long `receive_wait` busy-polls before it blocks; None: it blocks at once.
         on_refused: called when Redis refused the outputs of a batch.
-        on_unreadable: called when a batch cannot be read, and was passed on.
+        on_unreadable: called after a batch that cannot be read was passed on.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Consumer:
         self._clock = clock
         self._spin = spin or Spin(0)
         self._link = ConsumerLink(address)
-        self._requested_at = 0.0  # when the entries that come next were requested: not later than their lease
+        self._requested_at = 0.0  # when the next entries were requested (monotonic); never after they were leased
         try:
             for name in _SCRIPTS:
                 self._link.call("SCRIPT", "LOAD", script(name).text)
@@ -83,7 +83,7 @@ class Consumer:
     def send_next(self, finished: Sequence[Finished], leased: int, wanted: int) -> None:
         """Send replies, acknowledge, and ask for up to `wanted` entries, which `receive_next` returns.
 
-        `leased` is the number of batches that the worker leases already: idle workers with fewer come first.
+        `leased` is the number of batches that the worker leases already: workers with fewer batches are served first.
         """
         self._requested_at = time.monotonic()
         self._link.send(self._next(finished, leased, wanted, leave=False))
@@ -126,7 +126,7 @@ class Consumer:
         return refused
 
     def _read_answers(self, count: int) -> CommandRefused | None:
-        """Read this many answers; returns the first refusal."""
+        """Read `count` answers; returns the first refusal, or None."""
         first: CommandRefused | None = None
         for _ in range(count):
             try:
@@ -154,37 +154,37 @@ class Consumer:
         return self._leases(self._link.receive())
 
     def send_wait(self, finished: Sequence[Finished], wanted: int, timeout_s: float) -> None:
-        """Send as `send_next` does, for a worker without leases, which then blocks on its inbox: both in one write."""
+        """Send as `send_next` does, and block on the inbox, in one write; for a worker that leases nothing."""
         self._requested_at = time.monotonic()
         wait = ("BLMPOP", str(timeout_s), 1, self._keys.inbox(self._worker), "LEFT", "COUNT", wanted)
         self._link.send_both(self._next(finished, 0, wanted, leave=True), wait)
 
     def receive_wait(self) -> tuple[list[Lease], bool]:
-        """Return the leases that `send_wait` asked for, none after the timeout; and whether they had been waiting."""
+        """Return the leases that `send_wait` asked for (none after the timeout), and whether batches were queued."""
         spin, began = self._spin, time.perf_counter()
-        had_waited = int(self._link.receive()) > 0
+        were_queued = int(self._link.receive()) > 0
         popped = self._link.receive(spin.seconds)
         leases = self._leases(popped[1]) if popped else []
         spin.record_wait(time.perf_counter() - began, sum(len(lease.header.rows) for lease in leases))
-        return leases, had_waited
+        return leases, were_queued
 
     def take_inbox(self) -> list[Lease]:
-        """Return what is in the inbox now."""
+        """Empty the inbox and return its leases."""
         return self._leases(self._link.call("LPOP", self._keys.inbox(self._worker), 64) or ())
 
-    def end(self, client_id: int) -> None:
-        """Kill an earlier connection of this worker: if Redis does not know that it is lost, it would serve it next."""
+    def kill_connection(self, client_id: int) -> None:
+        """Kill an earlier connection of this worker, which Redis might not know to be lost and send the next batch."""
         try:
             # Its name is compared, too: a restarted Redis numbers its connections from 1 again.
             if f"name={self._worker} ".encode() in self._link.call("CLIENT", "LIST", "ID", client_id):
                 self._link.call("CLIENT", "KILL", "ID", client_id)
-        except Failure as failure:  # not permitted: then the connection lasts until its wait times out
+        except Failure as failure:  # Redis does not permit it: the connection lasts until its wait times out
             log.debug("connection %s could not be killed: %s", client_id, failure.message)
 
     def recover(self, known: Iterable[Lease]) -> list[Lease]:
-        """Return what this worker leases besides `known`: answers were lost with the last connection.
+        """Return the leases of this worker that are not in `known`: their answers were lost with the last connection.
 
-        Empties the worker's inbox, and takes it out of the idle workers.
+        Empties the worker's inbox, and removes the worker from the idle workers.
         """
         keys = self._keys
         names = [name for lease in known for name in (lease.lane, lease.entry)]
@@ -228,7 +228,7 @@ class Consumer:
             self._script("add_lanes", own, self._worker, *lanes)
 
     def remove_lane(self, lane: str) -> None:
-        """Lease no more entries of this lane. To be called again when none of it is leased any longer, to clean up."""
+        """Lease no more entries of this lane. Call again when none of its entries is leased, to clean up."""
         keys = self._keys
         own = (keys.lanes(self._worker), keys.draining(self._worker), keys.stream(lane))
         self._script("remove_lane", own, self._worker, lane)
@@ -266,17 +266,17 @@ class Consumer:
         self.publish(f"worker:{self._keys.pool}")
 
     def give_back(self, running: Iterable[Lease]) -> int:
-        """Put again, for other workers, all that this worker leases except `running`; returns how many batches."""
+        """Return to the queue all batches that this worker leases, except `running`; returns their number."""
         keys = self._keys
         own = (keys.lanes(self._worker), keys.draining(self._worker), keys.inbox(self._worker))
         names = [lease.header.name for lease in running]
         return int(self._script("give_back", own, self._worker, *names))
 
     def leave(self, attempts_max: int, *, dying: bool = False) -> None:
-        """Remove this worker from its pool; what it still leases is put again for other workers.
+        """Remove this worker from its pool, and return the batches that it leases to the queue.
 
         `dying`: the process ends, and the batch that it was running is answered. The other batches are not at fault,
-        so that no attempt is used up.
+        so they lose no attempt.
         """
         self._script("reclaim", (), 0, attempts_max, self._worker, int(dying), int(dying))
 

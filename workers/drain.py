@@ -1,7 +1,7 @@
 """drain: a thread that waits for SIGTERM and ends the process if the worker does not leave in time.
 
 It is a thread because Python runs signal handlers between two steps of the main thread. During a run the handler would
-be called only after the run, which could take any time. The wake-up descriptor is written to at once.
+be called only after the run, however long it takes. Signals write to the wake-up descriptor at once.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from collections.abc import Callable
 log = logging.getLogger("millstream.drain")
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-GIVE_UP_SHARE = 0.9  # of the drain time; the rest is for giving work back
+GIVE_UP_SHARE = 0.9  # of the drain time; the remainder is for giving batches back
 CUT_SHORT = 3  # exit code of a worker whose run was not over in time
 
 
 class DrainThread:
-    """Stops the main loop on SIGTERM or SIGINT, and limits how long it takes.
+    """Stops the main loop on SIGTERM or SIGINT, and limits how long the drain takes.
 
     Args:
         stop: tells the main loop to run and answer what is leased, and to lease no more.
-        give_back: gives what still runs near the end of the drain time to other workers; the process ends after it.
+        give_back: gives the batches that still run near the end of the drain time to other workers; the process ends
+            after it.
         drain_s: the drain time.
     """
 

@@ -12,7 +12,7 @@ from millstream.services.model.profile import Profile
 
 #: Weight of the latest run in the known time of its size.
 CORRECTION = 0.1
-#: Runs of a size before it is decided whether it gains anything; the fastest of them counts.
+#: Runs of a size before deciding whether to run that many rows; the fastest run counts.
 TRIALS = 3
 #: A size is measured only if it is this many times the largest measured size, so that few are kept.
 STEP = 1.5
@@ -35,7 +35,7 @@ class Exploration:
     def ran(self, rows: int, seconds: float, rows_fitting: int) -> int | None:
         """Record a run; returns how many rows should run together from now on, or None for no change.
 
-        `rows_fitting` is the largest number of rows that there is memory for.
+        `rows_fitting` is the largest number of rows that fit into memory.
         """
         measured, largest = self._measured, self._largest
         known = measured.get(rows)

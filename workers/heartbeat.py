@@ -23,7 +23,12 @@ BACKOFF_S_MAX = 2.0
 
 
 class Heartbeat:
-    """`record` builds what is published; `lanes` are models again when Redis may have forgotten them."""
+    """Publishes the worker's record and extends its leases until `stop`.
+
+    Args:
+        record: builds the record to publish.
+        lanes: returns the lanes to add again when Redis may have forgotten them.
+    """
 
     def __init__(
         self,
@@ -39,7 +44,7 @@ class Heartbeat:
         self._wake = threading.Event()
         self._stopping = False
         self._last_beat = 0.0  # monotonic
-        self._leases_since = 0.0  # leases that were taken after this time (monotonic) were not reclaimed
+        self._leases_since = 0.0  # monotonic; leases taken after this time were not reclaimed
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -56,13 +61,13 @@ class Heartbeat:
         self._thread.join()
 
     def forget_leases(self) -> None:
-        """Declare all leases until now invalid: other workers may have them."""
+        """Declare all leases taken until now invalid: other workers may have them."""
         self._leases_since = time.monotonic()
 
     def lease_valid(self, leased_at: float) -> bool:
         """Return whether a lease taken at `leased_at` (monotonic) cannot have been reclaimed.
 
-        That is so if each beat since then reached Redis within the lease time of the one before.
+        This holds if each beat since then reached Redis within the lease time of the previous beat.
         """
         return leased_at >= self._leases_since and time.monotonic() - self._last_beat < self._lease_s
 
@@ -84,7 +89,7 @@ class Heartbeat:
                 log.exception("a heartbeat failed")
             finally:
                 consumer.close()
-            # Also after a connection was made: Redis may be out of memory, still loading, …
+            # Also after a connection succeeded: Redis may be out of memory, still loading, …
             if not self._stopping:
                 self._sleep(backoff.after_death(time.monotonic() - began))
 

@@ -15,11 +15,11 @@ CHECK_S = 0.5
 
 
 class IdleTrimmer:
-    """Runs until the process ends.
+    """Checks every CHECK_S whether the worker is idle and should return memory; runs until the process ends.
 
     Args:
         runs: returns the number of runs so far, without readiness probes.
-        waiting: returns whether the worker waits for work now.
+        waiting: returns whether the worker is waiting for work.
     """
 
     def __init__(self, runs: Callable[[], int], waiting: Callable[[], bool]) -> None:

@@ -38,7 +38,7 @@ Inputs = dict[str, Array]
 class Lease:
     """An entry of a stream that this worker leases.
 
-    Raises ValueError if the batch cannot be read, or its gateway reads no format of replies that is known here.
+    Raises ValueError if the batch cannot be read, or if its gateway reads no reply format that this worker can write.
     """
 
     __slots__ = (
@@ -72,7 +72,7 @@ class Lease:
 
     @property
     def isolated(self) -> bool:
-        """Whether it must run alone, because a worker died or fell silent with it."""
+        """Whether the batch must run alone, because a worker that leased it died or stopped sending heartbeats."""
         return self.attempt > 1
 
     @property
@@ -126,13 +126,13 @@ def _array(datatype: str, tensor: BatchInput, raw: memoryview, rows: int | None)
 
 
 class RunCost(NamedTuple):
-    """What a run cost."""
+    """Start, durations and rows of a run."""
 
     began_ms: float  # on the Redis clock
     input_s: float  # merging inputs
     infer_s: float  # running the model
     split_s: float  # splitting outputs
-    rows: int  # of all its leases
+    rows: int  # of all leases in the run
     runs: list[int]  # as in ReplyHeader
 
 
@@ -142,9 +142,9 @@ class ReplyWriter:
     Args:
         inline_bytes_max: larger outputs go into a blob.
         bytes_max: limit of the outputs of one reply.
-        lease_valid: returns whether a lease that was taken at this time (monotonic) is still this worker's. A worker
-            that was frozen past its leases must not write into shared memory, which may belong to another batch by
-            then; the queue drops its reply anyway.
+        lease_valid: returns whether this worker still owns a lease that it took at this time (monotonic). A worker that
+            was frozen until its leases expired must not write into shared memory, which may belong to another batch
+            by then; the queue drops its reply anyway.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class ReplyWriter:
     ) -> tuple[bytes, bytes]:
         """Return the reply to a lease, and the bytes to store in a blob key before it (b"" when they are inline).
 
-        `outputs` are those of the live requests; None when all of them failed. Requests fail whose outputs are too
-        large, or for which there is no memory to encode them.
+        `outputs` are those of the live requests; None when all of them failed. A request fails if its outputs are too
+        large, or if there is no memory to encode them.
         """
         try:
             if outputs is not None:

@@ -3,10 +3,10 @@
 a shared run, one of N ─> RowSample (copies of some rows) ─> when idle: run a row alone, compare ─> … ─> agrees
                                           it differs ─> is it the other rows? ─> batching off for the version
 
-A row alone may differ although rows do not influence each other: the number of rows changes the order of summing, and
-where a model rounds, a small difference becomes a step. So a row that differs runs again in a batch of the same size
-that is filled with copies of itself. If that gives the outputs of the live batch, the other rows had no influence, and
-only a large difference counts.
+A row may give other outputs alone although rows do not influence each other: the number of rows changes the order of
+summation, and a model that rounds turns a small difference into a step. Such a row therefore runs again, in a batch of
+the same size that is filled with copies of it. If the outputs equal those of the live batch, the other rows had no
+influence, and only a large difference counts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from millstream.workers.loaded_models import LoadedModel, LoadedModels
 
 log = logging.getLogger("millstream.live_check")
 
-ROWS_MAX = 16  # that are checked of a batch
-BYTES_MAX = 16 << 20  # of the copies of a batch
+ROWS_MAX = 16  # rows of one batch that are checked
+BYTES_MAX = 16 << 20  # total size of the copied rows of one batch
 #: A difference above this, relative to its column, is not due to rounding.
 LOOSE = 0.05
 #: How long an idle worker waits for work before it runs the next row.
@@ -84,7 +84,7 @@ class Mismatch(Exception):
 
 
 class Undecided(Exception):
-    """The check has no result."""
+    """The check ends without a result; the message says why."""
 
 
 def compare(
@@ -147,10 +147,10 @@ def _differing(
 
 
 class LiveCheck:
-    """Samples shared runs and checks them row by row, one sample at a time. Is called by the main loop only.
+    """Samples shared runs and checks them row by row, one sample at a time. Called by the main loop only.
 
     Args:
-        one_in: of this many shared runs of a version one is sampled, beginning with the first; 0: none.
+        one_in: one in this many shared runs of a version is sampled, beginning with the first; 0 disables the check.
         run: runs rows of a version.
         settle: called with the manifest, the outcome and its reason at the end of a check.
     """
@@ -180,7 +180,7 @@ class LiveCheck:
         return self._sample is not None and self._clock() >= self._next_step
 
     def wait_s(self, otherwise: float) -> float:
-        """Return how long an idle worker may wait for work; `otherwise` without a sample."""
+        """Return how long an idle worker may wait for work; `otherwise` if there is no sample to check."""
         return otherwise if self._sample is None else IDLE_WAIT_S
 
     def due(self, content_id: str, model: LoadedModel) -> bool:

@@ -58,12 +58,12 @@ def load(
     try:
         if manifest.signature.reshaped:
             instance = Reshaped(instance, manifest.signature)
-        stop.by(instance.terminate)
+        stop.on_request(instance.terminate)
         warming(instance)
         warm_up(instance, manifest, folder)
         rows_max = manifest.config.rows_max if manifest.signature.batching else 1
         profile = measure(instance, manifest.signature, rows_max, MEASURE_S_MAX)
-        if stop.reason:  # asked for between two runs
+        if stop.reason:  # the end was requested between two runs
             raise Failure(Code.MODEL, stop.reason)
     except BaseException:
         instance.close()
@@ -74,8 +74,8 @@ def load(
 def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, stop: Stop) -> str:
     """Load a version in a process of its own on trial. Returns how that process died; "" if it did not.
 
-    The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if it takes too long, or `stop` is
-    asked for.
+    The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if it takes too long, or if
+    the end of the load is requested through `stop`.
     """
     start = new_start()
     command = [
@@ -93,7 +93,7 @@ def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, 
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=child_environment({}), close_fds=True
     )
     try:
-        stop.by(process.kill)
+        stop.on_request(process.kill)
         process.communicate(manifest.model_dump_json().encode(), seconds_max)
     except subprocess.TimeoutExpired:
         raise Failure(Code.MODEL, took_too_long("loading", seconds_max)) from None

@@ -23,11 +23,11 @@ class LoadedModel:
     state: State
     reason: str | None = None  # of a failure
     instance: Instance | None = None  # set when it is warming or ready
-    rows_efficient: int = 1  # more rows in one run gain next to nothing
+    rows_efficient: int = 1  # more rows in one run gain almost nothing
     rows_fitting: int = 1 << 30  # more rows found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
     exploration: Exploration | None = None  # corrects `measured`
-    alone: str = ""  # why requests share no runs although the version supports batching; "": they may
+    alone: str = ""  # why requests share no runs although the version supports batching; "": they may share runs
 
     @property
     def rows_max(self) -> int:
@@ -63,7 +63,7 @@ class LoadedModels:
     def __init__(self) -> None:
         self._models: dict[str, LoadedModel] = {}
         self._changing = threading.Lock()
-        self._records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}  # as they were published last
+        self._records: dict[str, tuple[LoadedModel, InstanceRecord]] = {}  # as last published
         self.on_change: Callable[[], None] = lambda: None
 
     def get(self, content_id: str) -> LoadedModel | None:
@@ -86,7 +86,7 @@ class LoadedModels:
     def learn(self, content_id: str, exploration: Exploration | None, rows: int, *, fitting: int | None = None) -> None:
         """Set the number of rows that run together, unless `exploration` belongs to an instance that was replaced.
 
-        `fitting` is the largest number of rows that there is memory for, if it was found out.
+        `fitting` is the largest number of rows that there is memory for, if it is known.
         """
         with self._changing:
             model = self._models.get(content_id)
@@ -97,7 +97,7 @@ class LoadedModels:
         self.on_change()
 
     def run_alone(self, content_id: str, reason: str) -> None:
-        """Let requests of a version share no runs, for `reason`; with an empty reason they may again."""
+        """Stop batching requests of a version, for `reason`; an empty reason turns batching on again."""
         with self._changing:
             model = self._models.get(content_id)
             if model is None or model.alone == reason:

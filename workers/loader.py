@@ -2,7 +2,7 @@
 
 wanted ─> queue ─(no other load, or only ones that are set aside)─> a thread for each load ─> done
                  longer than SET_ASIDE_S: set aside, the next load begins
-                 over its limit, or no longer wanted: asked to end ─(GRACE_S)─> stuck: the process must be replaced
+                 over its limit, or no longer wanted: end requested ─(GRACE_S)─> stuck: the process must be replaced
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from millstream.workers.load_version import took_too_long
 
 log = logging.getLogger("millstream.loads")
 
-SET_ASIDE_S = 3.0  # loads are measured without others beside them, but a load waits no longer than this for another
+#: Only one load runs at a time, since others would distort its measurement; after this time the next begins beside it.
+SET_ASIDE_S = 3.0
 LOADS_MAX = 8  # in progress at once; beyond it the next waits until one ends or reaches its limit
-GRACE_S = 5.0  # for a load to end after it was asked to
+GRACE_S = 5.0  # for a load to end after its end was requested
 CHECK_S = 0.05  # interval of the checks
 NOT_WANTED = "it is no longer wanted"
 
@@ -51,7 +52,7 @@ class Load:
     limit_s: float = 0.0  # of the phase
     deadline: float = float("inf")  # of the phase
     stop: Stop = field(default_factory=Stop)
-    asked: float = float("inf")  # when it was asked to end
+    end_requested_at: float = float("inf")
     stuck: bool = False
 
     @property
@@ -64,7 +65,7 @@ class Loader:
 
     Args:
         run: loads one version, and handles its failures.
-        on_stuck: called when a load does not end although it was asked to.
+        on_stuck: called when a load does not end within GRACE_S after its end was requested.
     """
 
     def __init__(
@@ -88,16 +89,16 @@ class Loader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further load, and ask the others to end; those that cannot be ended end with the process."""
+        """Begin no further load and request the end of those in progress; a load that goes on ends with the process."""
         with self._lock:
             self._stopping = True
             loads = list(self._loads)
             self._lock.notify_all()
         for load in loads:
-            self._ask(load, NOT_WANTED)
+            self._request_end(load, NOT_WANTED)
 
     def want(self, wanted: Sequence[LoadRequest]) -> None:
-        """Load these versions, in this order, suspects last; other loads in progress are asked to end."""
+        """Load these versions, in this order, suspects last; request the end of all other loads in progress."""
         content_ids = {request.manifest.content_id for request in wanted}
         with self._lock:
             loading = {load.content_id for load in self._loads if load.stop.reason != NOT_WANTED}
@@ -106,10 +107,10 @@ class Loader:
             unwanted = [load for load in self._loads if load.content_id not in content_ids and not load.stop.reason]
             self._lock.notify_all()
         for load in unwanted:
-            self._ask(load, NOT_WANTED)
+            self._request_end(load, NOT_WANTED)
 
     def warming(self, load: Load) -> None:
-        """Begin the second phase of a load: its warm-up requests."""
+        """Begin the second phase of a load, the warm-up, with a time limit of its own."""
         self._begin_phase(load, "warming up", self._limits.warm_up_s)
 
     @property
@@ -120,9 +121,9 @@ class Loader:
     def _begin_phase(self, load: Load, phase: str, limit_s: float) -> None:
         load.phase, load.limit_s, load.deadline = phase, limit_s, self._clock() + limit_s
 
-    def _ask(self, load: Load, reason: str) -> None:
-        load.asked = self._clock()
-        load.stop.ask(reason)
+    def _request_end(self, load: Load, reason: str) -> None:
+        load.end_requested_at = self._clock()
+        load.stop.request(reason)
 
     def _watch(self) -> None:
         while not self._stopping:
@@ -163,7 +164,7 @@ class Loader:
     def _check(self, load: Load) -> None:
         now = self._clock()
         if not load.stop.reason and now > load.deadline:
-            self._ask(load, took_too_long(load.phase, load.limit_s))
-        if now > load.asked + GRACE_S and not load.stuck:
+            self._request_end(load, took_too_long(load.phase, load.limit_s))
+        if now > load.end_requested_at + GRACE_S and not load.stuck:
             load.stuck = True
             self._on_stuck(load)

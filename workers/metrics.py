@@ -63,7 +63,7 @@ class WorkerMetrics:
         self._refused.add()
 
     def batch_unreadable(self) -> None:
-        """Count a batch that could not be read, and was passed on."""
+        """Count a batch that this worker could not read and passed on."""
         self._unreadable.add()
 
     def bytes_of(self, model: LoadedModel, size_bytes: int) -> None:

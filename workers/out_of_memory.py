@@ -26,7 +26,7 @@ COLLECT_S_MIN = 1.0
 
 
 class OutOfMemoryPolicy:
-    """Is called by the main loop only."""
+    """Handles runs that found no memory. Called by the main loop only."""
 
     def __init__(
         self, models: LoadedModels, metrics: WorkerMetrics, clock: Callable[[], float] = time.monotonic
@@ -34,28 +34,28 @@ class OutOfMemoryPolicy:
         self._models = models
         self._metrics = metrics
         self._clock = clock
-        self._collected = float("-inf")
-        self._said: dict[str, float] = {}
-        self._rebuilt: dict[str, float] = {}
+        self._collected_at = float("-inf")
+        self._logged_at: dict[str, float] = {}
+        self._rebuilt_at: dict[str, float] = {}
 
     def failed(self, lane: str, rows: int) -> None:
         """Handle a run of `rows` rows that found no memory.
 
-        If it can be halved, the instance is rebuilt, without the memory that earlier runs left behind. Raises
-        RuntimeError if that fails: then the process must be replaced.
+        If the run can be halved, the instance is rebuilt first, which frees the memory that earlier runs left behind.
+        Raises RuntimeError if the rebuild fails: then the process must be replaced.
         """
         model = self._models.get(lane)
         if model is None or model.instance is None:
             return
         self._metrics.out_of_memory(model)
         now = self._clock()
-        if _first(self._said, lane, now):
+        if _is_due(self._logged_at, lane, now):
             log.warning("no memory for a run of %d rows of %s", rows, lane)
-        if now - self._collected >= COLLECT_S_MIN:
-            self._collected = now
+        if now - self._collected_at >= COLLECT_S_MIN:
+            self._collected_at = now
             gc.collect()
             trim()
-        if rows < 2 or not _first(self._rebuilt, lane, now):
+        if rows < 2 or not _is_due(self._rebuilt_at, lane, now):
             return
         try:
             model.instance.rebuild()
@@ -70,11 +70,11 @@ class OutOfMemoryPolicy:
             self._models.learn(lane, model.exploration, rows // 2, fitting=rows // 2)
 
 
-def _first(done: dict[str, float], lane: str, now: float) -> bool:
-    """Return whether `done` has no entry for a lane from the last REBUILD_S_MIN, and add one."""
-    if now - done.get(lane, float("-inf")) < REBUILD_S_MIN:
+def _is_due(last_at: dict[str, float], lane: str, now: float) -> bool:
+    """Return whether the lane's last time is more than REBUILD_S_MIN ago; if so, set it to `now`."""
+    if now - last_at.get(lane, float("-inf")) < REBUILD_S_MIN:
         return False
-    for past in [known for known, at in done.items() if now - at >= REBUILD_S_MIN]:
-        del done[past]
-    done[lane] = now
+    for past in [known for known, at in last_at.items() if now - at >= REBUILD_S_MIN]:
+        del last_at[past]
+    last_at[lane] = now
     return True

@@ -55,9 +55,9 @@ def _runnable(instance: Instance, signature: Signature) -> tuple[int, int] | Non
 
 
 def _timed(instance: Instance, inputs: dict[str, Array], clock: Clock, budget_s: float) -> float:
-    """Return the seconds of the fastest run, after one that is not counted: the first run of a size sets up memory.
+    """Return the seconds of the fastest run. The first run of a size allocates memory and is not counted.
 
-    The fastest, not the median: other programs on the machine slow some runs down, and sizes are compared.
+    The fastest run is used and not the median, since other programs slow some runs down and sizes are compared.
     """
     instance.run(inputs)
     spans: list[float] = []

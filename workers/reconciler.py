@@ -35,8 +35,8 @@ log = logging.getLogger("millstream.reconciler")
 
 CHECK_S = 0.2  # interval at which the repository's token is compared: one stat of a file
 DRAIN_S_MAX = 30.0
-PROPAGATION_S = 0.3  # for gateways to learn that a version was removed, and to send what waits for it
-PROBE_START_S = 30.0  # that the process of a trial load may take beside the load itself
+PROPAGATION_S = 0.3  # for gateways to learn that a version was removed, and to send its waiting requests
+PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
 RETRY_S = 30.0  # a version that failed because a device or Redis was unavailable is loaded again after this time
 
 
@@ -84,7 +84,7 @@ class Reconciler:
         self._retry_at: dict[str, float] = {}
         self._alone: set[str] = set()  # content ids that are not batched because of their verdict
         self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
-        self._settling = threading.Lock()  # held while deciding whether a load that ends is still wanted
+        self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loads = Loader(self._load, self._on_stuck, guard.limits)
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
@@ -123,7 +123,7 @@ class Reconciler:
         """Request the loads that are missing and unload what was removed, as the repository is now."""
         wanted = self._wanted()
         missing = [request for manifest in wanted.values() if (request := self._missing(manifest)) is not None]
-        # First the loads: one that is no longer wanted ends now, and a new one need not wait for what drains.
+        # Loads come first: an unwanted load ends now, and a new one need not wait until other versions have drained.
         with self._settling:
             self._loads.want(missing)
         loaded = self._models.all()
@@ -196,11 +196,11 @@ class Reconciler:
         """Load one version, in a thread of the loader."""
         manifest, stop = current.wanted.manifest, current.stop
         model = LoadedModel(manifest, State.LOADING)
-        self._set(current, model)
+        self._publish_progress(current, model)
 
         def warming(instance: Instance) -> None:
             self._loads.warming(current)
-            self._set(current, replace(model, state=State.WARMING, instance=instance))
+            self._publish_progress(current, replace(model, state=State.WARMING, instance=instance))
 
         try:
             if current.wanted.suspect:
@@ -224,7 +224,7 @@ class Reconciler:
         seconds_max = PROBE_START_S + sum(self._guard.limits)
         died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, stop)
         if died:
-            verdict = self._judge(manifest, lambda one: with_death(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
+            verdict = self._change_verdict(manifest, lambda one: with_death(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
             # An operator may have cleared the verdict meanwhile: then the version is loaded again.
             code = Code.MODEL if verdict.failed else Code.UNAVAILABLE
             raise Failure(code, verdict.failed or f"the process that loaded it {died}")
@@ -241,20 +241,20 @@ class Reconciler:
             exploration=Exploration(measured, model.rows_max),
             rows_efficient=profile.rows_worth_running(model.rows_max),
         )
-        if not self._set(current, ready):
+        if not self._publish_progress(current, ready):
             loaded.instance.close()
             return
         self._metrics.bytes_of(ready, loaded.instance.size_bytes)
         log.info("ready: %s version %s", manifest.model, manifest.version)
         if current.wanted.suspect:
-            self._judge(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
+            self._change_verdict(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
 
     def _fail(self, current: Load, reason: str) -> None:
         manifest = current.wanted.manifest
-        if self._set(current, LoadedModel(manifest, State.FAILED, reason)):
+        if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
             log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason)
 
-    def _set(self, current: Load, model: LoadedModel) -> bool:
+    def _publish_progress(self, current: Load, model: LoadedModel) -> bool:
         """Publish the progress of a load, unless it is no longer wanted; returns whether it is."""
         with self._settling:
             wanted = current.stop.reason != NOT_WANTED
@@ -263,7 +263,7 @@ class Reconciler:
             return wanted
 
     def _on_stuck(self, current: Load) -> None:
-        """Handle a load that does not end although it was asked to."""
+        """Handle a load that does not end although its end was requested."""
         manifest, reason = current.wanted.manifest, current.stop.reason
         log.error("version %s of %s: %s, and cannot be ended", manifest.version, manifest.model, reason)
         if reason != NOT_WANTED:
@@ -274,9 +274,10 @@ class Reconciler:
 
     def _give_up(self, manifest: Manifest, reason: str) -> None:
         """Record the failure in the version's verdict: no worker loads it again until an operator asks for it."""
-        self._judge(manifest, lambda verdict: verdict.with_failure(reason, time.time()))  # noqa: TID251 - for people
+        self._change_verdict(manifest, lambda verdict: verdict.with_failure(reason, time.time()))  # noqa: TID251 - for people
 
-    def _judge(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
+    def _change_verdict(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
+        """Store the changed verdict of a version and return it; if it cannot be stored, only return it."""
         try:
             return self._repository.verdicts.change(manifest, change)
         except Failure as failure:
@@ -314,7 +315,7 @@ class Reconciler:
 
 @contextmanager
 def _skipping_damage() -> Iterator[None]:
-    """Leave out a model that was just removed, or is damaged, and go on with the others."""
+    """Skip a model that was just removed or is damaged, so that the others are still handled."""
     try:
         yield
     except Failure as failure:

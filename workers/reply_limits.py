@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: How often the connection may break while one reply is sent. Redis may have been restarted, or the reply breaks it.
+#: How often the connection may break while one reply is sent: by a restart of Redis, or because of the reply itself.
 LOSSES_MAX = 3
 
 
@@ -29,8 +29,8 @@ def fit(lease: Lease, outputs: Sequence[Array], batching: bool, bytes_max: int) 
     """Return the outputs that fit into `bytes_max`, None if there are none, and how many requests are too large.
 
     `outputs` are those of all live requests of the lease. A request whose own outputs exceed the limit fails with
-    TOO_LARGE. Of the others, in order, those that fit into one reply are answered; the gateway puts each of the rest
-    again, alone.
+    TOO_LARGE. The others are answered in order as far as they fit into one reply; the gateway queues each of the
+    remaining requests again, alone.
     """
     if sum(_size_bytes(array) for array in outputs) <= bytes_max:  # nearly always
         return outputs, 0

@@ -23,8 +23,8 @@ class Reshaped:
         return self._instance.size_bytes
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        fed = {name: self._to_model(self._inputs.get(name), array) for name, array in inputs.items()}
-        outputs = self._instance.run(fed)
+        feed = {name: self._to_model(self._inputs.get(name), array) for name, array in inputs.items()}
+        outputs = self._instance.run(feed)
         return [
             array if spec.model_shape is None else self._to_client(spec, array)
             for spec, array in zip(self._outputs, outputs, strict=True)
@@ -33,18 +33,19 @@ class Reshaped:
     def _to_model(self, spec: TensorSpec | None, array: Array) -> Array:
         if spec is None or spec.model_shape is None:
             return array
-        return _reshape(array, self._seen(spec), spec.model_shape, self._batching)
+        return _reshape(array, self._client_shape(spec), spec.model_shape, self._batching)
 
     def _to_client(self, spec: TensorSpec, array: Array) -> Array:
         assert spec.model_shape is not None
         try:
-            return _reshape(array, spec.model_shape, self._seen(spec), self._batching)
+            return _reshape(array, spec.model_shape, self._client_shape(spec), self._batching)
         except (ValueError, IndexError) as error:
             raise Failure(
                 Code.MODEL, f"output {spec.name!r} has the shape {list(array.shape)}, which is not {list(spec.shape)}"
             ) from error
 
-    def _seen(self, spec: TensorSpec) -> tuple[int, ...]:
+    def _client_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Return the shape that clients see, without rows."""
         return spec.shape[1:] if self._batching else spec.shape
 
     def terminate(self) -> None:
@@ -58,7 +59,7 @@ class Reshaped:
 
 
 def _reshape(array: Array, current: tuple[int, ...], target: tuple[int, ...], batching: bool) -> Array:
-    """Reshape from `current` to `target`, which are without rows and have -1 for variable dimensions.
+    """Reshape from `current` to `target`, which do not include rows and have -1 for variable dimensions.
 
     Raises ValueError.
     """

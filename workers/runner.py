@@ -30,13 +30,13 @@ NO_ERROR = RequestError(Code.INTERNAL, "")
 
 
 class MemoryPolicy(Protocol):
-    """Is told when runs of a lane find no memory."""
+    """Reacts to runs that find no memory."""
 
     def failed(self, lane: str, rows: int) -> None:
         """Handle a run of `rows` rows that found no memory; its halves are tried next if it has several rows."""
 
     def halves_ran(self, lane: str, rows: int) -> None:
-        """Learn that the halves of such a run succeeded."""
+        """Handle the success of the halves of such a run."""
 
 
 class RunResult(NamedTuple):
@@ -83,8 +83,8 @@ def run(
 ) -> list[RunResult]:
     """Run leases of one lane together.
 
-    What a model or a caller did wrong becomes the error of a request. Raises Terminated if the run was terminated
-    because the time that `guarded` allows was over. `on_run` is called with the inputs and outputs of each run of
+    A fault of the model or of a caller becomes the error of the request. Raises Terminated if the run was terminated
+    because it exceeded the time that `guarded` allows. `on_run` is called with the inputs and outputs of each run of
     several rows.
     """
     began = time.perf_counter()
@@ -149,7 +149,7 @@ class _Runner:
         self.runs: list[int] = []  # rows of the runs that succeeded
 
     def run_leases(self, live: Sequence[Lease], arrays: Sequence[Inputs], rows: int) -> dict[int, list[Array] | None]:
-        """Return outputs by position in `live`; without memory for merging them, each lease runs by itself."""
+        """Return outputs by position in `live`. If there is no memory to merge the leases, each runs by itself."""
         try:
             merged = arrays[0]
             if len(live) > 1:
@@ -199,7 +199,8 @@ class _Runner:
             except Terminated:
                 if self._guarded is not None and self._guarded.expired:
                     raise
-                outputs = list(model.instance.run(inputs))  # it was meant for the previous run, which ended before it
+                # The previous run was to be terminated, but had ended before the request.
+                outputs = list(model.instance.run(inputs))
         finally:
             self.seconds += time.perf_counter() - began
         rows = _rows(inputs)

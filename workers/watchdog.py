@@ -1,9 +1,9 @@
 """watchdog: a thread that terminates runs that take too long, and ends the process if they do not end.
 
-arm ─> run ─> disarm                     notes what runs; two assignments for each run
-  longer than normal: on_long ─> what waits behind it goes to other workers
+arm ─> run ─> disarm                     records the current run; two assignments for each run
+  longer than normal: on_long ─> batches that wait behind it go to other workers
   longer than allowed: Instance.terminate ─> the run raises Terminated, and the main loop answers
-  still not over after GRACE_S: on_stuck ─> its requests are answered, all else is given back, the process ends
+  still not over after GRACE_S: on_stuck ─> its requests are answered, other batches are given back, the process ends
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Guarded:
         "limit_s",
         "model",
         "suspicious_s",
-        "terminated",
+        "terminated_at",
         "until",
     )
 
@@ -54,15 +54,15 @@ class Guarded:
         self.group = group
         self.model = model
         self.began = time.monotonic()
-        self.expired = False  # it was terminated
-        self.gave_back = False  # other workers have what waited behind it
+        self.expired = False  # its termination was requested
+        self.gave_back = False  # the batches that waited behind it were given to other workers
         self.until = 0.0  # when to terminate it; 0: not computed yet
 
     def compute_limits(self, run_s_max: float, now_ms: float) -> None:
         """Compute when to terminate the run. `now_ms` is on the Redis clock, as deadlines are."""
         leases = self.group
         self.limit_s = run_s_max
-        self.terminated = float("inf")  # when
+        self.terminated_at = float("inf")
         self.alone = sum([len(lease.live_requests) for lease in leases]) <= 1
         measured_s = self.model.run_s(sum([lease.rows for lease in leases]))
         self.suspicious_s = max(SUSPICIOUS_S, SUSPICIOUS_RUNS * measured_s) if measured_s else UNMEASURED_S
@@ -74,7 +74,7 @@ class Guarded:
         self.until = until if self.alone else min(until, self.began + self.suspicious_s)
 
     def error(self) -> tuple[str, str]:
-        """Return code and message for the request of a run that was terminated."""
+        """Return the error code and message for the request of a run that was terminated."""
         now = time.monotonic()
         if now - self.began >= self.limit_s:
             message = (
@@ -88,7 +88,7 @@ class Guarded:
 
     @property
     def suspicious(self) -> bool:
-        """Whether it takes far longer than it was measured to, independent of the callers' deadlines."""
+        """Whether the run takes far longer than measured, whatever the callers' deadlines are."""
         return time.monotonic() - self.began >= self.suspicious_s
 
 
@@ -99,9 +99,9 @@ class Watchdog:
         clock: the Redis clock, on which deadlines are.
         run_s_max: the limit of one run.
         on_long: called in the watchdog's thread when a run becomes suspicious.
-        on_stuck: called there when a terminated run does not end; it does not return.
-        grace_s: time between the two; longer for devices whose libraries check seldom.
-        mark: file that says what runs, for the process that finds it after a crash.
+        on_stuck: called in that thread when a terminated run does not end; it does not return.
+        grace_s: how long a terminated run may take to end; longer for devices whose libraries seldom check.
+        mark: file that records the current run, for the process that reads it after a crash.
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class Watchdog:
             guarded.gave_back = True
             self._on_long(guarded)
         if not guarded.expired and now > guarded.until:
-            guarded.expired, guarded.terminated = True, now
+            guarded.expired, guarded.terminated_at = True, now
             if guarded.model.instance is not None:
                 guarded.model.instance.terminate()
         # A short deadline of a caller must not end the process: a run that is no longer than usual is left to end.
-        elif now > guarded.terminated + self._grace_s and guarded.suspicious and guarded is self._guarded:
+        elif now > guarded.terminated_at + self._grace_s and guarded.suspicious and guarded is self._guarded:
             self._on_stuck(guarded)

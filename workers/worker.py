@@ -1,7 +1,7 @@
 """worker: lease -> merge -> run -> split -> reply, acknowledge and lease again, in one round trip.
 
 A busy worker asks for its next batch before it runs the current one, and reads the answer after the run. An idle worker
-blocks on its inbox. The batch that wakes it was the only one, so that the worker does not ask for another.
+blocks on its inbox. The batch that wakes it was the only one, so the worker does not ask for another.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Worker:
             began = time.monotonic()
             try:
                 if self._client_id:
-                    consumer.end(self._client_id)
+                    consumer.kill_connection(self._client_id)
                 self._client_id = consumer.client_id
                 # Entries that were leased to this worker, but were lost with its last connection.
                 known = [*self._leased, *(finished.lease for finished in self._done)]
@@ -103,7 +103,7 @@ class Worker:
                 self._drain(consumer)
             except Failure as failure:
                 log.warning("%s; connecting again", failure.message)
-                # Also after a connection was made: Redis may be out of memory, still loading, …
+                # Also after a connection succeeded: Redis may be out of memory, still loading, …
                 self._stopping.wait(backoff.after_death(time.monotonic() - began))
             finally:
                 consumer.close()
@@ -126,7 +126,7 @@ class Worker:
                 leased += leases
             if self._live_check.overdue:
                 self._live_check.step()
-            group = self._take()
+            group = self._next_group()
             if group[0].isolated:
                 self._run_isolated(consumer, group)
             elif ahead and self._is_short(group):
@@ -146,7 +146,7 @@ class Worker:
         return run_s < (LONG_RUN_S if now < self._lane_changed + SHARED_S else AHEAD_RUN_S_MAX)
 
     def _run_isolated(self, consumer: Consumer, group: list[Lease]) -> None:
-        """Run a batch that a worker died with, after all other replies were sent: nothing else is lost if it kills."""
+        """Run a batch that a worker died with; all other replies are sent first, so that a crash loses none."""
         try:
             self._reply(consumer)
             consumer.run_alone(group[0])
@@ -162,7 +162,7 @@ class Worker:
         try:
             consumer.send_next(sent, 1, ENTRIES_WANTED)
         finally:
-            # Also when Redis is gone: what is leased is run, and its reply kept until a connection takes it.
+            # Also without Redis: leased batches run, and their replies are kept until there is a connection.
             self._count()
             finished = self._execute(group)
             self._done = sent + finished
@@ -176,7 +176,7 @@ class Worker:
         self._done = []
 
     def _count(self) -> None:
-        """Count the last runs. To be called after the replies were sent, while Redis works."""
+        """Count the last runs. Called after the replies were sent, while Redis works."""
         for model, seconds, rows, whole in self._to_count:
             self._metrics.ran(model, seconds, rows)
             if whole and model.exploration is not None:
@@ -186,7 +186,8 @@ class Worker:
         self._to_count.clear()
         self._metrics.sent(self._replies)
 
-    def _take(self) -> list[Lease]:
+    def _next_group(self) -> list[Lease]:
+        """Remove from the leased batches, and return, those that run together next."""
         model = self._models.get(self._leased[0].lane)
         if model is None or model.manifest.config.rows_preferred:  # the gateway already made batches of these sizes
             return merge(self._leased, 1)
@@ -205,7 +206,7 @@ class Worker:
         try:
             runs = run(group, model, self._segments, self._clock, self._memory, guarded, on_run)
         except Terminated:
-            return self._overdue(guarded)
+            return self._answer_terminated(guarded)
         finally:
             if guarded.gave_back:
                 self._leased.clear()  # other workers run them
@@ -218,8 +219,8 @@ class Worker:
         signature = model.manifest.signature
         return [self._finish(result, signature) for result in runs]
 
-    def _overdue(self, guarded: Guarded) -> list[Finished]:
-        """Answer a run that was terminated: several requests are to be tried alone, a single one gets an error."""
+    def _answer_terminated(self, guarded: Guarded) -> list[Finished]:
+        """Return the replies for a terminated run: several requests are to be tried alone, a single one fails."""
         group = guarded.group
         model = self._models.get(group[0].lane)
         if model is not None:
@@ -234,12 +235,12 @@ class Worker:
         cost = RunCost(self._clock.now_ms(), 0.0, 0.0, 0.0, 0, [])
         return [self._finish(RunResult(lease, None, 0.0, cost), _NO_SIGNATURE) for lease in group]
 
-    def abandoned(self, guarded: Guarded) -> list[Finished]:
-        """Return all replies that are left when the process must end because a run cannot be terminated.
+    def final_replies(self, guarded: Guarded) -> list[Finished]:
+        """Return all unsent replies, before the process ends because a run cannot be terminated.
 
         Called from another thread: the main loop is inside that run.
         """
-        return [*self._done, *self._overdue(guarded)]
+        return [*self._done, *self._answer_terminated(guarded)]
 
     def _finish(self, result: RunResult, signature: Signature) -> Finished:
         reply, blob = self._replies.write(result.lease, signature, result.outputs, result.cost)
@@ -256,5 +257,5 @@ class Worker:
         self._reply(consumer)
         self._leased += consumer.take_inbox()
         while self._leased:
-            consumer.send_next(self._execute(self._take()), 0, 0)
+            consumer.send_next(self._execute(self._next_group()), 0, 0)
             consumer.receive_next()

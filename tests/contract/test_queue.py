@@ -89,8 +89,8 @@ def test_a_connection_that_redis_does_not_know_to_be_gone_takes_nothing(pool):
     old.send_wait([], 4, 30)
     wait_until(lambda: blocked(pool))
     new = Consumer(pool.address, pool.keys, "w", pool.clock)
-    new.end(pool.redis.client_id())  # of another consumer: left alone
-    new.end(old.client_id)
+    new.kill_connection(pool.redis.client_id())  # of another consumer: left alone
+    new.kill_connection(old.client_id)
     wait_until(lambda: not blocked(pool))
     new.recover([])
     new.send_wait([], 4, 30)

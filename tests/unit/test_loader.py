@@ -33,7 +33,7 @@ class Bench:
         self.under_way[name] = load
         end = self._end[name] = threading.Event()
         if name not in self.deaf:
-            load.stop.by(end.set)
+            load.stop.on_request(end.set)
         self.began.append(name)
         end.wait()
         self.reasons[name] = load.stop.reason

@@ -42,7 +42,7 @@ def passed(guarded: Guarded, seconds: float) -> None:
     guarded.began -= seconds
     if guarded.until:
         guarded.until -= seconds
-        guarded.terminated -= seconds
+        guarded.terminated_at -= seconds
 
 
 def test_a_run_within_its_time_is_left_alone() -> None:

@@ -33,22 +33,22 @@ class Terminated(Failure):
 
 
 class Stop:
-    """A request to end a load or a warm-up early, from another thread."""
+    """Lets another thread request the early end of a load or warm-up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._end: Callable[[], None] = lambda: None
-        self.reason = ""  # why it was requested; "": it was not
+        self.reason = ""  # why it was requested; "": not requested
 
-    def by(self, end: Callable[[], None]) -> None:
-        """Call `end` when the request comes, instead of the function set before; at once if it has come already."""
+    def on_request(self, end: Callable[[], None]) -> None:
+        """Call `end` when the end is requested, or now if it was requested already. Replaces the previous function."""
         with self._lock:
             self._end = end
             requested = bool(self.reason)
         if requested:
             end()
 
-    def ask(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
         """Request the end of the load. The first reason counts."""
         with self._lock:
             self.reason = self.reason or reason
@@ -57,7 +57,7 @@ class Stop:
 
 
 class Instance(Protocol):
-    """A loaded variant on a device. Not thread-safe but for `terminate`."""
+    """A loaded variant on a device. Not thread-safe, except for `terminate`."""
 
     def run(self, inputs: Mapping[str, Array]) -> Sequence[Array]:
         """Run once on inputs by name; BF16 is uint16, BYTES are object arrays of `bytes`.

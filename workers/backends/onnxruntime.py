@@ -126,7 +126,7 @@ def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[t
     return session
 
 
-def _decoded(name: str, array: Array) -> Array:
+def _to_text(name: str, array: Array) -> Array:
     """Convert an object array of bytes to str, the only text that ONNX Runtime's Python API takes."""
     elements = array.ravel().tolist()
     try:
@@ -137,7 +137,7 @@ def _decoded(name: str, array: Array) -> Array:
     return np.array(texts, dtype=object).reshape(array.shape)
 
 
-def _encoded(array: Array) -> Array:
+def _to_bytes(array: Array) -> Array:
     return np.array([text.encode() for text in array.ravel().tolist()], dtype=object).reshape(array.shape)
 
 
@@ -150,7 +150,7 @@ def _bits(value: Any) -> Array:
 
 
 class OnnxRuntimeInstance:
-    """A session with the conversions that its signature needs."""
+    """An ONNX Runtime session that converts text and BF16 as its signature needs."""
 
     def __init__(self, runtime: Any, open_session: Callable[[], Any], signature: Signature) -> None:
         self._value = runtime.OrtValue
@@ -188,23 +188,23 @@ class OnnxRuntimeInstance:
             raise Failure(Code.MODEL, f"ONNX Runtime: {reason}") from error
 
     def _run_converted(self, session: Any, inputs: Mapping[str, Array]) -> Sequence[Array]:
-        feed = {name: self._fed(name, array) for name, array in inputs.items()}
+        feed = {name: self._to_feed(name, array) for name, array in inputs.items()}
         if "BF16" not in self._output_datatypes:
             outputs = session.run(self._outputs, feed, self._options)
             pairs = zip(self._output_datatypes, outputs, strict=True)
-            return [_encoded(array) if datatype == BYTES else array for datatype, array in pairs]
+            return [_to_bytes(array) if datatype == BYTES else array for datatype, array in pairs]
         values = {
-            name: self._value.ortvalue_from_numpy(fed) if isinstance(fed, np.ndarray) else fed
-            for name, fed in feed.items()
+            name: self._value.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+            for name, value in feed.items()
         }
         results = session.run_with_ort_values(self._outputs, values, self._options)
         pairs = zip(self._output_datatypes, results, strict=True)
         return [_bits(value) if datatype == "BF16" else value.numpy() for datatype, value in pairs]
 
-    def _fed(self, name: str, array: Array) -> Any:
+    def _to_feed(self, name: str, array: Array) -> Any:
         datatype = self._datatypes.get(name)
         if datatype == BYTES:
-            return _decoded(name, array)
+            return _to_text(name, array)
         # An OrtValue uses the array's memory directly, so the array must be contiguous.
         ordered = np.asarray(array, order="C")
         if datatype == "BF16":
@@ -227,8 +227,8 @@ class OnnxRuntime:
     """Loads ONNX files.
 
     Args:
-        home: keeps TensorRT's engines of models that are stored outside of it. Engines of other models, and all of
-            them without `home`, are stored beside the version's compiled files.
+        home: the folder for TensorRT engines of models that are stored outside of it. Engines of models inside it,
+            and all engines if `home` is None, are stored beside the version's compiled files.
     """
 
     name = "onnxruntime"
@@ -259,7 +259,7 @@ class OnnxRuntime:
         resident = resident_bytes()
         options = _options(onnxruntime, signature, threads)
         if stop is not None:
-            stop.by(lambda: options.set_load_cancellation_flag(True))
+            stop.on_request(lambda: options.set_load_cancellation_flag(True))
         instance = OnnxRuntimeInstance(
             onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
         )
