@@ -14,7 +14,7 @@ COMPILE_ROLE := $(COMPILE) --constraint $(LOCK)
 COMPILE_GROUP := $(UV) pip compile $(RESOLVE) --group
 ARGS ?=
 MINUTES ?= 10
-JOBS ?= 3
+JOBS ?= 4
 COVERAGE := build/coverage
 FUZZ_LOCK := deploy/locks/fuzz.txt
 CLIENTS_LOCK := deploy/locks/clients.txt
@@ -62,7 +62,7 @@ soak: install ## load with faults of all kinds and hostile models (MINUTES=10)
 explore: install ## run the state machines with random seeds (MINUTES=10), or one of them again (SEED=123)
 	@$(BIN)/python -m tests.explore --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-fuzz: install $(VENV)/.fuzz ## feed the request parsers with what nobody would send (MINUTES=10)
+fuzz: install $(VENV)/.fuzz ## feed the request parsers with malformed input (MINUTES=10)
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 install: $(VENV)/.project ## make the environment, nothing else
