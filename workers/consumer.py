@@ -241,8 +241,8 @@ class Consumer:
         """Return whether this worker leases entries of a lane. A lane whose stream was deleted has none."""
         try:
             return bool(self._link.call("XPENDING", self._keys.stream(lane), "w", "-", "+", 1, self._worker))
-        except Failure as failure:
-            if _NO_GROUP not in failure.message:
+        except CommandRefused as refused:
+            if refused.error_code != _NO_GROUP:
                 raise
             return False
 

@@ -20,7 +20,8 @@ from typing import NamedTuple
 import numpy as np
 
 from millstream.services.errors import Failure
-from millstream.services.model.agreement import FLOATS, REPEATED, column_scale, disagreeing_rows
+from millstream.services.model.agreement import REPEATED, column_scale, disagreeing_rows
+from millstream.services.model.datatypes import FLOATS
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import Signature
 from millstream.workers.backends.base import Array

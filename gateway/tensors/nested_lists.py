@@ -21,10 +21,10 @@ from millstream.gateway.tensors.elements import DEPTH_MAX, raw_from_strings
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.number_list import NumberList
-from millstream.gateway.tensors.numpy_arrays import FLOATS, to_bf16
+from millstream.gateway.tensors.numpy_arrays import to_bf16
 from millstream.gateway.tensors.request_inputs import CheckedInput
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, FLOATS
 
 _NOUNS = {bool: "a boolean", int: "an integer", float: "a number with a fraction", str: "a string", dict: "an object"}
 _B64 = "b64"

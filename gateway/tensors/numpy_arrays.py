@@ -12,9 +12,7 @@ from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput
 from millstream.services.errors import invalid
-from millstream.services.model.datatypes import BYTES, NUMPY
-
-FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
 
 def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> CheckedInput:

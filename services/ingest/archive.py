@@ -22,10 +22,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.model.paths import COMPONENT_BYTES_MAX
 
 ENTRIES_MAX = 10_000
 PATH_BYTES_MAX = 1024
-_COMPONENT_BYTES_MAX = 255
 _CHUNK_BYTES = 1 << 20
 _ZIP_MAGIC = (b"PK\x03\x04", b"PK\x05\x06")
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -162,7 +162,7 @@ def _checked_path(name: str) -> PurePosixPath:
     encoded = name.encode("utf-8", "surrogateescape")
     if not name.isprintable() or len(encoded) > PATH_BYTES_MAX:
         raise invalid(f"archive member {_quoted(name)} has a name that is too long or has control characters")
-    if any(len(part.encode("utf-8", "surrogateescape")) > _COMPONENT_BYTES_MAX for part in path.parts):
+    if any(len(part.encode("utf-8", "surrogateescape")) > COMPONENT_BYTES_MAX for part in path.parts):
         raise invalid(f"archive member {_quoted(name)} has a name that is too long or has control characters")
     return path
 

@@ -34,7 +34,7 @@ from millstream.services.model.manifest import Batching
 _NO_TRIAL = "no trial input would run"
 
 
-class Subject(NamedTuple):
+class ModelUnderCheck(NamedTuple):
     """The model under check.
 
     Args:
@@ -82,7 +82,7 @@ class _Unbatchable(Exception):
     """Requests may not share a run. The message is the reason, worded to follow "…: "."""
 
 
-def decide(subject: Subject, requested: bool | None) -> tuple[BatchingDecision, Session]:
+def decide(subject: ModelUnderCheck, requested: bool | None) -> tuple[BatchingDecision, Session]:
     """Load the model, analyse its graph, run trials, and decide. Returns the decision and the served file's session.
 
     `requested` is what the configuration says about batching; None if it says nothing.
@@ -114,7 +114,7 @@ def decide(subject: Subject, requested: bool | None) -> tuple[BatchingDecision, 
 
 
 def servable_defaults(
-    subject: Subject, decision: BatchingDecision, defaults: Sequence[ModelTensor]
+    subject: ModelUnderCheck, decision: BatchingDecision, defaults: Sequence[ModelTensor]
 ) -> list[ModelTensor]:
     """Return the inputs among `defaults` (inputs with a default value) that a request may set.
 
@@ -148,7 +148,7 @@ def _probe(session: Session, inputs: Sequence[ModelTensor]) -> tuple[Probe | Non
         return None, str(error)
 
 
-def _first_dimensions(subject: Subject, requested: bool | None) -> bool:
+def _first_dimensions(subject: ModelUnderCheck, requested: bool | None) -> bool:
     """Return True if all first dimensions are variable, False if some are 1 and the file must be rewritten.
 
     Raises _Unbatchable for any other first dimension.
@@ -185,7 +185,7 @@ def _check_symbols(inputs: Sequence[ModelTensor], requested: bool | None) -> Non
 
 
 def _decide_unchanged(
-    subject: Subject, session: Session, probe: Probe | None, failure: str, requested: bool
+    subject: ModelUnderCheck, session: Session, probe: Probe | None, failure: str, requested: bool
 ) -> BatchingDecision:
     """Decide about the unchanged file. Raises _Unbatchable, Contradiction."""
     proof = prove(subject.model, subject.names)
@@ -204,7 +204,7 @@ def _decide_unchanged(
     )
 
 
-def _leading_values(subject: Subject, probe: Probe | None, failure: str, requested: bool) -> list[int]:
+def _leading_values(subject: ModelUnderCheck, probe: Probe | None, failure: str, requested: bool) -> list[int]:
     """Return the values of LEADING to try as the first dimension of Reshape targets. Raises _Unbatchable if none is.
 
     Proven values come first; the others follow only if batching is `requested`.
@@ -219,7 +219,10 @@ def _leading_values(subject: Subject, probe: Probe | None, failure: str, request
 
 
 def _decide_rewritten(
-    subject: Subject, leading_values: Collection[int], expected: Sequence[Expected], observed: list[Array] | None
+    subject: ModelUnderCheck,
+    leading_values: Collection[int],
+    expected: Sequence[Expected],
+    observed: list[Array] | None,
 ) -> tuple[BatchingDecision, Session]:
     """Decide for the first rewrite whose outputs agree with the original's. Raises _Unbatchable if none does."""
     assert subject.compiled is not None
@@ -242,7 +245,7 @@ def _decide_rewritten(
     raise reason
 
 
-def _expected(session: Session, subject: Subject, probe: Probe | None) -> list[Expected]:
+def _expected(session: Session, subject: ModelUnderCheck, probe: Probe | None) -> list[Expected]:
     """Run trial rows alone through the original. Raises Contradiction; _Unbatchable if nothing runs."""
     expected = run_rows_alone(session, subject.inputs, subject.outputs, probe) if probe else []
     if not expected:
@@ -265,7 +268,7 @@ def _requested_note(proof: Proof) -> tuple[str, ...]:
     return (f"Requests share runs because the configuration says so; {_unproven_reason(proof)}.",)
 
 
-def _constant_note(subject: Subject, expected: Sequence[Expected]) -> tuple[str, ...]:
+def _constant_note(subject: ModelUnderCheck, expected: Sequence[Expected]) -> tuple[str, ...]:
     """Return the note on outputs that are the same in all trials, and so are covered by the proof alone."""
     names = constant_outputs(subject.outputs, expected)
     if not names:
@@ -274,7 +277,7 @@ def _constant_note(subject: Subject, expected: Sequence[Expected]) -> tuple[str,
     return (f"No trial input changes {listed}: only the graph shows that its rows are independent.",)
 
 
-def _save(model: onnx.ModelProto, subject: Subject, compiled: Path) -> Path:
+def _save(model: onnx.ModelProto, subject: ModelUnderCheck, compiled: Path) -> Path:
     compiled.mkdir(parents=True)
     link_files(subject.files, subject.path.parent, compiled)
     path = compiled / "model.onnx"

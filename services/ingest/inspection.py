@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx
 
-from millstream.services.ingest.batching_decision import BatchingDecision, Subject, decide, servable_defaults
+from millstream.services.ingest.batching_decision import BatchingDecision, ModelUnderCheck, decide, servable_defaults
 from millstream.services.ingest.external_data import external_files
 from millstream.services.ingest.graph import read_model
 from millstream.services.ingest.model_io import Dim, ModelTensor, in_graph_order, read_defaults, read_tensors, to_specs
@@ -36,7 +36,7 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
     inputs, outputs = read_tensors(model)
     check_structure(path, in_place=in_place)
     compiled = None if in_place else task.folder / "compiled" / "onnx"
-    subject = Subject(model, path, files, compiled, inputs, outputs, task.rows_max)
+    subject = ModelUnderCheck(model, path, files, compiled, inputs, outputs, task.rows_max)
     decision, session = decide(subject, task.batching)
     defaults = servable_defaults(subject, decision, read_defaults(model))
     observed = [_with_observed_dims(tensor, array) for tensor, array in _observed(outputs, decision)]

@@ -13,8 +13,8 @@ import numpy as np
 
 from millstream.services.ingest.model_io import Dim, ModelTensor
 from millstream.services.ingest.trial_session import Array, Session, TrialError
-from millstream.services.model.agreement import FLOATS, as_float
-from millstream.services.model.datatypes import BYTES, NUMPY
+from millstream.services.model.agreement import as_float
+from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
 #: elements of one generated tensor; larger sizes are not tried
 ELEMENTS_MAX = 1 << 26

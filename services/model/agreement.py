@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from millstream.services.model.datatypes import FLOATS
+
 Array = np.ndarray[Any, Any]
 
-FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 #: largest difference of two sums of the same numbers, relative to the largest value of their column
 SUMMING: dict[str, float] = {"FP16": 4e-3, "BF16": 3e-2, "FP32": 2e-5, "FP64": 1e-9}
 #: the same for two runs with one shape, which sum in the same order

@@ -31,6 +31,8 @@ BYTES = "BYTES"
 #: datatypes that a signature may name
 DATATYPES = frozenset(NUMPY) | {BYTES}
 
+FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+
 #: datatypes without a JSON form (binary only), as in the v2 reference
 BINARY_ONLY = frozenset({"FP16", "BF16"})
 

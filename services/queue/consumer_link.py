@@ -38,6 +38,11 @@ class CommandRefused(Failure):
         super().__init__(Code.UNAVAILABLE, f"Redis answered: {answer}")
         self.answer = answer
 
+    @property
+    def error_code(self) -> str:
+        """The first word of the answer, by which Redis' protocol tells errors apart."""
+        return self.answer.partition(" ")[0]
+
 
 class ConsumerLink:
     """Replies come in the order of the commands. Not thread-safe.

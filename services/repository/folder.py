@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -24,6 +23,7 @@ from pydantic import BaseModel
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
+from millstream.services.model.paths import is_version
 from millstream.services.repository.activation import activated
 from millstream.services.repository.base import Staging
 from millstream.services.repository.disk import (
@@ -47,7 +47,6 @@ T = TypeVar("T")
 _CHANGING = "changing"
 _SETTLED = "settled "
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR})
-_NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 #: listings of a model that seems to be empty, while other processes change the repository
 _LISTINGS_MAX = 5
 #: A younger file may change again without a new modification time.
@@ -281,7 +280,7 @@ class FolderRepository:
             return sorted(
                 int(entry.name)
                 for entry in (self._models / model).iterdir()
-                if _NUMBER.fullmatch(entry.name) and (entry / "manifest.json").exists()
+                if is_version(entry.name) and (entry / "manifest.json").exists()
             )
         except (FileNotFoundError, NotADirectoryError):
             return []

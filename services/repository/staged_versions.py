@@ -12,7 +12,6 @@ stage ─> workers load them beside the served ones ─> all ready: commit (one 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +21,13 @@ from pathlib import Path
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Endpoint, Manifest
 from millstream.services.model.names import check_name, check_version
+from millstream.services.model.paths import is_version
 from millstream.services.repository.base import Staging
 from millstream.services.repository.disk import fsync, fsync_tree, replace_file, storage_errors, try_lock
 from millstream.services.repository.documents import content_of, read_endpoint, read_manifest
 
 _STAGED, _ORIGINAL, _PUBLISHED = "staged.json", "original.json", "manifest.json"
 _ADDED_FILES = "added_files"
-_NUMBER = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 
 
 class FolderStagedVersions:
@@ -174,7 +173,7 @@ class FolderStagedVersions:
     def _numbers(self, folder: Path) -> Iterator[int]:
         with storage_errors(self._root), suppress(FileNotFoundError, NotADirectoryError):
             for entry in folder.iterdir():
-                if _NUMBER.fullmatch(entry.name) and entry.is_dir():
+                if is_version(entry.name) and entry.is_dir():
                     yield int(entry.name)
 
 

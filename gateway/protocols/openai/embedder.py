@@ -19,12 +19,11 @@ from millstream.gateway.tensors.numpy_arrays import as_numbers, from_array
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import Failure, invalid
-from millstream.services.model.datatypes import BYTES
+from millstream.services.model.datatypes import BYTES, FLOATS
 from millstream.services.model.signature import Signature
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _INTEGERS = frozenset({"INT32", "INT64"})
-_FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
 
 #: Names of outputs that are embeddings, the preferred first, for models with several outputs.
 _OUTPUTS = ("sentence_embedding", "embeddings", "embedding", "token_embeddings", "last_hidden_state")
@@ -85,7 +84,7 @@ def _output(model: str, signature: Signature) -> int:
     index = 0 if len(outputs) == 1 else next((names.index(name) for name in _OUTPUTS if name in names), -1)
     if index < 0:
         raise _none(model, f"none of its {len(outputs)} outputs is called {', '.join(_OUTPUTS)}")
-    if outputs[index].datatype not in _FLOATS or len(outputs[index].shape) not in {2, 3}:
+    if outputs[index].datatype not in FLOATS or len(outputs[index].shape) not in {2, 3}:
         raise _none(model, f"its output '{names[index]}' is not (rows, dim) or (rows, tokens, dim)")
     return index
 
