@@ -1,1 +1,1 @@
-"""What the gateway and the workers both stand on: types, the queue, the repository, settings, the command line."""
+"""What gateways and workers share: types, the queue, the repository, settings, the command line."""

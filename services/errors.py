@@ -1,7 +1,7 @@
 """One error type for the whole product, and the tables that map its codes to protocol statuses.
 
 A `Failure` carries a code (what kind), a message (what to do about it), its subject where protocols distinguish that,
-and, for refusals, when to come back. Code that handles a failure reads these fields, never the text of the message.
+and, for refusals, when to try again. Code that handles a failure reads these fields, never the text of the message.
 Protocol adapters turn codes into statuses with `HTTP_STATUS` and `GRPC_STATUS`; a protocol whose errors have names or
 statuses of their own has a table of them in its errors.py. Nothing else decides a status.
 """
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """What kind of failure it is: whose mistake, and whether another attempt can succeed."""
+    """The kind of a failure: whose mistake it is, and whether another attempt can succeed."""
 
     INVALID = "invalid"  # the request is wrong and will be wrong again
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
@@ -109,10 +109,10 @@ class Failure(Exception):
 
 
 def invalid(message: str, subject: Subject | None = None) -> Failure:
-    """The caller's mistake: 400 over HTTP."""
+    """Return a Failure for a mistake of the caller: 400 over HTTP."""
     return Failure(Code.INVALID, message, subject=subject)
 
 
 def not_found(message: str, subject: Subject | None = None) -> Failure:
-    """No such model, version, file or path: 404 over HTTP."""
+    """Return a Failure for a model, version, file or path that does not exist: 404 over HTTP."""
     return Failure(Code.NOT_FOUND, message, subject=subject)

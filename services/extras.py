@@ -1,4 +1,4 @@
-"""Which of the optional dependencies are installed, and what to install where one is missing.
+"""Checks whether the optional dependencies of a role are installed, and says what to install if one is missing.
 
 pyproject.toml has an extra for each role: a process checks those of its role before it imports them.
 """
@@ -38,7 +38,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 def missing_modules(extra: str) -> list[str]:
-    """Modules of an extra that cannot be imported here; empty if the extra is installed."""
+    """Return the modules of an extra that cannot be imported here; empty if the extra is installed."""
     return [module for module in EXTRAS[extra] if not _is_installed(module)]
 
 

@@ -16,7 +16,7 @@ from millstream.services.model.warmup_inputs import (
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,
     has_variable_dims,
-    made_bytes,
+    input_bytes,
     make_inputs,
     run_sizes,
 )
@@ -37,7 +37,7 @@ def _runnable(instance: Instance, signature: Signature) -> tuple[int, int] | Non
     """
     variable = has_variable_dims(signature)
     for size in VARIABLE_SIZES if variable else (1,):
-        if made_bytes(signature, 1, size) > INPUT_BYTES_MAX:
+        if input_bytes(signature, 1, size) > INPUT_BYTES_MAX:
             continue
         for fill in FILLS:
             try:
@@ -86,7 +86,7 @@ def measure(
     seconds: dict[int, float] = {}
     for rows in run_sizes(signature, rows_max):
         expected = 2 * (RUNS_MIN + 1) * max(seconds.values(), default=0.0)
-        if seconds and (clock() - began + expected > budget_s or made_bytes(signature, rows, size) > INPUT_BYTES_MAX):
+        if seconds and (clock() - began + expected > budget_s or input_bytes(signature, rows, size) > INPUT_BYTES_MAX):
             break
         inputs = make_inputs(signature, rows, size, fill)
         try:

@@ -1,4 +1,4 @@
-"""Options that several commands share. An option on the command line wins over MILLSTREAM_…, and that over defaults."""
+"""Options shared by several commands. The command line overrides MILLSTREAM_… variables, which override defaults."""
 
 from __future__ import annotations
 

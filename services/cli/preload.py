@@ -77,20 +77,20 @@ def parse_preload(models: str, *, example: bool) -> list[Preload]:
 
 async def wait_until_live(api: Api) -> None:
     """Return when a gateway answers."""
-    await _until(lambda: api.send("GET", "/v2/health/live"), START_S_MAX, "no gateway answers")
+    await _retry_while_busy(lambda: api.send("GET", "/v2/health/live"), START_S_MAX, "no gateway answers")
 
 
 async def wait_until_ready(api: Api) -> bool:
     """Wait until the server reports ready and return True; False if it has workers, but no model answers yet."""
     send = lambda: api.send("GET", "/v2/health/ready")  # noqa: E731
     try:
-        await _until(send, ANSWER_S_MAX, "the server is not ready")
+        await _retry_while_busy(send, ANSWER_S_MAX, "the server is not ready")
     except Failure as failure:
         if failure.code not in _NOT_YET:
             raise
         if (await api.send("GET", "/admin/v1/workers")).json()["workers"]:
             return False
-        await _until(send, START_S_MAX - ANSWER_S_MAX, "the server is not ready")
+        await _retry_while_busy(send, START_S_MAX - ANSWER_S_MAX, "the server is not ready")
     return True
 
 
@@ -113,7 +113,7 @@ async def load_model(api: Api, model: Preload, pool: str, deadline: float) -> Se
     A file that was already uploaded, judging by its digest, is not pushed again; otherwise `pool` serves it. Raises
     Failure if the model fails or is not ready by `deadline` (monotonic).
     """
-    known = await _known(api, model.name)
+    known = await _stored_versions(api, model.name)
     digest = await asyncio.to_thread(digest_of, model.path)
     same = [version for version in known if version["digest"] == digest]
     if model.example and known and not same:
@@ -124,11 +124,12 @@ async def load_model(api: Api, model: Preload, pool: str, deadline: float) -> Se
         config = {"pool": pool} if pool != "cpu" else None
         document = await api.push(model.name, model.path, config=config)
     version = document["version"]
-    await _ready(api, model.name, version, deadline)
+    await _wait_for_version(api, model.name, version, deadline)
     return ServedModel(model.name, version, not same, await _time_inference(api, model.name, version, deadline))
 
 
-async def _known(api: Api, name: str) -> list[dict[str, Any]]:
+async def _stored_versions(api: Api, name: str) -> list[dict[str, Any]]:
+    """Return the documents of the versions on the server; empty for an unknown model."""
     try:
         model = await api.model(name)
     except Failure as failure:
@@ -139,7 +140,8 @@ async def _known(api: Api, name: str) -> list[dict[str, Any]]:
     return versions
 
 
-async def _ready(api: Api, name: str, version: int, deadline: float) -> None:
+async def _wait_for_version(api: Api, name: str, version: int, deadline: float) -> None:
+    """Return when the version is ready. Raises Failure if it fails or is not ready by `deadline` (monotonic)."""
     while (document := await api.version(name, version))["state"] != "ready":
         if document["state"] == "failed":
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
@@ -150,18 +152,20 @@ async def _ready(api: Api, name: str, version: int, deadline: float) -> None:
 
 
 async def _time_inference(api: Api, name: str, version: int, deadline: float) -> float:
+    """Return the seconds of one inference of one row, after a first one that may be retried until `deadline`."""
     call = random_request(await api.metadata(name, version), 1, np.random.default_rng(0))
 
     async def send() -> None:
         await api.infer(name, version, call.body, call.header_bytes)
 
-    await _until(send, max(5.0, deadline - time.monotonic()), f"{name} version {version} does not answer")
+    await _retry_while_busy(send, max(5.0, deadline - time.monotonic()), f"{name} version {version} does not answer")
     started = time.perf_counter()
     await send()
     return time.perf_counter() - started
 
 
-async def _until(send: Callable[[], Awaitable[Any]], limit_s: float, what: str) -> None:
+async def _retry_while_busy(send: Callable[[], Awaitable[Any]], limit_s: float, what: str) -> None:
+    """Call `send` until the server is no longer starting or busy, for `limit_s`; `what` begins the error message."""
     deadline = time.monotonic() + limit_s
     while True:
         try:

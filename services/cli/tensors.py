@@ -61,7 +61,7 @@ def decode(raw: bytes | memoryview, datatype: str, shape: list[int]) -> Array:
 
 
 def from_data(data: Any, datatype: str, shape: list[int]) -> Array:
-    """An array from the `data` of a JSON tensor, flat or nested."""
+    """Return an array from the `data` of a JSON tensor, flat or nested."""
     dtype: Any = object if datatype == BYTES else np.float32 if datatype == "BF16" else NUMPY[datatype]
     return np.asarray(data, dtype=dtype).reshape(shape)
 

@@ -24,11 +24,10 @@ from millstream.services.repository.verdicts import Verdict
 
 log = logging.getLogger("millstream.loads")
 
-#: Deaths after which a version is no longer loaded: if the load was certainly the cause; if the process loaded nothing
-#: else but how it ended is unknown; in all other cases.
-DEATHS_CERTAIN = 2
-DEATHS_ALONE = 3
-DEATHS_MAX = 5
+# Deaths after which a version is no longer loaded:
+DEATHS_CERTAIN = 2  # if the load was certainly the cause
+DEATHS_ALONE = 3  # if the process loaded nothing else, but how it ended is unknown
+DEATHS_MAX = 5  # in all other cases
 DOCUMENT_BYTES_MAX = 4 << 20
 PROBE = "probe"  # replaces pool and index in the id of a process that loads one version in isolation
 
@@ -94,11 +93,12 @@ def take_stale_marks(run_dir: Path, worker: str, *, own: bool = False) -> list[M
                     if own:
                         path.unlink()
                     else:
-                        marks += _take(path)
+                        marks += _take_mark(path)
     return marks
 
 
-def _take(path: Path) -> list[Mark]:
+def _take_mark(path: Path) -> list[Mark]:
+    """Remove the mark of a dead process and return it; none if another process took it or it was not complete."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if the process is alive

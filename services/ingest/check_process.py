@@ -28,7 +28,7 @@ _IMPORT_ROOT = Path(__file__).parents[3]
 
 
 async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
-    """Run the checker on `task`. On return, error and cancellation its process group has ended.
+    """Run the checker on `task` and return its report. Its process group has ended on return, error and cancellation.
 
     Raises:
         Failure: the checker's rejection; INVALID, if it crashed or exceeded `seconds_max`; INTERNAL, if it printed no
@@ -38,7 +38,7 @@ async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
     try:
         async with asyncio.timeout(seconds_max):
             process = await asyncio.shield(starting)
-            report, errors = await _talk(process, task.model_dump_json().encode())
+            report, errors = await _communicate(process, task.model_dump_json().encode())
             status = await process.wait()
     except TimeoutError:
         raise _too_slow(seconds_max) from None
@@ -101,25 +101,26 @@ async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
         await process.wait()
 
 
-async def _talk(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
+async def _communicate(process: asyncio.subprocess.Process, task: bytes) -> tuple[bytes, bytes]:
     assert process.stdin
     assert process.stdout
     assert process.stderr
     process.stdin.write(task)
     process.stdin.close()
-    report, errors = await asyncio.gather(_first(process.stdout), _last(process.stderr))
+    report, errors = await asyncio.gather(_read_beginning(process.stdout), _read_end(process.stderr))
     return report, errors
 
 
-async def _first(stream: asyncio.StreamReader) -> bytes:
-    """Return the stream's beginning; the rest is read and dropped, so that the writer never blocks."""
+async def _read_beginning(stream: asyncio.StreamReader) -> bytes:
+    """Return the beginning of the stream; the rest is read and dropped, so that the writer never blocks."""
     kept = bytearray()
     while chunk := await stream.read(1 << 16):
         kept += chunk[: _REPORT_BYTES_MAX - len(kept)]
     return bytes(kept)
 
 
-async def _last(stream: asyncio.StreamReader) -> bytes:
+async def _read_end(stream: asyncio.StreamReader) -> bytes:
+    """Return the end of the stream, at most _ERRORS_BYTES_KEPT bytes."""
     kept = b""
     while chunk := await stream.read(1 << 16):
         kept = (kept + chunk)[-_ERRORS_BYTES_KEPT:]

@@ -19,7 +19,7 @@ LONG_CHECK_S = 5.0
 
 
 class CheckSlots:
-    """The slots of one event loop.
+    """Slots for the checks of one event loop.
 
     Args:
         long_check_s: a check that runs for longer frees its slot, up to CHECKS_RUNNING_MAX checks in all.

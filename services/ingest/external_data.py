@@ -17,7 +17,7 @@ from millstream.services.errors import invalid
 from millstream.services.ingest.archive import ENTRIES_MAX, PATH_BYTES_MAX
 from millstream.services.ingest.graph import tensors
 
-#: the most files that may hold one model's weights: an archive cannot have more entries
+#: limit on the files that hold one model's weights: an archive cannot have more entries
 FILES_MAX = ENTRIES_MAX
 
 

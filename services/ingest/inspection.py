@@ -1,4 +1,4 @@
-"""Inspects a model file: cheap, certain checks first, then trial runs.
+"""Inspects a model file: first the checks that are cheap and certain, then trial runs.
 
 read ─> versions, weights, operators, inputs and outputs, structure ─> batching decision ─> signature ─> warm-up
 
@@ -75,7 +75,7 @@ def _observed(outputs: Sequence[ModelTensor], decision: BatchingDecision) -> lis
 
 
 def _with_observed_dims(tensor: ModelTensor, array: Array | None) -> ModelTensor:
-    """Return the tensor with each declared dimension that the outputs of a run contradict made variable."""
+    """Return the tensor, with a variable dimension wherever the outputs of a run contradict the declared one."""
     if array is None:
         return tensor
     if len(tensor.dims) != array.ndim:

@@ -19,7 +19,7 @@ from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TEN
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES
 from millstream.services.model.signature import TensorSpec
 
-#: the most bytes of one tensor with fixed dimensions: gateways generate such inputs for readiness probes
+#: limit on the bytes of one tensor with fixed dimensions: gateways generate such inputs for readiness probes
 ROW_BYTES_MAX = 1 << 30
 
 Dim = int | str | None
@@ -85,7 +85,7 @@ def read_tensors(model: onnx.ModelProto) -> tuple[list[ModelTensor], list[ModelT
 
 
 def _check_bounds(tensors: Sequence[ModelTensor]) -> None:
-    """Raise Failure(INVALID) for tensors too many, too large or with names too long to handle in each request."""
+    """Raise Failure(INVALID) if there are too many tensors, or if one is too large or its name too long."""
     if len(tensors) > TENSORS_MAX:
         raise invalid(f"the model has {len(tensors)} inputs and outputs: at most {TENSORS_MAX} can be served")
     for tensor in tensors:

@@ -20,7 +20,7 @@ from millstream.services.model.warmup_inputs import (
     INPUT_BYTES_MAX,
     VARIABLE_SIZES,
     has_variable_dims,
-    made_bytes,
+    input_bytes,
     make_inputs,
     requested_inputs,
     run_sizes,
@@ -42,7 +42,7 @@ def run_warmup(session: Session, signature: Signature, rows_max: int) -> str | N
     size, fill = fitting
     largest = 1
     for rows in run_sizes(signature, rows_max):
-        if time.monotonic() - start > _SECONDS_MAX or made_bytes(signature, rows, size) > INPUT_BYTES_MAX:
+        if time.monotonic() - start > _SECONDS_MAX or input_bytes(signature, rows, size) > INPUT_BYTES_MAX:
             break
         if not memory_allows(rows, largest):
             break
@@ -72,7 +72,7 @@ def _fitting(session: Session, signature: Signature) -> tuple[tuple[int, int] | 
     reason = "its inputs are too large to generate"
     failed = False
     for size in VARIABLE_SIZES if has_variable_dims(signature) else (1,):
-        if made_bytes(signature, 1, size) > INPUT_BYTES_MAX:
+        if input_bytes(signature, 1, size) > INPUT_BYTES_MAX:
             continue
         for fill in FILLS:
             try:

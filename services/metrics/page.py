@@ -50,27 +50,28 @@ class MetricsPage:
     def render(
         self,
         accept: str | None,
-        beside: Callable[[Totals, bool], str] = lambda *_: "",
-        moment: Iterable[GaugeSample] = (),
+        extra_lines: Callable[[Totals, bool], str] = lambda *_: "",
+        extra_gauges: Iterable[GaugeSample] = (),
     ) -> tuple[bytes, str]:
         """Return body and content type for a scrape. Reads files: must be called off the event loop.
 
         Args:
             accept: the Accept header.
-            beside: renders further lines from the same totals; its second argument is whether as OpenMetrics.
-            moment: gauges of this page only.
+            extra_lines: returns further lines for these totals; its second argument says whether the format is
+                OpenMetrics.
+            extra_gauges: gauges of this page only.
         """
         encode, content_type = choose_encoder(accept or "")
         totals = self._registry.totals()
         rows = rows_of(totals)
-        for sample in moment:
+        for sample in extra_gauges:
             rows.setdefault(shape_of(sample.metric), []).append((sample.labels, [sample.value]))
         cached = self._format(content_type, encode)
         parts = [part for metric in self._catalogue for part in cached.lines(metric, rows.get(shape_of(metric), []))]
         openmetrics = content_type.startswith("application/openmetrics-text")
         if self._registry.directory is None:  # of this process alone: with its process metrics
             parts.append(encode(_process()).removesuffix(_EOF))
-        parts.append(beside(totals, openmetrics).encode())
+        parts.append(extra_lines(totals, openmetrics).encode())
         if openmetrics:
             parts.append(_EOF)
         return b"".join(parts), content_type
@@ -85,7 +86,7 @@ class MetricsPage:
 
 
 class _Format:
-    """The lines of all series in one text format, as they were on the last page."""
+    """The lines of all series of the last page, in one text format."""
 
     def __init__(self, encode: Encode) -> None:
         self._encode = encode

@@ -41,7 +41,7 @@ _ALONE = "until this process is restarted, only its own metrics page shows its m
 
 
 class Counter:
-    """Only grows."""
+    """A value that only grows."""
 
     __slots__ = ("_slot", "_values")
 
@@ -54,7 +54,7 @@ class Counter:
 
 
 class Gauge:
-    """Goes up and down."""
+    """A value that can grow and fall."""
 
     __slots__ = ("_slot", "_values")
 
@@ -69,7 +69,7 @@ class Gauge:
         self._values[self._slot] += v
 
     def detach(self) -> None:
-        """Let further updates have no effect: the record will be reused for another series."""
+        """Drop all further updates: the record will be reused for another series."""
         self._values, self._slot = memoryview(bytearray(8)).cast("d"), 0
 
 
@@ -122,7 +122,7 @@ class MetricsRegistry:
 
     Args:
         directory: the folder that all processes of the installation share; None: use the process' own memory.
-        role: begins the name of the file (gateway, worker).
+        role: gateway or worker, and its name; the file's name begins with it.
     """
 
     def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:

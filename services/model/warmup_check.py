@@ -28,25 +28,25 @@ def check_warmups(config: ModelConfig, signature: Signature, folder: Path) -> li
         for spec in needed_inputs(signature):
             if spec.name not in warmup.inputs:
                 raise invalid(f"{where}: input {spec.name!r} is missing")
-        for name, made in warmup.inputs.items():
+        for name, entry in warmup.inputs.items():
             if name not in specs:
                 raise invalid(f"{where}: the model has no input {name[:80]!r}; it has {', '.join(specs)}")
-            why = _wrong(made, specs[name], warmup, signature.batching)
-            if why is None and made.file is not None:
-                files.append(made.file)
-                inside = is_readable_inside(folder, made.file, INPUT_BYTES_MAX)
-                why = None if inside else f"there is no plain file {made.file[:200]!r}"
+            why = _defect(entry, specs[name], warmup, signature.batching)
+            if why is None and entry.file is not None:
+                files.append(entry.file)
+                inside = is_readable_inside(folder, entry.file, INPUT_BYTES_MAX)
+                why = None if inside else f"there is no plain file {entry.file[:200]!r}"
             if why is not None:
                 raise invalid(f"{where}: input {name!r}: {why}")
     return files
 
 
-def _wrong(made: WarmupInput, spec: TensorSpec, warmup: Warmup, batching: bool) -> str | None:
+def _defect(entry: WarmupInput, spec: TensorSpec, warmup: Warmup, batching: bool) -> str | None:
     dims = spec.shape[1:] if batching else spec.shape
-    if made.datatype != spec.datatype:
-        return f"datatype {made.datatype[:20]!r} in place of {spec.datatype}"
-    if len(made.shape) != len(dims) or any(want not in {-1, got} for want, got in zip(dims, made.shape, strict=True)):
-        return f"shape {list(made.shape)} does not fit {list(dims)}"
-    item = 8 if made.datatype == BYTES else ITEM_BYTES[made.datatype]
-    size = math.prod(made.shape) * (warmup.rows if batching else 1) * item
+    if entry.datatype != spec.datatype:
+        return f"datatype {entry.datatype[:20]!r} in place of {spec.datatype}"
+    if len(entry.shape) != len(dims) or any(want not in {-1, got} for want, got in zip(dims, entry.shape, strict=True)):
+        return f"shape {list(entry.shape)} does not fit {list(dims)}"
+    item = 8 if entry.datatype == BYTES else ITEM_BYTES[entry.datatype]
+    size = math.prod(entry.shape) * (warmup.rows if batching else 1) * item
     return f"{size} bytes are more than the {INPUT_BYTES_MAX} allowed" if size > INPUT_BYTES_MAX else None

@@ -1,4 +1,4 @@
-"""Makes the inputs of warm-up runs: from a signature, or as config.warmup describes them.
+"""Generates the inputs of warm-up runs: from a signature, or as config.warmup describes them.
 
 Workers and the model check use the same inputs, so a model that cannot survive its warm-up is rejected at upload.
 """
@@ -49,8 +49,8 @@ def make_inputs(signature: Signature, rows: int, size: int = 1, fill: int = 0) -
     return {spec.name: _filled(spec, signature.batching, rows, size, fill) for spec in needed_inputs(signature)}
 
 
-def made_bytes(signature: Signature, rows: int, size: int = 1) -> int:
-    """Return the bytes of the inputs that `make_inputs` would return; of text only the references."""
+def input_bytes(signature: Signature, rows: int, size: int = 1) -> int:
+    """Return the size in bytes of what `make_inputs` would return; of text only the references are counted."""
     return sum(
         math.prod(_shape(spec, signature.batching, rows, size)) * ITEM_BYTES.get(spec.datatype, _REFERENCE_BYTES)
         for spec in needed_inputs(signature)
@@ -79,7 +79,7 @@ def requested_inputs(warmup: Warmup, signature: Signature, folder: Path) -> dict
         ValueError: the bytes of a file do not fit the shape.
     """
     rows = requested_rows(warmup, signature)
-    return {name: _described(made, rows, folder) for name, made in warmup.inputs.items()}
+    return {name: _requested_array(entry, rows, folder) for name, entry in warmup.inputs.items()}
 
 
 def requested_rows(warmup: Warmup, signature: Signature) -> int:
@@ -104,36 +104,40 @@ def _shape(spec: TensorSpec, batching: bool, rows: int, size: int) -> list[int]:
     return shape
 
 
-def _described(made: WarmupInput, rows: int, folder: Path) -> Array:
-    """Return `rows` equal or random rows; 0: `made.shape` is the whole shape. A file contains one row, or all rows."""
-    shape = (rows, *made.shape) if rows else made.shape
+def _requested_array(entry: WarmupInput, rows: int, folder: Path) -> Array:
+    """Return `rows` equal or random rows. If `rows` is 0, `entry.shape` is the whole shape.
+
+    A file contains one row, or all rows.
+    """
+    shape = (rows, *entry.shape) if rows else entry.shape
     size = int(np.prod(shape))
-    if made.fill == "file":
-        return _from_file(made, rows, folder).reshape(shape)
+    if entry.fill == "file":
+        return _from_file(entry, rows, folder).reshape(shape)
     random = np.random.default_rng(_SEED)
-    if made.datatype == BYTES:
-        texts = [b"" if made.fill == "zero" else str(number).encode() for number in random.integers(0, 100, size)]
+    if entry.datatype == BYTES:
+        texts = [b"" if entry.fill == "zero" else str(number).encode() for number in random.integers(0, 100, size)]
         array = np.empty(size, dtype=object)
         array[:] = texts
         return array.reshape(shape)
-    dtype = np.dtype(NUMPY[made.datatype])
-    if made.fill == "zero":
+    dtype = np.dtype(NUMPY[entry.datatype])
+    if entry.fill == "zero":
         return np.zeros(shape, dtype)
     if dtype.kind == "f":
         return random.random(shape).astype(dtype)
-    if made.datatype == "BF16":  # the upper halves of float32 numbers
+    if entry.datatype == "BF16":  # the upper halves of float32 numbers
         return (random.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return random.integers(0, 2 if dtype.kind == "b" else 100, shape).astype(dtype)
 
 
-def _from_file(made: WarmupInput, rows: int, folder: Path) -> Array:
-    assert made.file is not None  # WarmupInput validates this
-    raw = read_inside(folder, made.file, WARMUP_BYTES_MAX, "warm-up file")
-    if made.datatype == BYTES:
+def _from_file(entry: WarmupInput, rows: int, folder: Path) -> Array:
+    """Return the rows in the file of `entry`, as a flat array."""
+    assert entry.file is not None  # WarmupInput validates this
+    raw = read_inside(folder, entry.file, WARMUP_BYTES_MAX, "warm-up file")
+    if entry.datatype == BYTES:
         elements = decode_elements(memoryview(raw))
         array = np.empty(len(elements), dtype=object)
         array[:] = elements
     else:
-        array = np.frombuffer(raw, NUMPY[made.datatype])
-    one = int(np.prod(made.shape))
+        array = np.frombuffer(raw, NUMPY[entry.datatype])
+    one = int(np.prod(entry.shape))
     return np.tile(array, rows) if rows and array.size == one else array

@@ -12,7 +12,7 @@ GROWN_BYTES_MIN = 32 << 20
 CHECKS_IDLE = 2
 CHECKS_QUIET = 20
 RETRIES = 3  # further trims after a burst
-RETRY_CHECKS = 4  # before the first of them
+RETRY_CHECKS = 4  # checks before the first further trim
 
 
 def trim() -> None:
@@ -46,11 +46,11 @@ class IdleTrim:
         self._checks = self._retry_checks = 0
 
     def due(self, *, idle: bool, quiet: bool) -> bool:
-        """Record a check; returns whether the process is at rest, so that `grown` should be asked.
+        """Record a check; returns whether the process is idle for long enough to call `grown`.
 
         Args:
-            idle: nothing is in flight.
-            quiet: what is in flight takes little memory; this must last for ten times as many checks.
+            idle: no request is in flight.
+            quiet: the requests in flight take little memory; must hold for ten times as many checks as `idle`.
         """
         self._idle = self._idle + 1 if idle else 0
         self._quiet = self._quiet + 1 if quiet else 0

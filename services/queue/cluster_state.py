@@ -1,4 +1,4 @@
-"""Cluster state: what processes share besides the queue: worker records, uploads, gateways, a channel of events.
+"""Cluster state: the worker records, uploads, gateways and events that processes share besides the queue.
 
 It uses redis-py, since none of this is on the hot path. Everything here expires or is replaced; the source of truth is
 elsewhere.

@@ -45,7 +45,7 @@ class CommandRefused(Failure):
 
 
 class ConsumerLink:
-    """Replies come in the order of the commands. Not thread-safe.
+    """One blocking connection, whose replies come in the order of the commands. Not thread-safe.
 
     Every method raises Failure(UNAVAILABLE) when the connection is lost: close it and open another.
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from millstream.services.errors import Code, Failure
 
-TRIES_MAX = 100  # beyond: the conflict is the caller's; each try loses against a change that succeeded
+TRIES_MAX = 100  # then the caller gets the CONFLICT; each failed try means that another process succeeded
 Written = TypeVar("Written")
 
 

@@ -133,11 +133,11 @@ class FolderRepository:
         """Return the endpoint. Raises Failure: NOT_FOUND, INTERNAL when the document is damaged."""
         path = self._models / check_name(model) / "endpoint.json"
 
-        def look() -> Endpoint | None:
+        def read() -> Endpoint | None:
             written = read_endpoint(path, model, self._root)
             return written or (Endpoint(model=model) if self._versions(model) else None)
 
-        endpoint = self._list_again_if_changed(look)
+        endpoint = self._list_again_if_changed(read)
         if endpoint is None:
             raise not_found(f"there is no model {model!r}")
         return endpoint
@@ -184,19 +184,19 @@ class FolderRepository:
     def stamp(self, model: str) -> Hashable:
         """Return the identities and times of the model's documents: a few stat calls, no file is read."""
         folder = self._models / check_name(model)
-        found: list[tuple[str, int, int, int]] = []
+        identities: list[tuple[str, int, int, int]] = []
         newest = 0
         try:
             for entry in _entries(folder):
                 about = entry.stat(follow_symlinks=False)
-                found.append((entry.path, about.st_ino, about.st_mtime_ns, about.st_size))
+                identities.append((entry.path, about.st_ino, about.st_mtime_ns, about.st_size))
                 newest = max(newest, about.st_mtime_ns)
         except OSError:  # the model is changing, or unreadable: read it again next time
             return time.monotonic_ns()
         # The clock of a file system ticks every few milliseconds: two changes within one tick have the same time.
         if newest > time.time_ns() - _SETTLED_NS:
-            found.append(("changed just now", time.monotonic_ns(), 0, 0))
-        return tuple(sorted(found))
+            identities.append(("changed just now", time.monotonic_ns(), 0, 0))
+        return tuple(sorted(identities))
 
     def token(self) -> str:
         """Return another string after every change; during a change, or after an interrupted one, at each call."""

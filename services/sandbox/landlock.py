@@ -37,7 +37,7 @@ class _Ruleset(ctypes.Structure):
 
 
 class _PathBeneath(ctypes.Structure):
-    _layout_ = "ms"  # Python 3.14 asks for it where _pack_ is set; the fields lie as in C's packed structure
+    _layout_ = "ms"  # Python 3.14 requires it with _pack_; the fields are laid out as in C's packed structure
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 

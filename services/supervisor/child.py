@@ -51,7 +51,7 @@ class Child:
         self.log_path = logs / f"{program.name}.log"
         self.backoff = Backoff()
         self.last_line = ""
-        self.exit_description = ""  # it ended last
+        self.exit_description = ""  # of the process that ended last
         self.process: Process | None = None
         self.start_id = ""  # of the current or last process
         self.ready = asyncio.Event()  # set by a program with `signals_ready`

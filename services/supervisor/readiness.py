@@ -70,8 +70,8 @@ def missing_versions(workers: Sequence[WorkerRecord], old: str, new: str) -> fro
         return None
     instances = {instance.content_id: instance for instance in records[new].instances}
     ready = {content_id for content_id, instance in instances.items() if instance.state is State.READY}
-    held = records[old].instances if old in records else ()
-    missing = frozenset(instance.content_id for instance in held if instance.state is State.READY) - ready
+    instances_of_old = records[old].instances if old in records else ()
+    missing = frozenset(instance.content_id for instance in instances_of_old if instance.state is State.READY) - ready
     for content_id in sorted(missing & instances.keys()):
         failed = instances[content_id]
         if failed.state is State.FAILED:

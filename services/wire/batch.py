@@ -27,7 +27,7 @@ REPLY_FORMATS: tuple[int, ...] = (3,)
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
 KIND_UNREADABLE = 2
-ALIGN_BYTES = 8  # of the largest element
+ALIGN_BYTES = 8  # size of the largest element
 #: Instead of an error code: the request did not fit into the reply of its batch and runs again, alone.
 AGAIN = "again"
 #: Instead of an error code: the run took far too long and was terminated; equal requests are refused for a while.
@@ -69,7 +69,7 @@ class BatchHeader(NamedTuple):
     output_slots: list[ShmSlice | None]  # in the signature's order: where the worker may write an output; None: inline
     blob: str  # name of the key with the inline tensors if they are too large for a script; "": they follow
     probe: bool = False  # a readiness probe of the gateway itself
-    reply_formats: tuple[int, ...] = REPLY_FORMATS  # that the gateway reads
+    reply_formats: tuple[int, ...] = REPLY_FORMATS  # reply formats that the gateway reads
 
 
 class ReplyOutput(NamedTuple):
@@ -159,7 +159,7 @@ def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | Non
 
 
 def encode_given_up(name: str) -> bytes:
-    """Encode the message, instead of a reply to batch `name`, that each of its requests is to be tried alone."""
+    """Encode the message, sent instead of a reply, that each request of batch `name` is to be tried alone."""
     return bytes([KIND_GIVEN_UP]) + name.encode()
 
 

@@ -37,12 +37,12 @@ class InstanceRecord(BaseModel):
     reason: str | None = None
     profile: dict[int, float] = {}  # rows of a run -> seconds, corrected as it runs
     rows_max: int = 1  # rows of the largest run
-    rows_efficient: int = 1  # more rows in one run gain next to nothing, or were not tried yet
+    rows_efficient: int = 1  # more rows in one run gain almost nothing, or were not tried yet
     size_bytes: int = 0
 
 
 class WorkerRecord(BaseModel):
-    """A worker process."""
+    """What a worker process publishes about itself."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -53,8 +53,8 @@ class WorkerRecord(BaseModel):
     pid: int
     host: str  # equal for processes that can share memory segments
     started: float
-    heartbeat: float = 0.0  # of the last one, on the clock of the reader: ClusterState sets it
-    batch_formats: tuple[int, ...] = ()  # that the worker reads
+    heartbeat: float = 0.0  # time of the last heartbeat on the reader's clock; set by ClusterState
+    batch_formats: tuple[int, ...] = ()  # batch formats that the worker reads
     instances: tuple[InstanceRecord, ...] = ()
 
     @field_validator("instances", mode="before")

@@ -46,8 +46,8 @@ def test_a_kept_page_is_a_fresh_page(steps: list[tuple[str, str]]) -> None:
                 tallies.append(MetricsRegistry(Path(folder), "worker"))
             else:
                 moment = [GaugeSample(catalogue.STREAM_ENTRIES, ("m", "1", "cpu"), float(len(tallies)))]
-                fresh = MetricsPage(tallies[0]).render(name, moment=moment)
-                assert page.render(name, moment=moment) == fresh
+                fresh = MetricsPage(tallies[0]).render(name, extra_gauges=moment)
+                assert page.render(name, extra_gauges=moment) == fresh
         for tally in tallies:
             tally.close()
 

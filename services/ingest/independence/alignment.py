@@ -57,7 +57,7 @@ def _output(sizes: Mapping[Hashable, Expression], output: Labels, label: Hashabl
 
 
 def elementwise(symbols: Symbols, operands: Sequence[Value]) -> Value:
-    """Apply multidirectional broadcasting: axes are aligned at the last one."""
+    """Return the result of multidirectional broadcasting: axes are aligned from the last one."""
     if all(value.rows is None for value in operands) and any(value.dims is None for value in operands):
         return free()
     ranks = [len(dims_of(value)) for value in operands]

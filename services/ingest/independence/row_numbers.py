@@ -56,7 +56,7 @@ def _numbered(value: Value, leading: bool) -> Value | None:
     return Value(value.dims, counted=True, numbers=Numbers(rows.axis, leading))
 
 
-def _beside(call: Call) -> Value | None:
+def _concatenated(call: Call) -> Value | None:
     """Return the result of Concat of row numbers and rowed values along the last axis: index tuples."""
     first = call.input(0)
     rank = len(dims_of(first))
@@ -107,7 +107,7 @@ def _gather(call: Call) -> Value | None:
 
 _RULES: dict[str, Callable[[Call], Value | None]] = {
     "Cast": _moved,
-    "Concat": _beside,
+    "Concat": _concatenated,
     "Expand": _moved,
     "Gather": _gather,
     "GatherND": _gather_nd,

@@ -36,7 +36,7 @@ def check_shared(call: Call, *positions: int) -> None:
 
 
 def check_broadcast(call: Call, position: int, rank: int, rows: Rows) -> None:
-    """Raise Dependent if the operand, broadcast to `rank` axes, would be combined with rows on another axis than 0."""
+    """Raise Dependent if the operand, broadcast to `rank` axes, would be combined with rows on an axis other than 0."""
     value = call.optional(position)
     if value is None:
         return

@@ -292,7 +292,7 @@ def diagonal(call: Call) -> list[Value]:
 
 
 def counting(call: Call) -> list[Value]:
-    """Rule of Range: an unknown number of elements."""
+    """Rule of Range: the result has an unknown number of elements."""
     call.only_rowed()
     for index in range(3):
         constant_or_free(call.input(index))

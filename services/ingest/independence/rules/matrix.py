@@ -1,4 +1,4 @@
-"""Matrix products: rows may be on any axis but the one that is summed."""
+"""Matrix products: rows may be on any axis except the one that is summed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalization and Softmax: the rows must be on none of the axes over which an operator computes statistics."""
+"""Normalization and Softmax: no operator may compute statistics over the axis of the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions, and other operators that work along some axes: the rows must be on none of these."""
+"""Reductions, and other operators that work along some axes: the axis of the rows must not be among them."""
 
 from __future__ import annotations
 
