@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import unquote, urlsplit
 
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.ingest.archive import ENTRIES_MAX
 
@@ -37,7 +37,7 @@ def locate(folder: Path | None, url: str) -> Path:
     if parts is not None and parts.scheme.lower() != _SCHEME:
         raise Failure(
             Code.UNSUPPORTED,
-            f"models are not fetched from '{shown(url)}': put the file below MILLSTREAM_IMPORT_DIR, or upload it with "
+            f"no model is fetched from '{excerpt(url)}': put the file below MILLSTREAM_IMPORT_DIR, or upload it with "
             "PUT /admin/v1/models/NAME/versions/N",
         )
     if folder is None:
@@ -53,11 +53,11 @@ def locate(folder: Path | None, url: str) -> Path:
         inside = found.is_relative_to(root)
         there = inside and found.exists()
     except (OSError, RuntimeError, ValueError):
-        raise invalid(f"'{shown(path)}' is not a path") from None
+        raise invalid(f"'{excerpt(path)}' is not a path") from None
     if not inside:
-        raise invalid(f"'{shown(path)}' is not below {root}: models are registered from there only")
+        raise invalid(f"'{excerpt(path)}' is not below {root}: models are registered from there only")
     if not there:
-        raise not_found(f"there is no file '{shown(path)}' below {root}")
+        raise not_found(f"there is no file '{excerpt(path)}' below {root}")
     return found
 
 

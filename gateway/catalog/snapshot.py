@@ -15,7 +15,7 @@ from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 _DIGITS_MAX = 10
 
 
-def shown(name: str) -> str:
+def name_excerpt(name: str) -> str:
     """Return a caller's name for use in a message, cut to the length that a model's name may have."""
     return name if len(name) <= NAME_CHARACTERS_MAX else f"{name[:NAME_CHARACTERS_MAX]}…"
 
@@ -31,7 +31,8 @@ def version_number(model: str, text: str) -> int:
     digits = text.lstrip("0") or "0"
     if len(digits) > _DIGITS_MAX:
         raise not_found(
-            f"Request for unknown model: '{shown(model)}' version {digits[:_DIGITS_MAX]}… is not found", Subject.VERSION
+            f"Request for unknown model: '{name_excerpt(model)}' version {digits[:_DIGITS_MAX]}… is not found",
+            Subject.VERSION,
         )
     return int(digits)
 
@@ -110,5 +111,5 @@ class Snapshot:
         """Return a model. Raises Failure(NOT_FOUND)."""
         view = self.models.get(name)
         if view is None:
-            raise not_found(f"Request for unknown model: '{shown(name)}' is not found", Subject.MODEL)
+            raise not_found(f"Request for unknown model: '{name_excerpt(name)}' is not found", Subject.MODEL)
         return view

@@ -1,8 +1,9 @@
-"""connection_state: the fields of one HTTP connection of the fast path, and the states that they stand for.
+"""connection_state: the fields of one HTTP connection of the fast path, and the states that they encode.
 
-A connection reads and replies at the same time, because clients may pipeline. So it has a state of each kind.
+A connection reads and replies at the same time, because clients may pipeline. So it has a reading state and a
+replying state at any time.
 
-Reading: what the next bytes of the client are.
+Reading: what the next bytes from the client belong to.
 
 | state   | fields                                | left when                                 | for      |
 |---------|---------------------------------------|-------------------------------------------|----------|
@@ -62,7 +63,7 @@ from millstream.gateway.connection.slow_reader import WriteStallGuard
 
 
 class ConnectionState(DrainingProtocol):
-    """The fields of a connection. Fields of the class are the server's; they are set by `fast_path_protocol`."""
+    """The fields of a connection. `fast_path_protocol` sets the class variables, which a server's connections share."""
 
     infer: ClassVar[InferHandler]
     body_bytes_max: ClassVar[int]
@@ -72,21 +73,21 @@ class ConnectionState(DrainingProtocol):
     client_stall_s_max: ClassVar[float]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, CachedHead | None]]
-    ok_prefix: ClassVar[list[Any]]  # [default headers, the head of a 200 with them up to its length]
+    ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]
 
     transport: asyncio.Transport
     cycle: Any  # the request read last: a RequestCycle, or uvicorn's own
     pipeline: deque[tuple[Any, Any]]  # (cycle, ASGI app) of the requests after `_active`, the next one at the right
 
     _active: Any = None  # the request whose turn it is
-    _blocked: Any = None  # a request that is answered, while the client does not read
+    _blocked: Any = None  # an answered request whose client has yet to read the reply
     _advancing = False  # `_advance` runs
-    _unread_bytes = 0  # of replies, as they count in `reply_budget`
+    _unread_bytes = 0  # bytes of unread replies that `reply_budget` counts
 
-    _receiving = False  # a request has begun and is not whole
-    _read_deadline = 0.0  # when the client has been too slow with it
-    _head_bytes = -1  # received of the current head or trailers, but for the first segment; -1: reading neither
-    _last_head = b""  # the head that the connection sent last, if it is not in `heads`
+    _receiving = False  # a request has begun to arrive and is not complete
+    _read_deadline = 0.0  # instant by which more of that request must arrive
+    _head_bytes = -1  # of the current head or trailers, without the first segment; -1: reading neither
+    _last_head = b""  # the head that the client sent last, if it is not in `heads`
     _cached_head: CachedHead | None = None  # the entry of `heads` that the connection used last
     _upgrade = False  # the current head has an Upgrade header
     _cycle_before_upgrade: Any = CLOSED  # `cycle`, while a head that offers another protocol is being read
@@ -97,8 +98,8 @@ class ConnectionState(DrainingProtocol):
     def _arm_timer(self) -> None:
         """Set the keep-alive timeout and, while a request is being received, the read timeout.
 
-        A partial request takes a connection, bytes of `receive_budget`, or an upload slot. Each byte of a body earns
-        time, but no client may fall behind SENT_BYTES_MIN a second by more than `client_stall_s_max`.
+        A partial request takes a connection, bytes of `receive_budget`, or an upload slot. Each byte of a body moves
+        the deadline, but a client may be at most `client_stall_s_max` behind a rate of SENT_BYTES_MIN a second.
         """
         seconds: float = self.timeout_keep_alive
         if self._receiving:
@@ -112,7 +113,7 @@ class ConnectionState(DrainingProtocol):
 
 
 def is_replying(cycle: Any) -> bool:
-    """Whether a reply of the ASGI app has begun to go out: nothing else may be written into it."""
+    """Whether the ASGI app has sent a part of its reply: until the reply ends, nothing else may be written."""
     return (
         cycle is not None and type(cycle) is not RequestCycle and cycle.response_started and not cycle.response_complete
     )

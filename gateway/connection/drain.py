@@ -1,8 +1,8 @@
 """drain: whether this gateway is draining, and what its HTTP connections do about it.
 
-While a gateway drains, each reply behind which no other request waits says `Connection: close`, so that the client
-goes on at another gateway. Without that header a client cannot tell a close that crosses its next request from a
-failure.
+While a gateway drains, the reply to the last waiting request of a connection says `Connection: close`, so that the
+client reconnects to another gateway. Without that header, a client whose next request crosses the close cannot tell
+the close from a failure.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ class _AsgiProtocol(DrainingProtocol):
 
 
 def asgi_protocol(drain: Drain) -> type[DrainingProtocol]:
-    """Return the protocol class of a server without the fast path. Raises Failure: uvicorn lacks a part."""
+    """Return the protocol class of a server without the fast path. Raises Failure if uvicorn lacks a needed part."""
     check_hooks()
     return type("AsgiProtocol", (_AsgiProtocol,), {"drain": drain})

@@ -29,15 +29,15 @@ def too_large(bytes_max: int) -> Failure:
     return Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {bytes_max} bytes")
 
 
-def unexpected(what: str, error: Exception) -> Failure:
-    """Log an unexpected exception under an id, and return a failure that tells the caller the id alone.
+def internal_failure(operation: str, error: Exception) -> Failure:
+    """Log an unexpected exception under an id, and return a failure that tells the caller only the id.
 
     Args:
-        what: What failed, for the log.
-        error: With its traceback.
+        operation: What failed, for the log.
+        error: The exception; its traceback is logged.
     """
     error_id = uuid.uuid4().hex[:12]
-    log.error("internal error %s: %s", error_id, what, exc_info=error)
+    log.error("internal error %s: %s", error_id, operation, exc_info=error)
     return Failure(Code.INTERNAL, f"internal error {error_id}")
 
 

@@ -18,7 +18,7 @@ from millstream.gateway.connection.idle_timer import LazyTimer
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_whole
+from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete
 from millstream.gateway.connection.request_reader import SENT_BYTES_MIN, RequestReader
 from millstream.gateway.connection.slow_reader import WriteStallGuard
 from millstream.gateway.connection.uvicorn_hooks import check_hooks
@@ -37,7 +37,7 @@ class FastPathProtocol(RequestReader):
         self._write_stall = WriteStallGuard(self.loop, transport, self.client_stall_s_max)
         open_now = len(self.connections)
         if open_now > 2 * self.connections_max:
-            transport.abort()  # even the refused connections, which linger, are too many
+            transport.abort()  # refused connections stay open while they linger, and even these are too many
         elif open_now > self.connections_max:
             self._refuse(Failure(Code.UNAVAILABLE, "too many connections are open; try again later", retry_after_s=1))
         else:
@@ -53,7 +53,7 @@ class FastPathProtocol(RequestReader):
                     cycle.ticket.cancel()
                 cycle.ticket = None  # the ticket refers to the cycle
         if active is not None and not active.response_complete:
-            active.disconnected = True  # uvicorn does so for the request read last, which may be another one
+            active.disconnected = True  # uvicorn sets it only for the request read last
             active.message_event.set()
         self._timer.close()
         self._write_stall.end()
@@ -66,10 +66,10 @@ class FastPathProtocol(RequestReader):
 
     def _timed_out(self) -> None:
         active = self._active
-        reply_owed = active is not None and not active.response_complete and is_whole(active)
+        reply_owed = active is not None and not active.response_complete and is_complete(active)
         if reply_owed or self.flow.read_paused:
             self._read_deadline = self.loop.time() + self.client_stall_s_max
-            self._arm_timer()  # the client waits for us
+            self._arm_timer()  # the client is not late: it waits for a reply, or reading is paused
         elif self._receiving and not is_replying(self.cycle):
             self._refuse(_too_slow())
         else:
@@ -78,7 +78,7 @@ class FastPathProtocol(RequestReader):
     def shutdown(self) -> None:
         """Close the connection if no request is in flight on it, else after its reply. Called by the server.
 
-        While the server drains, a request of which a part has come is awaited.
+        While the server drains, a request that has partly arrived is still read and answered.
         """
         if not (self.drain.draining and self._receiving and self.cycle is not CLOSED):
             super().shutdown()
@@ -88,7 +88,7 @@ def _too_slow() -> Failure:
     return Failure(
         Code.SLOW,
         f"the request came too slowly: send {SENT_BYTES_MIN >> 10} KiB a second or more (MILLSTREAM_CLIENT_STALL_S_MAX "
-        "bounds how long it may be less)",
+        "bounds how long it may be slower)",
     )
 
 
@@ -104,13 +104,13 @@ def fast_path_protocol(
     """Return the protocol class of a server whose infer posts `infer` answers.
 
     Args:
-        infer: Gets each infer post.
+        infer: Answers each infer post.
         body_bytes_max: Limit on one body; a larger one is refused.
         connections_max: Open connections; more are refused, and beyond twice as many, reset.
-        receive_budget: Counts bodies that are not whole.
-        reply_budget: Counts replies that clients have not read.
-        client_stall_s_max: Seconds by which a client may be late with a request, or with reading a reply.
-        drain: Says when the server drains; None: never.
+        receive_budget: Counts the bytes of bodies that have partly arrived.
+        reply_budget: Counts the bytes of replies that clients have not read.
+        client_stall_s_max: Seconds that a client may be late when it sends a request or reads a reply.
+        drain: Tells whether the server is draining; None: it never drains.
 
     Raises:
         Failure: uvicorn lacks a part that the fast path needs.

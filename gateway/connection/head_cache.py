@@ -15,9 +15,10 @@ from millstream.gateway.connection.path_cache import InferPath, infer_path
 from millstream.gateway.connection.request_cycle import RequestCycle
 from millstream.gateway.connection.request_head import head_fault
 
-HEADS_MAX = 1024  # heads of one server; then the cache is emptied
-CACHED_BYTES_MAX = 1024  # of one head; longer ones are parsed each time, so that the cache is bounded in bytes, too
-_NOT_PLAIN = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
+HEADS_MAX = 1024  # cached heads of one server; a full cache is emptied
+CACHED_BYTES_MAX = 1024  # bytes of one head; longer heads are never cached, which bounds the cache in bytes, too
+#: headers that decide how the body is framed or what happens to the connection
+_SPECIAL_HEADERS = frozenset({b"transfer-encoding", b"expect", b"upgrade", b"connection"})
 
 
 class CachedHead(NamedTuple):
@@ -30,7 +31,7 @@ class CachedHead(NamedTuple):
 
 
 class _HeadCallbacks:
-    """Collects what the parser calls for one head."""
+    """Collects the URL and the headers that the parser reports for one head."""
 
     def __init__(self) -> None:
         self.url = b""
@@ -48,7 +49,7 @@ class _HeadCallbacks:
 
 
 def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
-    """Parse `head`, empty line included. None unless its bytes alone say how to handle the request."""
+    """Return the parsed `head`, empty line included; None unless it begins a plain infer post within the limit."""
     reader = _HeadCallbacks()
     parser = HttpRequestParser(reader)
     try:
@@ -56,7 +57,7 @@ def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
     except (HttpParserError, HttpParserUpgrade):
         return None
     names = [name for name, _ in reader.headers]
-    plain = reader.heads == 1 and names.count(b"content-length") == 1 and _NOT_PLAIN.isdisjoint(names)
+    plain = reader.heads == 1 and names.count(b"content-length") == 1 and _SPECIAL_HEADERS.isdisjoint(names)
     version = parser.get_http_version()
     if not plain or parser.get_method() != b"POST" or version != "1.1" or head_fault(version, reader.headers):
         return None
@@ -70,8 +71,8 @@ def read_head(head: bytes, body_bytes_max: int) -> CachedHead | None:
 
 def cache_head(heads: dict[bytes, CachedHead | None], head: bytes, body_bytes_max: int) -> CachedHead | None:
     """Return `read_head(head, body_bytes_max)`, and keep it in `heads`."""
-    known = read_head(head, body_bytes_max)
+    cached = read_head(head, body_bytes_max)
     if len(heads) >= HEADS_MAX:
         heads.clear()
-    heads[head] = known
-    return known
+    heads[head] = cached
+    return cached

@@ -1,4 +1,4 @@
-"""idle_timer: a timer that each request moves and that nearly never fires. Moving it is one store."""
+"""idle_timer: a timer that each request moves and that rarely fires. Moving it is one assignment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NEVER = float("inf")
 
 
 class LazyTimer:
-    """Calls `on_due` when the time set last has come. Use it in the event loop's thread."""
+    """Calls `on_due` when the time set last is reached. Use it in the event loop's thread."""
 
     __slots__ = ("_armed", "_due", "_handle", "_loop", "_on_due")
 

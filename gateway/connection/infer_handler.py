@@ -21,11 +21,11 @@ class ReplyHeaders(NamedTuple):
     """The headers of a reply without Content-Length, which the adapter adds."""
 
     pairs: tuple[tuple[bytes, bytes], ...]  # names in lower case
-    lines: bytes  # the same as they go over the wire
+    lines: bytes  # the same headers as the bytes that are sent
 
 
 def reply_headers(*pairs: tuple[bytes, bytes]) -> ReplyHeaders:
-    """Return headers in both forms. Make them once and use them for many replies."""
+    """Return the headers in both forms. Call it once for headers that many replies share."""
     return ReplyHeaders(pairs, b"".join([b"%b: %b\r\n" % pair for pair in pairs]))
 
 
@@ -60,7 +60,7 @@ class InferHandler(Protocol):
         Args:
             model: Path component, percent-decoded.
             version: Path component, percent-decoded; None: the path names no version.
-            headers: Those that matter for the body and the reply.
+            headers: Those that change how the body is read or the reply is written.
             body: As it was sent, perhaps compressed.
             done: Called once with the reply, in the event loop's thread, perhaps before this returns.
         """

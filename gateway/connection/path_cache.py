@@ -10,8 +10,8 @@ from httptools import parse_url
 InferPath = tuple[str, str | None]
 """(model, version); version None: the URL names none."""
 
-PATHS_MAX = 4096  # URLs of one server; then the cache is emptied
-URL_BYTES_MAX = 512  # longer URLs are parsed each time, so that the cache is bounded in bytes, too
+PATHS_MAX = 4096  # cached URLs of one server; a full cache is emptied
+URL_BYTES_MAX = 512  # longer URLs are never cached, which bounds the cache in bytes, too
 _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 
 
@@ -23,7 +23,7 @@ def infer_path(url: bytes) -> InferPath | None:
     try:
         path = unquote(parse_url(url).path.decode("ascii"))
     except Exception:
-        return None  # uvicorn says what is wrong with it
+        return None  # uvicorn reports the error
     match = _PATH.fullmatch(path)
     return None if match is None else (match[1], match[2])
 

@@ -1,6 +1,6 @@
 """receive_budget: a bound on the bytes of request bodies that a gateway is receiving, over all protocols.
 
-bytes of a body ─> counted here ─> whole: given to the infer handler, counted by Admission from then on
+bytes of a body ─> counted here ─> complete body ─> infer handler; Admission counts it from then on
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class ReceiveBudget:
     """The receive budget of one gateway: bytes of bodies that the infer handler does not have yet.
 
     Args:
-        bytes_max: Of all bodies together; a body that grows beyond is refused.
-        refused: Counts these refusals.
+        bytes_max: Limit on all bodies together; a body that grows beyond the limit is refused.
+        refused: Counts these refusals; None: they are not counted.
     """
 
     __slots__ = ("_refused", "bytes", "bytes_max")
@@ -38,7 +38,7 @@ class ReceiveBudget:
 
     @contextmanager
     def reserve(self) -> Iterator[BodyReservation]:
-        """A context whose reservation is empty at first, grows with a body, and is given back at the end."""
+        """Yield a reservation of 0 bytes, which grows with a body, and release it at the end."""
         reservation = BodyReservation(self)
         try:
             yield reservation
@@ -56,7 +56,7 @@ class BodyReservation:
         self.size = 0
 
     def grow(self, size_bytes: int) -> None:
-        """Take more. Raises Failure(UNAVAILABLE) when all bodies exceed the budget and this one is not small."""
+        """Reserve more bytes. Raises Failure(UNAVAILABLE) if the budget is exceeded and this body is not small."""
         self.resize(self.size + size_bytes)
         if self._receive_budget.bytes > self._receive_budget.bytes_max and self.size > SMALL_BYTES_MAX:
             raise self._receive_budget.refusal()

@@ -18,8 +18,8 @@ class ReplyBudget:
     """The reply budget of one gateway.
 
     Args:
-        bytes_max: Of all unread replies together. A single reply may be larger.
-        refused: Counts replies that are not sent for lack of room.
+        bytes_max: Limit on all unread replies together. A single reply may be larger.
+        refused: Counts replies that do not fit and are not sent; None: they are not counted.
     """
 
     __slots__ = ("_refused", "bytes", "bytes_max")
@@ -34,20 +34,20 @@ class ReplyBudget:
         return size_bytes <= SMALL_BYTES_MAX or not self.bytes or self.bytes + size_bytes <= self.bytes_max
 
     def refusal(self) -> Failure:
-        """Count and return what is answered instead of a reply for which there is no room."""
+        """Count and return the failure that is sent in place of a reply that does not fit."""
         if self._refused is not None:
             self._refused.add()
         unread = f"{self.bytes} bytes of replies wait for clients that do not read them; try again later"
         return Failure(Code.UNAVAILABLE, unread, retry_after_s=1)
 
     def take(self, size_bytes: int) -> None:
-        """Count a reply. Raises Failure(UNAVAILABLE) where it does not fit."""
+        """Count a reply. Raises Failure(UNAVAILABLE) if it does not fit."""
         if not self.has_room(size_bytes):
             raise self.refusal()
         self.bytes += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Count it no longer."""
+        """Stop counting a reply."""
         self.bytes -= size_bytes
 
 
@@ -61,7 +61,7 @@ class ReplyPermit:
         self.size_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Take more. Raises Failure(UNAVAILABLE) where it does not fit."""
+        """Take `size_bytes` more. Raises Failure(UNAVAILABLE) if they do not fit."""
         self._reply_budget.take(size_bytes)
         self.size_bytes += size_bytes
 

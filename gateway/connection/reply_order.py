@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.gateway.connection.connection_state import ConnectionState
-from millstream.gateway.connection.error_reply import error_reply, unexpected
+from millstream.gateway.connection.error_reply import error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import HttpReply
 from millstream.gateway.connection.lingering_close import DiscardProtocol
 from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX
 from millstream.gateway.connection.reply_head import head, ok_prefix
-from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_whole, refusal_cycle
+from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete, refusal_cycle
 from millstream.services.errors import Code, Failure
 
-PIPELINE_MAX = 16  # requests that may wait for their turn on one connection; with more, it is not read from
+PIPELINE_MAX = 16  # requests of one connection that may wait for their turn; at the limit, reading is paused
 LINGER_S = 5.0  # time for a client to read a refusal before its connection is reset
 
 
@@ -55,7 +55,7 @@ class ReplyOrder(ConnectionState):
         try:
             ticket = self.infer.submit(model, version, cycle.headers, body, cycle.done)
         except Exception as error:
-            failure = unexpected("an infer post", error)
+            failure = internal_failure("an infer post", error)
             if not cycle.answered:
                 self._answer(cycle, error_reply(failure))
         else:
@@ -69,7 +69,7 @@ class ReplyOrder(ConnectionState):
         cycle.answered = True
         cycle.ticket = None  # an idle connection must not keep its last request alive
         if self.drain.draining and not self.pipeline and not (self._receiving and cycle.complete):
-            cycle.keep_alive = False  # no request is behind it
+            cycle.keep_alive = False  # no other request waits
         if len(reply.body) > SMALL_BYTES_MAX and not self.reply_budget.has_room(len(reply.body)):
             reply = error_reply(self.reply_budget.refusal())
         status, headers, body = reply
@@ -112,7 +112,7 @@ class ReplyOrder(ConnectionState):
             self._timer.set(self.timeout_keep_alive)
 
     def _advance(self) -> None:
-        """Start waiting requests in a loop: a handler that answers within `submit` would recurse for each of them."""
+        """Start waiting requests in a loop: a handler that answers within `submit` would recurse for each request."""
         if self._advancing:
             return
         self._advancing = True
@@ -149,7 +149,7 @@ class ReplyOrder(ConnectionState):
         self._unread_bytes = size_bytes
 
     def _refuse(self, failure: Failure) -> None:
-        """Read no more from this client. It gets the replies that it waits for, then this refusal."""
+        """Stop reading from this client. It gets the replies that are due, then this refusal."""
         if self.cycle is CLOSED:
             return
         refusal = refusal_cycle(failure, self._answer)
@@ -157,7 +157,7 @@ class ReplyOrder(ConnectionState):
         self._receiving = False
         self._discard_input()
         if broken is not None and not broken.response_complete:
-            if is_whole(broken):
+            if is_complete(broken):
                 self.pipeline.appendleft((refusal, None))
                 return
             if type(broken) is RequestCycle:
@@ -170,7 +170,7 @@ class ReplyOrder(ConnectionState):
         self._start(refusal)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse input that is not HTTP like any other mistake: in JSON, and in its turn."""
+        """Refuse input that is not HTTP as any other bad request is refused: in JSON, and in its turn."""
         self._refuse(Failure(Code.INVALID, msg))
 
     def _discard_input(self) -> None:

@@ -71,14 +71,14 @@ class RequestCycle:
             self.headers = InferHeaders(content_encoding, accept_encoding, header_length)
 
     def drop_body(self, receive_budget: ReceiveBudget) -> None:
-        """Forget the body, and give its bytes back to the receive budget."""
+        """Drop the body, and give its bytes back to the receive budget."""
         receive_budget.bytes -= self.size_bytes
         self.size_bytes = 0
         self.body = []
 
 
 def refusal_cycle(failure: Failure, answer: Callable[[RequestCycle, HttpReply], None]) -> RequestCycle:
-    """Return a cycle in place of a request: its reply is `failure`, after which the connection closes."""
+    """Return a cycle that answers `failure` in place of a request. The connection closes after it."""
     cycle = RequestCycle(("", None), [], answer)
     cycle.refusal = failure
     cycle.keep_alive = False
@@ -86,7 +86,7 @@ def refusal_cycle(failure: Failure, answer: Callable[[RequestCycle, HttpReply], 
 
 
 def _closed() -> RequestCycle:
-    """Return the cycle of a connection that reads no more requests: it is over, and is never answered."""
+    """Return the cycle of a connection that reads no more requests. It counts as answered."""
     cycle = refusal_cycle(Failure(Code.CANCELLED, ""), lambda *_: None)
     cycle.response_complete = cycle.disconnected = True
     return cycle
@@ -95,6 +95,6 @@ def _closed() -> RequestCycle:
 CLOSED = _closed()
 
 
-def is_whole(cycle: Any) -> bool:
-    """Whether all of a request was received, be it a RequestCycle or uvicorn's."""
+def is_complete(cycle: Any) -> bool:
+    """Whether the whole request was received. `cycle` is a RequestCycle, or uvicorn's own."""
     return cycle.complete if type(cycle) is RequestCycle else not cycle.more_body

@@ -15,7 +15,7 @@ _VERSIONS = frozenset({"1.1", "1.0"})
 
 
 def head_fault(version: str, headers: Headers) -> str | None:
-    """Return why a server must refuse a head that is well-formed; None: it need not.
+    """Return why a server must refuse a well-formed head; None if it may accept it.
 
     Source: RFC 9112 section 3.2 (Host), RFC 9110 section 2.5 (versions).
 
@@ -24,11 +24,11 @@ def head_fault(version: str, headers: Headers) -> str | None:
         headers: Names in lower case.
     """
     if version not in _VERSIONS:
-        return f"HTTP/{version[:8]} is not spoken here: send HTTP/1.1"
+        return f"HTTP/{version[:8]} is not supported: send HTTP/1.1"
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1:
         return "a request has one Host header" if hosts or version == "1.1" else None
-    return None if _HOST.fullmatch(hosts[0].strip()) else "the Host header is no host"
+    return None if _HOST.fullmatch(hosts[0].strip()) else "the Host header is not a valid host"
 
 
 class _Discarded(Headers):

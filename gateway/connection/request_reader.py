@@ -1,7 +1,7 @@
 """request_reader: bytes of a connection -> infer requests, or requests of the ASGI app.
 
-segment ─> the head is known by its bytes, and the body is whole? ─yes─> submitted, without the parser
-                                                                  ─no──> httptools ─> callbacks ─> RequestCycle or ASGI
+segment ─> is its head cached, and its body complete? ─yes─> submitted, without the parser
+                                                      ─no──> httptools ─> callbacks ─> RequestCycle or ASGI
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from millstream.gateway.connection.request_head import DISCARDED, HEAD_BYTES_MAX
 from millstream.gateway.connection.uvicorn_hooks import HIGH_WATER_LIMIT
 from millstream.services.errors import Code, Failure
 
-SENT_BYTES_MIN = 64 * 1024  # bytes of a body a second; a client that sends less is slow
+SENT_BYTES_MIN = 64 * 1024  # bytes of a body that a client has to send each second
 _NO_BODY: list[bytes] = []  # for cycles whose body is submitted at once
 
 
@@ -27,15 +27,15 @@ class RequestReader(ReplyOrder):
     def data_received(self, data: bytes) -> None:
         self._timer.unset()
         if not self._receiving:
-            known = self._cached_head
-            if known is None or len(data) != known.total_bytes or not data.startswith(known.head):
-                known = self._find_cached_head(data)
+            cached = self._cached_head
+            if cached is None or len(data) != cached.total_bytes or not data.startswith(cached.head):
+                cached = self._find_cached_head(data)
             before = self.cycle
-            if known is not None and (before is None or (before.response_complete and before is not CLOSED)):
-                cycle = self.cycle = self._active = RequestCycle(known.path, _NO_BODY, self._answer)
-                cycle.headers = known.headers
+            if cached is not None and (before is None or (before.response_complete and before is not CLOSED)):
+                cycle = self.cycle = self._active = RequestCycle(cached.path, _NO_BODY, self._answer)
+                cycle.headers = cached.headers
                 cycle.complete = cycle.started = True
-                self._submit(cycle, data[len(known.head) :])
+                self._submit(cycle, data[len(cached.head) :])
                 return
         if self._head_bytes >= 0:
             self._head_bytes += len(data)  # if the head ends in this segment, a callback sets it to -1
@@ -52,31 +52,31 @@ class RequestReader(ReplyOrder):
                 self._arm_timer()
 
     def _find_cached_head(self, data: bytes) -> CachedHead | None:
-        """Return what is known of the head of `data`; None unless `data` is one whole infer post with a known head.
+        """Return the cached head of `data`; None unless `data` is one complete infer post with a cached head.
 
-        A head is cached when a connection sends it twice in a row: heads that differ each time cost a look-up alone.
+        A head is cached when a connection sends it twice in a row: a head that is never repeated costs only a lookup.
         """
         end = data.find(b"\r\n\r\n") + 4
         if not 4 < end <= CACHED_BYTES_MAX:
             return None
         head = data[:end]
         try:
-            known = self.heads[head]
+            cached = self.heads[head]
         except KeyError:
             if head != self._last_head:
                 self._last_head = head
                 return None
-            known = cache_head(self.heads, head, self.body_bytes_max)
-        if known is None or len(data) != known.total_bytes:
+            cached = cache_head(self.heads, head, self.body_bytes_max)
+        if cached is None or len(data) != cached.total_bytes:
             return None
-        self._cached_head = known
-        return known
+        self._cached_head = cached
+        return cached
 
     def _after_upgrade(self, data: bytes, end: int) -> None:
-        """Go on after a head that offers another protocol, as Java's HTTP client does with h2c in each request.
+        """Continue after a head that offers another protocol. Java's HTTP client offers h2c in each request.
 
-        The parser takes the bytes after the head, the body included, for the other protocol's. Unless that is
-        WebSocket, the head is read again without the offer, and then the rest of `data` from `end` on.
+        The parser expects the other protocol after the head, and does not read the body. Unless that protocol is
+        WebSocket, the head is read again without the offer, then the rest of `data`, which begins at `end`.
         """
         rest = memoryview(data)[end:]
         try:
@@ -163,7 +163,7 @@ class RequestReader(ReplyOrder):
         self.headers.extend(headers)
         super().on_headers_complete()
         if self._blocked is None and len(self.pipeline) < PIPELINE_MAX:
-            # uvicorn pauses reading for the first request that waits, and then does not see the client disconnect
+            # uvicorn pauses reading as soon as one request waits, and would not see the client disconnect
             self.flow.resume_reading()
 
     def on_chunk_header(self) -> None:

@@ -24,16 +24,15 @@ TASKS_S = 1  # time for routes to notice that their client is gone
 #: time for connections accepted last to send their first request, which is then answered without `Connection: close`
 ARRIVING_S = 0.25
 #: how long replies say `Connection: close` before idle connections are closed: a client that sends requests more often
-#: than this always hears of the close before it comes
+#: than this always gets the header before the close
 NOTICE_S_MAX = 2.0
-NOTICE_SHARE = 0.25  # the same as a part of the drain time, where that is short
-GIVE_UP_SHARE = (
-    0.9  # the part of the drain time after which requests in flight are refused; the rest is for sending that
-)
+NOTICE_SHARE = 0.25  # the same limit as a part of the drain time, for short drain times
+#: the part of the drain time after which requests in flight are refused; the rest is for sending the refusals
+GIVE_UP_SHARE = 0.9
 
 
 class Drainable(Protocol):
-    """What the server needs of its gateway to drain it."""
+    """The parts of a gateway that the server needs to drain it."""
 
     drain: Drain
 
@@ -67,12 +66,12 @@ class Server(uvicorn.Server):
     """The HTTP server of one gateway process.
 
     Args:
-        config: Of uvicorn.
-        gateway: Is drained when the server shuts down.
+        config: uvicorn's configuration.
+        gateway: The gateway that is drained when the server shuts down.
         drain_s: Seconds that the server may take to shut down.
-        shared_port: Other processes accept on the same ports.
+        shared_port: Whether other processes accept on the same ports.
         ready_fd: A file descriptor that gets the line "ready" when the gateway is first ready; None: no such line.
-        side_server: Starts and drains together with this server.
+        side_server: A server that starts and drains together with this server.
     """
 
     def __init__(
@@ -157,9 +156,9 @@ class Server(uvicorn.Server):
         return not self.server_state.connections
 
     @staticmethod
-    async def _until(true: Callable[[], bool], instant_s: float) -> None:
+    async def _until(condition: Callable[[], bool], instant_s: float) -> None:
         loop = asyncio.get_running_loop()
-        while not true() and loop.time() < instant_s:
+        while not condition() and loop.time() < instant_s:
             await asyncio.sleep(POLL_S)
 
 

@@ -7,7 +7,7 @@ import socket
 import struct
 from contextlib import suppress
 
-READ_BYTES_MIN = 64 * 1024  # what a client has to read in the given time
+READ_BYTES_MIN = 64 * 1024  # bytes that a client has to read in each check period
 _NO_LINGER = struct.pack("ii", 1, 0)  # struct linger: on, 0 seconds
 
 

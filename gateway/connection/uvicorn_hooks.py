@@ -81,11 +81,11 @@ _USES: dict[tuple[type, str], tuple[str, ...]] = {
 
 def check_hooks() -> None:
     """Raise Failure(INTERNAL) that names the parts which this version of uvicorn lacks."""
-    gone = sorted({*_missing_methods(), *_missing_uses()})
-    if gone:
+    lacking = sorted({*_missing_methods(), *_missing_uses()})
+    if lacking:
         raise Failure(
             Code.INTERNAL,
-            f"uvicorn {uvicorn.__version__} does not fit this release of Millstream, it lacks {', '.join(gone)}: "
+            f"uvicorn {uvicorn.__version__} does not fit this release of Millstream, it lacks {', '.join(lacking)}: "
             "install the version that Millstream asks for (pip install millstream)",
         )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.router import ModelRoute
@@ -47,7 +47,7 @@ class _Call(Request, Generic[T]):
         except Failure as failure:
             self.answered.set_exception(failure)
         except Exception as error:
-            self.answered.set_exception(unexpected("a reply could not be written", error))
+            self.answered.set_exception(internal_failure("a reply could not be written", error))
 
 
 class _Responder:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, shown, version_number
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
@@ -248,7 +248,7 @@ class Router:
         self._snapshot.model(model).version(number)
         route = self.routes.get((model, None if number is None else str(number)))
         if route is None:
-            raise not_found(f"Request for unknown model: '{shown(model)}' is not found", Subject.MODEL)
+            raise not_found(f"Request for unknown model: '{name_excerpt(model)}' is not found", Subject.MODEL)
         return route
 
 

@@ -28,9 +28,9 @@ def classify(output: OutputTensor, count: int, labels: Sequence[str], *, batchin
 
     Args:
         output: Scores.
-        count: Classes of each row.
+        count: How many classes to return for each row.
         labels: Name of each class, by its index; may be shorter than the row.
-        batching: Dimension 0 is rows.
+        batching: Whether dimension 0 is the rows.
 
     Returns:
         BYTES of shape (rows, min(count, classes)); without rows when the version does not batch.

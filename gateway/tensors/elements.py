@@ -1,7 +1,7 @@
 """elements: the elements of one tensor: JSON `data` -> raw form, and checks of raw BOOL and BYTES tensors.
 
-`struct` rather than numpy: on the short lists of requests it is several times faster, takes no strings or nulls for
-numbers, and checks the range of integers. It does not notice a boolean among numbers; that check is here.
+`struct` packs the numbers rather than numpy: on the short lists of requests it is several times faster, refuses strings
+and nulls, and checks the range of integers. It accepts a boolean as a number; this module refuses those.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
-from millstream.gateway.tensors.json_document import mistyped
+from millstream.gateway.tensors.json_document import raise_mistyped
 from millstream.gateway.tensors.number_list import NumberList
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES
 
-#: nesting of lists in `data`: the limit of newer reference servers
+#: deepest nesting of lists in `data`, as in newer reference servers
 DEPTH_MAX = 100
 
 _BACKSLASH = ord("\\")  # searching for an int is faster than for a bytes object of length 1
 _LENGTH = struct.Struct("<I")
-_TRUTH = b"\x00" + b"\x01" * 255
+_TO_BOOLEAN = b"\x00" + b"\x01" * 255  # a table for bytes.translate
 _PACK_ERRORS = (struct.error, OverflowError, TypeError, ValueError)
 
 
@@ -43,9 +43,9 @@ def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) ->
     if type(data) is not list:
         if type(data) is NumberList:
             return _raw_in_pieces(plan, extent, data)
-        mistyped("data", "array", plan.where)
+        raise_mistyped("data", "array", plan.where)
     if plan.code is None:
-        return _raw_special(plan, extent, data)
+        return _raw_bool_or_bytes(plan, extent, data)
     flat = data
     if len(data) != extent.elements or (data and type(data[0]) is list):
         flat = _flatten(plan, data)
@@ -60,9 +60,10 @@ def raw_from_json(plan: InputPlan, extent: Extent, data: object, text: bytes) ->
 
 
 def _raw_in_pieces(plan: InputPlan, extent: Extent, data: NumberList) -> bytes:
-    """Do as `raw_from_json` with a list that is too long to be parsed at once or kept as Python objects."""
+    """Return in raw form a list that is too long to be parsed at once or kept as Python objects."""
     if plan.code is None:
-        return _raw_special(plan, extent, next(data.pieces()))  # refuses it: no datatype without a code takes numbers
+        # this refuses the list: no datatype without a struct code takes numbers
+        return _raw_bool_or_bytes(plan, extent, next(data.pieces()))
     raw: list[bytes] = []
     count = 0
     for piece in data.pieces():
@@ -80,7 +81,7 @@ def _raw_in_pieces(plan: InputPlan, extent: Extent, data: NumberList) -> bytes:
 
 
 def _no_booleans(text: bytes) -> bool:
-    """Whether `data` in `text` certainly holds neither true nor false. Takes three searches of the text.
+    """Whether `data` in `text` is certain to hold neither true nor false. Costs three searches of the text.
 
     Both words contain an "e" and come after the first `"data"`, unless that key is written with escapes.
     """
@@ -88,7 +89,7 @@ def _no_booleans(text: bytes) -> bool:
 
 
 def _raw_checked(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
-    """Pack numbers that `struct` refused at first: raise what is wrong with them, or let them overflow to infinity."""
+    """Pack numbers that `struct` refused: raise the reason, or let numbers out of range become infinities."""
     assert plan.code is not None
     flat = _strict(plan, data, _number_types(plan.code))
     _check_count(plan, extent, len(flat))
@@ -111,7 +112,7 @@ def _packed(plan: InputPlan, pack: Callable[..., bytes], flat: list[Any]) -> byt
 
 
 def _rounded(code: str, flat: list[Any]) -> bytes:
-    """Pack numbers of which some are outside the range of the datatype: these become infinities."""
+    """Pack numbers; those outside the range of the datatype become infinities."""
     with np.errstate(over="ignore"):
         return np.array(list(map(_double, flat)), np.float64).astype(code).tobytes()
 
@@ -123,7 +124,7 @@ def _double(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _raw_special(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
+def _raw_bool_or_bytes(plan: InputPlan, extent: Extent, data: list[Any]) -> bytes:
     if plan.datatype not in {"BOOL", BYTES}:
         raise invalid(
             f"receiving {plan.datatype} data via JSON is not supported. "
@@ -148,12 +149,12 @@ def raw_from_strings(elements: list[bytes]) -> bytes:
 def _strict(plan: InputPlan, data: list[Any], types: set[type]) -> list[Any]:
     """Return the elements of `data` in order. Raises Failure(INVALID) unless all are of `types`."""
     flat = _flatten(plan, data)
-    given = set(map(type, flat))
-    if list in given:
+    kinds = set(map(type, flat))
+    if list in kinds:
         flat = _flatten_uneven(plan, data)
-        given = set(map(type, flat))
-    if not given <= types:
-        mistyped("data", plan.json_type, plan.where)
+        kinds = set(map(type, flat))
+    if not kinds <= types:
+        raise_mistyped("data", plan.json_type, plan.where)
     return flat
 
 
@@ -166,7 +167,7 @@ def _check_count(plan: InputPlan, extent: Extent, count: int) -> None:
 
 
 def _flatten(plan: InputPlan, data: list[Any]) -> list[Any]:
-    """Flatten lists that are nested evenly. Of lists that are not, the result still holds lists."""
+    """Return the elements of evenly nested lists. If the nesting is uneven, the result still holds lists."""
     for _ in range(DEPTH_MAX):
         if not data or type(data[0]) is not list:
             return data
@@ -180,7 +181,7 @@ def _flatten(plan: InputPlan, data: list[Any]) -> list[Any]:
 
 
 def _flatten_uneven(plan: InputPlan, data: list[Any]) -> list[Any]:
-    """Flatten lists of any nesting, without recursion."""
+    """Return the elements of lists of any nesting. Does not recurse."""
     flat: list[Any] = []
     stack = [iter(data)]
     while stack:
@@ -200,14 +201,14 @@ def _too_deep(plan: InputPlan) -> Exception:
     return invalid(f"Unable to parse 'data': nested deeper than {DEPTH_MAX} levels{plan.where}")
 
 
-def normal_booleans(data: memoryview) -> memoryview | bytes:
-    """Return a raw BOOL tensor with 1 in place of every byte but 0.
+def normalize_booleans(data: memoryview) -> memoryview | bytes:
+    """Return a raw BOOL tensor in which every byte but 0 became 1.
 
     The reference server takes any byte, and its perf_analyzer sends them. A model must not see them: two bytes that are
     both true would not be equal.
     """
-    given = bytes(data)
-    return given.translate(_TRUTH) if given.translate(None, b"\x00\x01") else data
+    raw = bytes(data)
+    return raw.translate(_TO_BOOLEAN) if raw.translate(None, b"\x00\x01") else data
 
 
 def check_strings(plan: InputPlan, extent: Extent, data: memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Forms of bodies that several protocols share: JSON in row or column form, CSV, and numpy's file. Pure.
+"""forms: forms of bodies that several protocols share: JSON in row or column form, CSV, and numpy's file. Pure.
 
 Content-Type ─> reader ─> Inputs        outputs ─> write ─> the form that the client accepts
 Source: SageMaker, "Common Data Formats for Inference"; numpy, "NPY format".
@@ -16,7 +16,7 @@ import numpy as np
 
 from millstream.gateway.tensors.input_plan import InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from millstream.gateway.tensors.nested_lists import from_lists
 from millstream.gateway.tensors.number_list import NumberList
@@ -32,19 +32,19 @@ JSON = "application/json"
 CSV = "text/csv"
 NPY = "application/x-npy"
 
-_HEADER_BYTES_MAX = 10_000
+_HEADER_BYTES_MAX = 10_000  # of a file in numpy's format; a longer header is refused
 _DIMS_MAX = 32  # dimensions of an array in every version of numpy
 
 
 class ParsedBody(NamedTuple):
-    """A parsed body. `row_form`: whether a JSON reply to it has the row form."""
+    """A parsed body."""
 
     inputs: Inputs
-    row_form: bool
+    row_form: bool  # whether a JSON reply to it has the row form
 
 
 def media_type(value: str | None) -> str:
-    """Return the media type in a Content-Type; JSON where there is none."""
+    """Return the media type in a Content-Type header; JSON if there is no header."""
     return (value or "").partition(";")[0].strip().lower() or JSON
 
 
@@ -53,17 +53,17 @@ def reader(content_type: str) -> Callable[[InputPlans, bytes], ParsedBody]:
     read = _READERS.get(media_type(content_type))
     if read is None:
         known = ", ".join(_READERS)
-        raise Failure(Code.ENCODING, f"Content-Type '{shown(content_type)}' is not taken; these are: {known}")
+        raise Failure(Code.ENCODING, f"Content-Type '{excerpt(content_type)}' is not taken; these are: {known}")
     return read
 
 
 def parse_json(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> Any:
-    """Parse a JSON body; long lists of numbers become NumberLists. Raises Failure: INVALID, TOO_LARGE."""
+    """Return the value of a JSON body; long lists of numbers become NumberLists. Raises Failure: INVALID, TOO_LARGE."""
     return parse(body, limits, depth=TENSOR_DEPTH, in_lists=True)
 
 
 def from_json(plans: InputPlans, document: Any) -> ParsedBody:
-    """Read a document in row or column form, or a list of instances. Raises Failure(INVALID)."""
+    """Return the inputs in a document of row or column form, or in a list of instances. Raises Failure(INVALID)."""
     if type(document) is list or type(document) is NumberList:
         return ParsedBody(read_instances(plans, document), row_form=True)
     if type(document) is not dict:
@@ -76,7 +76,7 @@ def _read_json(plans: InputPlans, body: bytes) -> ParsedBody:
 
 
 def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
-    plan = _only(plans, CSV)
+    plan = _single_input(plans, CSV)
     try:
         text = body.decode("utf-8-sig")
         rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row]
@@ -91,7 +91,7 @@ def _read_csv(plans: InputPlans, body: bytes) -> ParsedBody:
         if len(row) != width:
             raise invalid(f"line {at + 1} of the CSV has {len(row)} columns, the first has {width}")
     cells = [[_cell(plan, cell, line, column) for column, cell in enumerate(row)] for line, row in enumerate(rows)]
-    return ParsedBody(_joined(plans, plan, from_lists(plan, _shaped(plan, cells))), row_form=True)
+    return ParsedBody(_one_input(plans, plan, from_lists(plan, _nest_rows(plan, cells))), row_form=True)
 
 
 def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
@@ -105,12 +105,12 @@ def _cell(plan: InputPlan, cell: str, line: int, column: int) -> Any:
         return float(cell) if plan.datatype in {"FP16", "BF16", "FP32", "FP64"} else int(cell)
     except (ValueError, KeyError):
         raise invalid(
-            f"line {line + 1} of the CSV, column {column + 1}: '{shown(cell)}' is no {plan.datatype}"
+            f"line {line + 1} of the CSV, column {column + 1}: '{excerpt(cell)}' is no {plan.datatype}"
         ) from None
 
 
-def _shaped(plan: InputPlan, rows: list[list[Any]]) -> Any:
-    """Shape the lines as rows of the input: one column may be no dimension, and many columns several dimensions."""
+def _nest_rows(plan: InputPlan, rows: list[list[Any]]) -> Any:
+    """Return the lines nested as the input is: a row may be one column, or its columns may fill several dimensions."""
     inner = plan.shape[1:]
     if not inner and len(rows[0]) == 1:
         return [row[0] for row in rows]
@@ -122,8 +122,8 @@ def _shaped(plan: InputPlan, rows: list[list[Any]]) -> Any:
 
 
 def _read_npy(plans: InputPlans, body: bytes) -> ParsedBody:
-    plan = _only(plans, NPY)
-    return ParsedBody(_joined(plans, plan, from_array(plan, array_of(body))), row_form=True)
+    plan = _single_input(plans, NPY)
+    return ParsedBody(_one_input(plans, plan, from_array(plan, array_of(body))), row_form=True)
 
 
 def array_of(body: bytes) -> np.ndarray[Any, Any]:
@@ -141,9 +141,9 @@ def array_of(body: bytes) -> np.ndarray[Any, Any]:
     except Failure:
         raise
     except Exception as error:  # numpy evaluates the header with Python's parser, which raises many exceptions
-        raise invalid(f"the body is no array in numpy's format: {shown(str(error).partition(chr(10))[0])}") from None
+        raise invalid(f"the body is no array in numpy's format: {excerpt(str(error).partition(chr(10))[0])}") from None
     if dtype.hasobject or dtype.fields or dtype.subdtype or not dtype.itemsize:
-        raise invalid(f"an array of {shown(str(dtype))} is not taken: numbers, booleans or strings alone")
+        raise invalid(f"an array of {excerpt(str(dtype))} is not taken: numbers, booleans or strings alone")
     _check_shape(shape, dtype.itemsize)
     data = memoryview(body)[file.tell() :]
     if prod(shape) * dtype.itemsize != len(data):
@@ -159,19 +159,19 @@ def _check_shape(shape: tuple[Any, ...], item_bytes: int) -> None:
     if len(shape) > _DIMS_MAX:
         raise invalid(f"the array has {len(shape)} dimensions: at most {_DIMS_MAX}")
     if any(type(dim) is not int or not 0 <= dim <= ELEMENTS_MAX for dim in shape):
-        raise invalid(f"the array's shape {shown(str(shape))} is not taken")
+        raise invalid(f"the array's shape {excerpt(str(shape))} is not taken")
     if prod(dim or 1 for dim in shape) * item_bytes > ELEMENTS_MAX:
-        raise invalid(f"the array's shape {shown(str(shape))} is larger than any memory")
+        raise invalid(f"the array's shape {excerpt(str(shape))} is larger than any memory")
 
 
-def _only(plans: InputPlans, form: str) -> InputPlan:
+def _single_input(plans: InputPlans, form: str) -> InputPlan:
     if len(plans) != 1:
         raise invalid(f"{form} is for models of one input; this one takes {len(plans)}: send JSON")
     return next(iter(plans))
 
 
-def _joined(plans: InputPlans, plan: InputPlan, found: CheckedInput) -> Inputs:
-    return join(plans, {plan.name: found})
+def _one_input(plans: InputPlans, plan: InputPlan, checked: CheckedInput) -> Inputs:
+    return join(plans, {plan.name: checked})
 
 
 _READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {JSON: _read_json, CSV: _read_csv, NPY: _read_npy}
@@ -181,7 +181,7 @@ _READERS: dict[str, Callable[[InputPlans, bytes], ParsedBody]] = {JSON: _read_js
 
 
 def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, row_form: bool) -> bytes:
-    """Write the outputs in `form`. Raises Failure(INVALID): CSV and numpy's format hold one output."""
+    """Return the outputs in `form`. Raises Failure(INVALID) for several outputs: CSV and numpy's format hold one."""
     if form == JSON:
         return write_predict(signature, outputs, row_form=row_form)
     if len(outputs) != 1:
@@ -190,7 +190,7 @@ def write(signature: Signature, outputs: Sequence[OutputTensor], form: str, *, r
 
 
 def _write_csv(output: OutputTensor) -> bytes:
-    """Write a line for each index of dimension 0, with all elements of that index."""
+    """Return a line for each index of dimension 0, with all elements of that index."""
     lines = output.shape[0] if output.shape else 1
     flat: list[Any]
     if isinstance(output.array, list):

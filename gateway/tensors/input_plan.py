@@ -1,4 +1,4 @@
-"""input_plan: an input of a version as decoding needs it: its spec, and what follows from the shapes in requests."""
+"""input_plan: one input of a version, prepared for decoding: its spec, and a cache of the shapes in requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from millstream.gateway.tensors.json_document import missing, mistyped, shown
+from millstream.gateway.tensors.json_document import excerpt, raise_missing, raise_mistyped
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES, DATATYPES, ELEMENTS_MAX, ITEM_BYTES
 from millstream.services.model.signature import TensorSpec
@@ -43,14 +43,22 @@ class Extent:
         self._pack: Callable[..., bytes] | None = None
 
     def packer(self, code: str) -> Callable[..., bytes]:
-        """Return the function that packs `elements` numbers. Call it when that many exist: a shape may claim any."""
+        """Return the function that packs `elements` numbers. Get it once they exist: a shape may claim any number."""
         if self._pack is None:
             self._pack = struct.Struct(f"{self.elements}{code}").pack
         return self._pack
 
 
 class InputPlan:
-    """One input of a version: its spec in the forms that decoding needs."""
+    """One input of a version: its spec in the forms that decoding needs.
+
+    Args:
+        model: Name of the model, for messages.
+        index: Position of the input in the signature.
+        spec: The input's spec.
+        batching: Whether dimension 0 is the rows.
+        rows_max: Limit on the rows of one request.
+    """
 
     def __init__(self, model: str, index: int, spec: TensorSpec, batching: bool, rows_max: int) -> None:
         self.model = model
@@ -59,8 +67,8 @@ class InputPlan:
         self.datatype = spec.datatype
         self.optional = spec.optional
         self.shape = spec.shape
-        self.where = f" for input '{shown(spec.name)}'"
-        self.code = _CODES.get(spec.datatype)
+        self.where = f" for input '{excerpt(spec.name)}'"
+        self.code = _CODES.get(spec.datatype)  # None: `struct` has no code for the datatype
         self.item_bytes = ITEM_BYTES.get(spec.datatype, 0)
         #: any byte string of the right length is a valid tensor
         self.opaque = spec.datatype not in {"BOOL", BYTES}
@@ -71,29 +79,29 @@ class InputPlan:
         self._extents: dict[tuple[int, ...], Extent] = {}
 
     def extent(self, item: dict[str, Any]) -> Extent:
-        """Check datatype and shape of `item`, an element of `inputs` in JSON. Raises Failure(INVALID)."""
+        """Return the checked shape of `item`, an element of `inputs` in JSON. Raises Failure(INVALID)."""
         datatype = item.get("datatype")
         if datatype != self.datatype:
             self._refuse_datatype(datatype)
         shape = item.get("shape")
         if type(shape) is not list:
             if "shape" not in item:
-                missing("shape", self.where)
-            mistyped("shape", "array", self.where)
+                raise_missing("shape", self.where)
+            raise_mistyped("shape", "array", self.where)
         for dim in shape:
             if type(dim) is not int or dim < 0:
-                mistyped("shape", "unsigned-integer", self.where)
+                raise_mistyped("shape", "unsigned-integer", self.where)
         key = tuple(shape)
         return self._extents.get(key) or self._extent_of(key)
 
     def fit(self, datatype: str, shape: tuple[int, ...]) -> Extent:
-        """Check datatype and shape of an input that is not JSON. Raises Failure(INVALID)."""
+        """Return the checked shape of an input that is not JSON. Raises Failure(INVALID)."""
         if datatype != self.datatype:
             self._refuse_datatype(datatype)
         extent = self._extents.get(shape)
         if extent is None:
             if min(shape, default=0) < 0:
-                mistyped("shape", "unsigned-integer", self.where)
+                raise_mistyped("shape", "unsigned-integer", self.where)
             extent = self._extent_of(shape)
         return extent
 
@@ -152,16 +160,16 @@ class InputPlan:
     def _unexpected_shape(self, shape: tuple[int, ...]) -> Failure:
         return invalid(
             f"unexpected shape for input '{self.name}' for model '{self.model}'. "
-            f"Expected {_dims(self.shape)}, got {shown(_dims(shape))}."
+            f"Expected {_dims(self.shape)}, got {excerpt(_dims(shape))}."
         )
 
     def _refuse_datatype(self, datatype: object) -> None:
         if datatype is None:
-            missing("datatype", self.where)
+            raise_missing("datatype", self.where)
         if type(datatype) is not str:
-            mistyped("datatype", "string", self.where)
+            raise_mistyped("datatype", "string", self.where)
         if datatype not in DATATYPES:
-            raise invalid(f"invalid datatype for input {self.name}: '{shown(datatype)}'")
+            raise invalid(f"invalid datatype for input {self.name}: '{excerpt(datatype)}'")
         raise invalid(
             f"inference input '{self.name}' data-type is '{datatype}', "
             f"but model '{self.model}' expects '{self.datatype}'"

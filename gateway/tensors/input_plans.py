@@ -1,13 +1,13 @@
-"""input_plans: all inputs of a version, and the checks that a request has them, for every protocol."""
+"""input_plans: all inputs of a version, and the check that a request has them. Used by every protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from millstream.gateway.tensors.elements import check_strings, normal_booleans
+from millstream.gateway.tensors.elements import check_strings, normalize_booleans
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.errors import Failure, invalid
 from millstream.services.model.datatypes import BYTES
@@ -18,10 +18,10 @@ class InputPlans:
     """The inputs of one version, by name, in the signature's order.
 
     Args:
-        model: Its name, for messages.
-        signature: Of the version.
-        rows_max: Rows of one request.
-        json_limits: Of one JSON document with inputs.
+        model: Name of the model, for messages.
+        signature: The version's signature.
+        rows_max: Limit on the rows of one request.
+        json_limits: Limits of one JSON document with inputs.
     """
 
     def __init__(
@@ -46,49 +46,49 @@ class InputPlans:
         """Return the input of this name. Raises Failure(INVALID) where there is none."""
         plan = self.by_name.get(name)
         if plan is None:
-            raise invalid(f"unexpected inference input '{shown(name)}' for model '{self.model}'")
+            raise invalid(f"unexpected inference input '{excerpt(name)}' for model '{self.model}'")
         return plan
 
-    def complete(self, found: Sequence[InputTensor | None]) -> list[InputTensor]:
-        """Return `found` with ABSENT in place of None, which stands for an input that the request lacks.
+    def complete(self, tensors: Sequence[InputTensor | None]) -> list[InputTensor]:
+        """Return `tensors` with ABSENT in place of None, which stands for an input that the request lacks.
 
         A version that batches learns the number of rows from its inputs, so at least one has to be given.
 
         Raises:
             Failure: INVALID: a required input is missing.
         """
-        inputs = [tensor for tensor in found if tensor is not None]
-        if len(inputs) == len(found):
+        inputs = [tensor for tensor in tensors if tensor is not None]
+        if len(inputs) == len(tensors):
             return inputs
         if not self._optional or (not inputs and self.signature.batching):
-            raise self._missing(found)
-        if any(tensor is None and not plan.optional for plan, tensor in zip(self, found, strict=True)):
-            raise self._missing(found)
-        return [ABSENT if tensor is None else tensor for tensor in found]
+            raise self._missing(tensors)
+        if any(tensor is None and not plan.optional for plan, tensor in zip(self, tensors, strict=True)):
+            raise self._missing(tensors)
+        return [ABSENT if tensor is None else tensor for tensor in tensors]
 
     def rows_differ(self, plan: InputPlan) -> Failure:
         return invalid(f"input '{plan.name}' batch size does not match other inputs for '{self.model}'")
 
-    def twice(self, plan: InputPlan) -> Failure:
+    def duplicate(self, plan: InputPlan) -> Failure:
         return invalid(f"input '{plan.name}' already exists in request")
 
-    def _missing(self, found: Sequence[InputTensor | None]) -> Failure:
-        got = [plan.name for plan, tensor in zip(self, found, strict=True) if tensor is not None]
+    def _missing(self, tensors: Sequence[InputTensor | None]) -> Failure:
+        got = [plan.name for plan, tensor in zip(self, tensors, strict=True) if tensor is not None]
         required = [plan.name for plan in self if not plan.optional] or [plan.name for plan in self]
         lacking = [name for name in required if name not in got]
         least = f"between {len(required)} and " if self._optional else ""
         return invalid(
-            f"expected {least}{len(found)} inputs but got {len(got)} inputs for model '{self.model}'. "
+            f"expected {least}{len(tensors)} inputs but got {len(got)} inputs for model '{self.model}'. "
             f"Got input(s) {got}, but missing required input(s) {lacking}. Please provide all required input(s)."
         )
 
 
 def raw_tensor(plan: InputPlan, extent: Extent, data: memoryview) -> InputTensor:
-    """Check a tensor in raw form (millstream.services.model.datatypes) and return it. Raises Failure(INVALID)."""
+    """Return a checked tensor from its raw form (millstream.services.model.datatypes). Raises Failure(INVALID)."""
     if plan.datatype == BYTES:
         check_strings(plan, extent, data)
     elif len(data) != extent.size_bytes:
         raise plan.size_mismatch(extent, len(data))
     elif not plan.opaque:
-        return InputTensor(extent.shape, normal_booleans(data), len(data))
+        return InputTensor(extent.shape, normalize_booleans(data), len(data))
     return InputTensor(extent.shape, data, len(data))

@@ -14,7 +14,7 @@ class InputTensor(NamedTuple):
 
     shape: tuple[int, ...]
     data: Buffer  # C-contiguous
-    size_bytes: int  # of `data` in raw form
+    size_bytes: int  # size of `data` in raw form
 
 
 #: an optional input that a request lacks; no tensor has this shape

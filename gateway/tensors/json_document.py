@@ -8,13 +8,13 @@ from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, par
 from millstream.gateway.tensors.strict_json import unparsable
 from millstream.services.errors import invalid
 
-_SHOWN_CHARACTERS_MAX = 200
+_EXCERPT_CHARACTERS_MAX = 200
 
 
-def shown(name: object) -> str:
-    """Return a caller's text for use in a message: cut to 200 characters."""
+def excerpt(name: object) -> str:
+    """Return a caller's text, cut to 200 characters, for use in a message."""
     text = name if isinstance(name, str) else repr(name)
-    return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "..."
+    return text if len(text) <= _EXCERPT_CHARACTERS_MAX else text[:_EXCERPT_CHARACTERS_MAX] + "..."
 
 
 def parse_json(
@@ -31,34 +31,34 @@ def parse_json(
     return document
 
 
-def missing(key: str, where: str = "") -> NoReturn:
-    """Raise Failure(INVALID): the member `key` is missing. `where`: names the input or output, as " for input 'x'"."""
+def raise_missing(key: str, where: str = "") -> NoReturn:
+    """Raise Failure(INVALID): the member `key` is missing. `where` names the input or output: " for input 'x'"."""
     raise invalid(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'{where}")
 
 
-def mistyped(key: str, wanted: str, where: str = "") -> NoReturn:
+def raise_mistyped(key: str, wanted: str, where: str = "") -> NoReturn:
     """Raise Failure(INVALID): the member `key` has another JSON type than `wanted`."""
     raise invalid(f"Unable to parse '{key}': attempt to access JSON non-{wanted} as {wanted}{where}")
 
 
-def whole(value: object, key: str, where: str = "") -> int:
+def expect_unsigned(value: object, key: str, where: str = "") -> int:
     """Return `value` if it is a JSON integer from 0 to 2^64 - 1. Raises Failure(INVALID)."""
     if type(value) is not int or not 0 <= value < 2**64:
-        mistyped(key, "unsigned-integer", where)
+        raise_mistyped(key, "unsigned-integer", where)
     return value
 
 
-def flag(value: object, key: str, where: str = "") -> bool:
+def expect_boolean(value: object, key: str, where: str = "") -> bool:
     """Return `value` if it is true or false. Raises Failure(INVALID)."""
     if type(value) is not bool:
-        mistyped(key, "boolean", where)
+        raise_mistyped(key, "boolean", where)
     return value
 
 
-def members(value: object, where: str = "") -> dict[str, Any]:
-    """Return a `parameters` member, {} for null. Raises Failure(INVALID) if it is not an object."""
+def expect_parameters(value: object, where: str = "") -> dict[str, Any]:
+    """Return the value of a `parameters` member, {} for null. Raises Failure(INVALID) if it is not an object."""
     if value is None:
         return {}
     if type(value) is not dict:
-        mistyped("parameters", "object", where)
+        raise_mistyped("parameters", "object", where)
     return value

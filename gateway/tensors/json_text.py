@@ -4,7 +4,8 @@ short text ───────────────────────
 long text ─> long lists of numbers cut out ─> the rest counted ─> parsed ─> NumberLists put in place of the lists
 
 orjson holds the interpreter's lock while it parses, so a thread would not keep the event loop free: each parse has to
-be bounded. Values (0.03 us each), containers and keys of members (0.15 us each) make its cost; bytes hardly count.
+be bounded. Its cost depends on the number of values (0.03 us each), of containers and of keys (0.15 us each), and
+hardly on the number of bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _BACKSLASH = b"\\"
 class JsonLimits(NamedTuple):
     """Limits of one document. Long lists that become NumberLists are not counted: they are read in pieces."""
 
-    bytes_max: int = 16 * MIB
+    bytes_max: int = 16 * MIB  # size of the text
     #: elements of lists and objects; a key counts as MEMBER_VALUES more, a container as CONTAINER_VALUES
     values_max: int = 1_000_000
 
@@ -49,23 +50,23 @@ def parse(text: bytes, limits: JsonLimits = DEFAULT_LIMITS, *, depth: int = -1, 
 
     Args:
         text: UTF-8.
-        limits: Of this document.
-        depth: Down to this depth, long lists of numbers become NumberLists. 0: the value itself; -1: nowhere.
-        in_lists: Also within objects that are elements of a list.
+        limits: Limits of this document.
+        depth: Deepest level at which a long list of numbers becomes a NumberList. 0: only the whole value; -1: no list.
+        in_lists: Whether this also holds within the elements of a list.
 
     Raises:
-        Failure: INVALID, or TOO_LARGE for what is over `limits`.
+        Failure: INVALID, or TOO_LARGE for a text over `limits`.
     """
     if len(text) <= min(UNCOUNTED_BYTES_MAX, limits.bytes_max):
         return loads(text)
     if (depth < 0 or len(text) <= WHOLE_BYTES_MAX) and _Count(limits).fits(text):
         return loads(text)
     count = _Count(limits)
-    found: list[NumberList] = []
+    lists: list[NumberList] = []
     mark = secrets.token_hex(_MARK_BYTES)  # random, so that no client can send it
-    document = loads(_cut_out(text, count, found, mark.encode()))
-    if found:
-        document = _PutBack(mark, text, found, count, in_lists=in_lists).value(document, depth)
+    document = loads(_cut_out(text, count, lists, mark.encode()))
+    if lists:
+        document = _MarkReplacer(mark, text, lists, count, in_lists=in_lists).value(document, depth)
     return document
 
 
@@ -100,7 +101,7 @@ class _Count:
         self._check()
 
     def word(self) -> None:
-        """Count one stretch that is neither a number nor between numbers."""
+        """Count one stretch of other text than numbers and their separators."""
         self.words += 1
         self._check()
 
@@ -115,13 +116,14 @@ class _Count:
             )
 
 
-def _too_large(what: str, setting: str) -> Failure:
+def _too_large(excess: str, setting: str) -> Failure:
     return Failure(
-        Code.TOO_LARGE, f"the JSON document has {what} ({setting}): send large tensors in binary form, or fewer of them"
+        Code.TOO_LARGE,
+        f"the JSON document has {excess} ({setting}): send large tensors in binary form, or fewer of them",
     )
 
 
-def _cut_out(text: bytes, count: _Count, found: list[NumberList], mark: bytes) -> bytes:
+def _cut_out(text: bytes, count: _Count, lists: list[NumberList], mark: bytes) -> bytes:
     """Return `text` with `["mark", index]` in place of each long list of numbers, and count the rest."""
     parts: list[bytes] = []
     at = copied = 0
@@ -134,8 +136,8 @@ def _cut_out(text: bytes, count: _Count, found: list[NumberList], mark: bytes) -
             if numbers is None:
                 continue
             count.structure(text, counted, numbers.start)
-            parts += (text[copied : numbers.start], b'["%b",%d]' % (mark, len(found)))
-            found.append(numbers)
+            parts += (text[copied : numbers.start], b'["%b",%d]' % (mark, len(lists)))
+            lists.append(numbers)
             copied = counted = numbers.end
         count.structure(text, counted, end)
         if quote < 0:
@@ -147,7 +149,7 @@ def _cut_out(text: bytes, count: _Count, found: list[NumberList], mark: bytes) -
 
 
 def _runs(text: bytes, start: int, end: int, count: _Count) -> Iterator[tuple[int, int]]:
-    """Yield long stretches of numbers, commas and brackets in a part of `text` that has no strings."""
+    """Yield start and end of long stretches of numbers, commas and brackets. The part of `text` has no strings."""
     began = at = start
     while end - began >= LIST_BYTES_MIN:
         other = _OTHER.search(text, at, min(end, at + _WINDOW_BYTES))
@@ -164,7 +166,7 @@ def _runs(text: bytes, start: int, end: int, count: _Count) -> Iterator[tuple[in
 
 
 def _string_end(text: bytes, quote: int) -> int:
-    """Return the end of the string that begins at `quote`."""
+    """Return the position after the string that begins at `quote`."""
     at = quote + 1
     while True:
         end = text.find(b'"', at)
@@ -176,20 +178,20 @@ def _string_end(text: bytes, quote: int) -> int:
         at = end + 1
 
 
-class _PutBack:
-    """Replaces marks: by NumberLists where these are allowed, else by plain lists."""
+class _MarkReplacer:
+    """Replaces marks by NumberLists where these are allowed, and elsewhere by plain lists."""
 
-    def __init__(self, mark: str, text: bytes, found: list[NumberList], count: _Count, *, in_lists: bool) -> None:
+    def __init__(self, mark: str, text: bytes, lists: list[NumberList], count: _Count, *, in_lists: bool) -> None:
         self._mark = mark
         self._text = text
-        self._found = found
+        self._lists = lists
         self._count = count
         self._in_lists = in_lists
 
     def value(self, value: Any, depth: int) -> Any:
         """Return `value` with its marks replaced, in place where possible. `depth`: as in `parse`, from `value`."""
         if self._is_mark(value):
-            numbers = self._found[value[1]]
+            numbers = self._lists[value[1]]
             return numbers if depth >= 0 else self._plain(numbers)
         if depth <= 0 or (type(value) is list and not self._in_lists):
             self._plain_below(value)
@@ -207,12 +209,12 @@ class _PutBack:
         return loads(self._text[numbers.start : numbers.end])
 
     def _plain_below(self, value: Any) -> None:
-        """Replace all marks below `value` by plain lists. No recursion: nesting may be as deep as orjson allows."""
+        """Replace all marks below `value` by plain lists. Does not recurse: nesting may be as deep as orjson allows."""
         stack: list[Any] = [value]
         while stack:
             holder = stack.pop()
             for key, element in enumerate(holder) if type(holder) is list else holder.items():
                 if self._is_mark(element):
-                    holder[key] = self._plain(self._found[element[1]])
+                    holder[key] = self._plain(self._lists[element[1]])
                 elif type(element) in {list, dict}:
                     stack.append(element)

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import orjson
 
-from millstream.gateway.tensors.json_numbers import numbers
+from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.numpy_arrays import as_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import Failure, invalid
 
 
 def text_of(output: OutputTensor, *, b64: bool = False) -> bytes:
-    """Return the output as JSON, nested as its shape is. NaN and infinities are the tokens of Python and TensorFlow.
+    """Return the output as JSON, nested as its shape is. NaN and infinities are written as in Python and TensorFlow.
 
     Args:
-        output: Of any datatype.
+        output: An output of any datatype.
         b64: Write BYTES elements as `{"b64": "…"}` rather than as strings.
 
     Raises:
@@ -29,8 +29,8 @@ def text_of(output: OutputTensor, *, b64: bool = False) -> bytes:
     array = output.array
     if isinstance(array, list):
         return orjson.dumps(nested(_texts(array, b64=b64), output.shape))
-    whole = as_numbers(output)
-    return numbers(whole) if whole.ndim else numbers(whole.reshape(1))[1:-1]
+    values = as_numbers(output)
+    return dump_numbers(values) if values.ndim else dump_numbers(values.reshape(1))[1:-1]
 
 
 def rows_of(output: OutputTensor) -> list[OutputTensor]:

@@ -1,7 +1,7 @@
 """nested_lists: JSON values, nested as the tensor is -> inputs of a signature. For protocols that name no shapes.
 
 value ─> shape ─> InputPlan.fit ─> raw form
-Lists are taken as they are nested: none of the functions but `row_of_lists` adds a dimension. FP16 and BF16 are numbers
+The nesting of the lists is the shape: only `row_of_lists` adds a dimension. FP16 and BF16 are numbers
 here, though v2 REST has no JSON form for them.
 """
 
@@ -38,7 +38,7 @@ def is_b64(value: object) -> bool:
 def from_lists(plan: InputPlan, value: object) -> CheckedInput:
     """Return the input of `plan` that a JSON value holds, its lists nested as the tensor is.
 
-    Numbers must be of the input's kind: integers for integers and in range, true and false for BOOL alone. BYTES are
+    Elements must match the datatype: integers in range for integer inputs, true and false only for BOOL. BYTES are
     strings (in UTF-8) or `{"b64": "…"}`.
 
     Raises:
@@ -54,7 +54,7 @@ def from_lists(plan: InputPlan, value: object) -> CheckedInput:
 
 
 def row_of_lists(plan: InputPlan, value: object) -> CheckedInput:
-    """Do as `from_lists` with a value that may lack the dimension of rows, or be one element: it is one row then."""
+    """Return the input like `from_lists`, but take a value without the row dimension, or one element, as one row."""
     in_pieces = _parsed_in_pieces(plan, value)
     if in_pieces is not None:
         shape, raw = in_pieces
@@ -100,7 +100,7 @@ def _parsed_in_pieces(plan: InputPlan, value: object) -> tuple[tuple[int, ...], 
 
 
 def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[tuple[int, ...], bytes]:
-    """Return shape and raw form of a NumberList. Some of its elements are parsed at a time."""
+    """Return shape and raw form of a NumberList, which is parsed a few elements at a time."""
     raw: list[bytes] = []
     inner: tuple[int, ...] | None = None
     count = 0
@@ -115,7 +115,7 @@ def _from_number_list(plan: InputPlan, numbers: NumberList) -> tuple[tuple[int, 
 
 
 def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ...], list[Any]]:
-    """Return shape and elements of `value`. Goes level by level, so that no nesting can exhaust the stack.
+    """Return shape and elements of `value`. Works level by level, so that no nesting can exhaust the stack.
 
     Args:
         plan: Names the input in messages.
@@ -134,14 +134,14 @@ def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ..
         if len(shape) == DEPTH_MAX:
             raise invalid(f"input '{plan.name}' is nested deeper than {DEPTH_MAX} levels")
         if kinds != {list}:
-            at = next(index for index, one in enumerate(level) if (type(one) is list) != (type(level[0]) is list))
+            at = next(index for index, part in enumerate(level) if (type(part) is list) != (type(level[0]) is list))
             wanted = "a list" if type(level[0]) is list else "no list"
             raise invalid(
                 f"input '{plan.name}'{_position(at, shape, first)}: {wanted} is expected, as in its neighbours"
             )
         size = len(level[0])
         if len(set(map(len, level))) != 1:
-            at = next(index for index, one in enumerate(level) if len(one) != size)
+            at = next(index for index, part in enumerate(level) if len(part) != size)
             raise invalid(
                 f"input '{plan.name}'{_position(at, shape, first)}: a list of {len(level[at])} where its neighbours "
                 f"have {size}"
@@ -152,7 +152,7 @@ def _flat(plan: InputPlan, value: object, first: int = 0) -> tuple[tuple[int, ..
 
 
 def _completed(plan: InputPlan, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `shape` with the signature's inner dimensions where lists are empty, and so do not say them."""
+    """Return `shape`, completed from the signature where empty lists leave inner dimensions unknown."""
     if 0 in shape and len(shape) < len(plan.shape):
         return (*shape, *(max(dim, 0) for dim in plan.shape[len(shape) :]))
     return shape
@@ -167,16 +167,16 @@ def _position(index: int, shape: Sequence[int], first: int = 0) -> str:
     if not indices:
         return ""
     indices[-1] += first
-    return " at " + "".join(f"[{one}]" for one in reversed(indices))
+    return " at " + "".join(f"[{index}]" for index in reversed(indices))
 
 
 def _raw(plan: InputPlan, flat: list[Any], shape: Sequence[int], first: int = 0) -> bytes:
     datatype = plan.datatype
     if datatype == BYTES:
-        return raw_from_strings([_bytes_of(plan, one, index, shape, first) for index, one in enumerate(flat)])
+        return raw_from_strings([_bytes_of(plan, element, index, shape, first) for index, element in enumerate(flat)])
     allowed = {bool} if datatype == "BOOL" else {int, float} if datatype in FLOATS else {int}
     if not set(map(type, flat)) <= allowed:
-        at = next(index for index, one in enumerate(flat) if type(one) not in allowed)
+        at = next(index for index, element in enumerate(flat) if type(element) not in allowed)
         noun = _NOUNS.get(type(flat[at]), "null")
         raise invalid(f"input '{plan.name}'{_position(at, shape, first)}: {noun} where {datatype} is expected")
     if datatype == "BOOL":

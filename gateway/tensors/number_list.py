@@ -3,7 +3,7 @@
 [[1,2,3],[4,5,6], … ]  ─ pieces ─> [[1,2,3],[4,5]]  [[6], … ]    cut at any comma: gives the numbers in order
                        ─ rows ───> [[1,2,3],[4,5,6]]  [ … ]      cut between elements: gives the shape, too
 
-A parse of one piece holds the interpreter's lock for a few milliseconds; one of the whole list would for a second.
+Parsing one piece holds the interpreter's lock for a few milliseconds; parsing a whole list could for a second.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from millstream.services.errors import Code, Failure
 LIST_BYTES_MIN = 64 * 1024  # shorter lists are parsed at once
 DEPTH_MAX = 100  # nesting of lists, as in elements.py
 PIECE_BYTES = 128 * 1024  # text that is parsed at once
-#: limits of one element of the outermost list for `rows`, which parses an element at once
+#: limits of one element of the outermost list in `rows`, which parses each element in one call
 ELEMENT_BYTES_MAX = 16 << 20
 ELEMENT_VALUES_MAX = 1_000_000
 ELEMENT_LISTS_MAX = 125_000
-#: lists within the whole list: one costs as much as twenty numbers, and an empty one brings none
+#: lists within one NumberList: each costs as much as twenty numbers, even if it is empty
 LISTS_MAX = 2_000_000
 
 _OPEN, _CLOSE, _COMMA = b"[],"
@@ -53,7 +53,7 @@ class NumberList:
 
     @classmethod
     def of(cls, text: bytes, start: int, end: int) -> NumberList | None:
-        """Return the list from the first bracket to the last one between `start` and `end`; None unless it is one."""
+        """Return the list from the first to the last bracket between `start` and `end`; None if it is no long list."""
         first = text.find(b"[", start, end)
         last = text.rfind(b"]", start, end) + 1
         if first < 0 or last - first < LIST_BYTES_MIN:
@@ -88,7 +88,7 @@ class NumberList:
             at, depth = cut + 1, after
 
     def rows(self) -> Iterator[list[Any]]:
-        """Yield elements of the outermost list that has several, some at a time. Raises Failure: INVALID, TOO_LARGE."""
+        """Yield a few elements at a time of the outermost list with several. Raises Failure: INVALID, TOO_LARGE."""
         text, level = self._text, self._outline.level
         at, end = self.start, self.end
         for _ in range(level):
@@ -112,8 +112,8 @@ class NumberList:
                 cut = text.rfind(b",", at, at + size)
             else:
                 codes = np.frombuffer(text, np.uint8, size, at)
-                places = np.flatnonzero((codes == _COMMA) & (_depths(codes) == 0))
-                cut = at + int(places[-1]) if places.size else -1
+                commas = np.flatnonzero((codes == _COMMA) & (_depths(codes) == 0))
+                cut = at + int(commas[-1]) if commas.size else -1
             if cut >= 0:
                 return cut
             size *= 2
@@ -151,7 +151,7 @@ def _outline(text: bytes, start: int, end: int) -> _Outline | None:
 
 
 def _depths(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return how many brackets are open after each character, counted from the first one."""
+    """Return how many brackets each character leaves open, counted from the first character on."""
     steps = (codes == _OPEN).view(np.int8) - (codes == _CLOSE).view(np.int8)
     return np.cumsum(steps, dtype=np.int32)
 

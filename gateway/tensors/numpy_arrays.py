@@ -16,7 +16,7 @@ from millstream.services.model.datatypes import BYTES, FLOATS, NUMPY
 
 
 def from_array(plan: InputPlan, array: np.ndarray[Any, Any]) -> CheckedInput:
-    """Return `array` as the input of `plan`. It has to hold the same kind of number; wider numbers are narrowed.
+    """Return `array` as the input of `plan`. Its numbers must be of the same kind; wider numbers are narrowed.
 
     Raises:
         Failure: INVALID: another shape or kind, or integers out of range.
@@ -53,7 +53,7 @@ def _raw_of_strings(plan: InputPlan, array: np.ndarray[Any, Any]) -> bytes:
         raise invalid(f"input '{plan.name}' takes BYTES, but the array holds {array.dtype}")
     flat = array.reshape(-1).tolist()
     try:
-        return raw_from_strings([one.encode() if isinstance(one, str) else one for one in flat])
+        return raw_from_strings([element.encode() if isinstance(element, str) else element for element in flat])
     except UnicodeEncodeError:
         raise invalid(f"input '{plan.name}': a string is not valid Unicode") from None
 
@@ -68,7 +68,7 @@ def to_bf16(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def as_numbers(output: OutputTensor) -> np.ndarray[Any, Any]:
-    """Return an output that is not BYTES as an array of numbers in its shape: BF16, which numpy lacks, as FP32."""
+    """Return the numbers of an output, which is not BYTES, in its shape. BF16, which numpy lacks, becomes FP32."""
     array = output.array
     assert not isinstance(array, list)
     if output.datatype == "BF16":

@@ -1,4 +1,4 @@
-"""output_options: Triton's extensions for single tensors of a request: clients' shared memory, classification.
+"""output_options: Triton's extensions for tensors of a request: clients' shared memory and classification.
 
 input in shared memory ─> its bytes          output ─> OutputOption ─> classes as text, or written to shared memory
 """
@@ -44,7 +44,7 @@ class Span(NamedTuple):
 
 
 class OutputOption(NamedTuple):
-    """What a request wants of one output instead of its tensor in the reply."""
+    """What a request asks for instead of an output's tensor in the reply."""
 
     classes: int = 0  # how many of the best classes to send instead of the tensor; 0: the tensor
     target: OutputTarget | None = None  # where the tensor goes; None: into the reply
@@ -54,10 +54,10 @@ class Extensions:
     """The extensions for the tensors of one version.
 
     Args:
-        signature: Of the version.
+        signature: The version's signature.
         labels: Class names, by output.
         memory: Shared memory of clients; None: not available.
-        bytes_max: Of one input in shared memory.
+        bytes_max: Limit on one input in shared memory.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class Extensions:
         """Return the option of an output, checked; None: its tensor goes into the reply.
 
         Args:
-            index: Of the output, in the signature's order.
-            classes: How many classes the request wants instead of the tensor; 0: the tensor.
-            span: Where the request wants the tensor; None: in the reply.
+            index: Position of the output in the signature.
+            classes: How many classes the request asks for instead of the tensor; 0: the tensor.
+            span: Where the request asks for the tensor; None: in the reply.
 
         Raises:
             Failure: INVALID, UNSUPPORTED.

@@ -1,5 +1,6 @@
-"""outputs: the outputs of a batch, split into one reply for each request. Their arrays are views of the batch's memory,
-valid only while the replies are handed on.
+"""outputs: the outputs of a batch, split into one reply for each request.
+
+The arrays of a reply are views of the batch's memory. They are valid only until the reply has been handed on.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def no_rows(signature: Signature) -> list[OutputTensor]:
 
 
 def own_copies(reply: Reply) -> list[OutputTensor]:
-    """Return the same outputs as copies that may be kept: arrays of a reply are valid only while it is handed on."""
+    """Return copies of the outputs that stay valid after the reply has been handed on."""
     return [
         output if isinstance(output.array, list) else output._replace(array=np.array(output.array)) for output in reply
     ]
@@ -100,7 +101,7 @@ class Outputs(NamedTuple):
         return shares
 
 
-VIEW_BYTES_MIN = 16384  # from this size on, joining a view is faster than copying it first
+VIEW_BYTES_MIN = 16384  # from this size on, writing a view into the reply is faster than writing a copy
 
 
 def raw_bytes(output: OutputTensor) -> bytes | memoryview:

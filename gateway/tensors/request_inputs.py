@@ -20,7 +20,7 @@ class CheckedInput(NamedTuple):
 class Inputs(NamedTuple):
     """All inputs of a request."""
 
-    tensors: list[InputTensor]  # in the signature's order, ABSENT for optional inputs that are not given
+    tensors: list[InputTensor]  # in the signature's order, ABSENT for optional inputs that the request lacks
     rows: int
 
     @property
@@ -28,22 +28,22 @@ class Inputs(NamedTuple):
         return sum(tensor.size_bytes for tensor in self.tensors)
 
 
-def join(plans: InputPlans, given: Mapping[str, CheckedInput]) -> Inputs:
-    """Return the inputs in `given`, by name, as one request.
+def join(plans: InputPlans, by_name: Mapping[str, CheckedInput]) -> Inputs:
+    """Return `by_name` as the inputs of one request, in the signature's order.
 
     Raises:
         Failure: INVALID: unknown or missing names, or numbers of rows that differ.
     """
-    for name in given:
+    for name in by_name:
         plans.named(name)
     rows = 1
     first = True
     for plan in plans:
-        checked = given.get(plan.name)
+        checked = by_name.get(plan.name)
         if checked is None:
             continue
         if not first and checked.extent.rows != rows:
             raise plans.rows_differ(plan)
         rows, first = checked.extent.rows, False
-    tensors = [given[plan.name].tensor if plan.name in given else None for plan in plans]
+    tensors = [by_name[plan.name].tensor if plan.name in by_name else None for plan in plans]
     return Inputs(plans.complete(tensors), rows)

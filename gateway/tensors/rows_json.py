@@ -1,4 +1,4 @@
-"""Reads and writes JSON in row or column form, which several protocols share. Pure.
+"""rows_json: reads and writes JSON in row or column form, which several protocols share. Pure.
 
 row form:    {"instances": [...]} ─> {"predictions": [...]}      each instance is one index of dimension 0
 column form: {"inputs": ...}      ─> {"outputs": ...}            whole tensors
@@ -21,7 +21,7 @@ from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import invalid
 from millstream.services.model.signature import Signature
 
-#: Depth at which long lists of numbers may be: document, 'instances', one instance, one input.
+#: depth of the deepest long list of numbers: document, 'instances', one instance, one input
 TENSOR_DEPTH = 3
 
 _BYTES_SUFFIX = "_bytes"
@@ -37,7 +37,7 @@ def read_predict(plans: InputPlans, document: dict[str, Any]) -> tuple[Inputs, b
 
 
 def read_instances(plans: InputPlans, instances: object) -> Inputs:
-    """Read the row form. Raises Failure(INVALID)."""
+    """Return the inputs in the row form. Raises Failure(INVALID)."""
     if type(instances) is not list and type(instances) is not NumberList:
         raise invalid("Expected 'instances' to be a list")
     if not instances:
@@ -75,7 +75,7 @@ def _read_columns(plans: InputPlans, inputs: object) -> Inputs:
 
 
 def write_predict(signature: Signature, outputs: Sequence[OutputTensor], *, row_form: bool) -> bytes:
-    """Write the reply; outputs whose name ends in `_bytes` become base64. Raises Failure(INVALID)."""
+    """Return the body of the reply; outputs whose name ends in `_bytes` become base64. Raises Failure(INVALID)."""
     if row_form:
         return b'{"predictions":%b}' % _rows(signature, outputs)
     texts = _texts(signature, outputs)

@@ -1,4 +1,4 @@
-"""strict_json: a short JSON text -> its value: as strict JSON first, then with the tokens of Python and TensorFlow.
+"""strict_json: a short JSON text -> its value. Strict JSON is tried first, then Python's and TensorFlow's tokens, too.
 
 orjson parses strict JSON. A text that it refuses for `NaN`, `Infinity` or a number outside the range of a double is
 parsed again with the standard library, which accepts these, as the reference server and Python clients do. Pure.
@@ -15,7 +15,7 @@ from millstream.services.errors import Code, Failure, invalid
 
 #: the standard library takes three times as long: a longer text that is not strict JSON is refused
 _LENIENT_BYTES_MAX = 4 << 20
-_SHOWN_CHARACTERS_MAX = 200
+_EXCERPT_CHARACTERS_MAX = 200
 
 
 def loads(text: bytes) -> Any:
@@ -46,6 +46,6 @@ def _loads_leniently(text: bytes) -> Any:
 
 
 def unparsable(reason: str) -> Failure:
-    """The refusal of a text that is not JSON, in the reference server's words."""
-    shown = reason if len(reason) <= _SHOWN_CHARACTERS_MAX else reason[:_SHOWN_CHARACTERS_MAX] + "..."
-    return invalid(f"failed to parse the request JSON buffer: {shown}")
+    """Return the refusal of a text that is not JSON, in the reference server's words."""
+    excerpt = reason if len(reason) <= _EXCERPT_CHARACTERS_MAX else reason[:_EXCERPT_CHARACTERS_MAX] + "..."
+    return invalid(f"failed to parse the request JSON buffer: {excerpt}")

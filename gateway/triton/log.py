@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
-from millstream.gateway.catalog.snapshot import shown
+from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.triton.interfaces import LogValues
 from millstream.services.errors import Code, Failure, invalid
 
@@ -102,6 +102,6 @@ def _parsed(name: str, value: Any) -> str | int | bool:
         return value
     if name == "log_format":
         if value not in FORMATS:
-            raise invalid(f"invalid argument for --log_format, got: {shown(str(value))}")
+            raise invalid(f"invalid argument for --log_format, got: {name_excerpt(str(value))}")
         return str(value)
-    raise invalid(f"unknown log setting '{shown(name)}'; known: {', '.join(_DEFAULTS)}")
+    raise invalid(f"unknown log setting '{name_excerpt(name)}'; known: {', '.join(_DEFAULTS)}")

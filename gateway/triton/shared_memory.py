@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 
@@ -152,7 +152,7 @@ class ClientMemory:
         if name is None:
             return [registration.region for registration in known.values()]
         if name not in known:
-            raise not_found(f"Unable to find system shared memory region: '{shown(name)}'")
+            raise not_found(f"Unable to find system shared memory region: '{excerpt(name)}'")
         return [known[name].region]
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
@@ -174,7 +174,7 @@ class ClientMemory:
         self._check_allowed()
         registration = self._known().get(name)
         if registration is None:
-            raise invalid(f"Unable to find shared memory region: '{shown(name)}'")
+            raise invalid(f"Unable to find shared memory region: '{excerpt(name)}'")
         if offset + size_bytes > registration.region.size_bytes:
             raise _outside(registration.region)
         known = self._open.get(name)
@@ -183,8 +183,8 @@ class ClientMemory:
         opened = known[1]
         if opened.file != registration.file or opened.replaced():
             raise invalid(
-                f"the memory '{registration.region.key}' of shared memory region '{shown(name)}' was replaced since it "
-                "was registered: unregister the region and register it again"
+                f"the memory '{registration.region.key}' of shared memory region '{excerpt(name)}' was replaced since "
+                "it was registered: unregister the region and register it again"
             )
         return opened
 

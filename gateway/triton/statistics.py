@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from millstream.gateway.catalog.snapshot import Snapshot, VersionView, shown, version_number
+from millstream.gateway.catalog.snapshot import Snapshot, VersionView, name_excerpt, version_number
 from millstream.gateway.triton.interfaces import BatchStatistics, Duration, ModelStatistics
 from millstream.services.errors import Failure, invalid
 from millstream.services.metrics.inference import Field, Recorded, recorded
@@ -38,7 +38,7 @@ def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = N
         Failure: INVALID (not available), NOT_FOUND (`version` is no number).
     """
     if model is not None and model not in snapshot.models:
-        raise invalid(f"requested model '{shown(model)}' is not available")
+        raise invalid(f"requested model '{name_excerpt(model)}' is not available")
     number = None if model is None or version is None else version_number(model, version)
     found = [
         view
@@ -54,7 +54,7 @@ def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = N
 
 def _not_available(model: str, number: int | None) -> Failure:
     which = "" if number is None else f" version {number}"
-    return invalid(f"requested model '{shown(model)}'{which} is not available")
+    return invalid(f"requested model '{name_excerpt(model)}'{which} is not available")
 
 
 def _statistics(view: VersionView, known: Recorded) -> ModelStatistics:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
-from millstream.gateway.catalog.snapshot import shown
+from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from millstream.gateway.triton.trace_file import TraceFile
 from millstream.services.errors import Failure, invalid
@@ -74,7 +74,7 @@ class SharedTraceSettings:
 
     def _check(self, model: str | None) -> None:
         if model is not None and model not in self._models():
-            raise invalid(f"Request for unknown model : {shown(model)}")
+            raise invalid(f"Request for unknown model : {name_excerpt(model)}")
 
     def _change(self, content: dict[str, Any], model: str | None, new: Mapping[str, Any]) -> None:
         models: dict[str, dict[str, Any]] = content.setdefault("models", {})

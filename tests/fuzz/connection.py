@@ -24,7 +24,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.connection.request_cycle import is_whole
+from millstream.gateway.connection.request_cycle import is_complete
 from millstream.services.metrics import catalogue
 from tests.kit.application import Application
 from tests.kit.loopback import Loopback
@@ -107,7 +107,7 @@ class Connections:
             said = b""
             for piece in pieces:
                 said += await self._send(ours, lane, piece)
-            open_ended = lane._active is not None and not is_whole(lane._active)
+            open_ended = lane._active is not None and not is_complete(lane._active)
         async with asyncio.timeout(WAIT_S_MAX):
             while lane in self._state.connections or self._state.tasks:
                 await asyncio.sleep(0)
@@ -154,4 +154,4 @@ def _owes(lane: Any) -> bool:
     active = lane._active
     if lane.transport.is_closing() or active is None:
         return False
-    return bool(lane.pipeline) or (not active.response_complete and is_whole(active))
+    return bool(lane.pipeline) or (not active.response_complete and is_complete(active))

@@ -11,7 +11,7 @@ import pytest
 
 from millstream.gateway.protocols.v2.call import Options
 from millstream.gateway.protocols.v2.encode import V2Encoder
-from millstream.gateway.tensors.json_numbers import numbers
+from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import NUMPY
@@ -172,9 +172,9 @@ def test_many_shapes_do_not_add_up() -> None:
 @pytest.mark.parametrize("shape", [(100_000,), (3, 50_000), (1, 2, 40_000), (40_000, 3), (5, 1, 1, 70_000)])
 def test_large_arrays_are_written_in_pieces_as_in_one(shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).random(shape, np.float32)
-    assert numbers(array) == orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
+    assert dump_numbers(array) == orjson.dumps(array, option=orjson.OPT_SERIALIZE_NUMPY)
     array.reshape(-1)[[0, 40_000, -1]] = np.nan, np.inf, -np.inf
-    text = numbers(array)
+    text = dump_numbers(array)
     assert text.count(b"NaN") == text.count(b"-Infinity") == 1
     np.testing.assert_array_equal(np.array(json.loads(text), np.float32), array)
 

@@ -15,7 +15,7 @@ from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
 from millstream.gateway.tensors.inputs import InputTensor
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.services.errors import invalid
 
@@ -73,7 +73,7 @@ class GrpcDecoder:
         for item in request.inputs:
             plan = plans.named(item.name)
             if found[plan.index] is not None:
-                raise plans.twice(plan)
+                raise plans.duplicate(plan)
             extent = plan.fit(item.datatype, tuple(item.shape))
             if rows != extent.rows:
                 if rows >= 0:
@@ -109,7 +109,7 @@ class GrpcDecoder:
         for item in outputs:
             index = self._outputs.get(item.name)
             if index is None:
-                raise invalid(f"unexpected inference output '{shown(item.name)}' for model '{self._model}'")
+                raise invalid(f"unexpected inference output '{excerpt(item.name)}' for model '{self._model}'")
             if index in requested:
                 raise invalid(f"output '{item.name}' already exists in request")
             if item.parameters:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
-from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.protocols.grpc.health import Health
 from millstream.gateway.protocols.grpc.infer import InferCalls
 from millstream.gateway.protocols.grpc.messages import Messages, answer_alike, parse
@@ -122,7 +122,7 @@ def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception as error:
-            await messages.refuse(context, unexpected(f"a {name} call", error))
+            await messages.refuse(context, internal_failure(f"a {name} call", error))
         written: bytes = response.SerializeToString()
         await answer_alike(body, context, len(written))
         messages.ending(context, len(written))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
 from millstream.gateway.protocols.grpc.encode import GrpcEncoder
@@ -19,7 +19,7 @@ from millstream.gateway.protocols.grpc.messages import PACKED, Messages, answer_
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -53,7 +53,7 @@ class InferCalls:
         except Failure as failure:
             await messages.refuse(context, failure)
         except Exception as error:
-            await messages.refuse(context, unexpected("a ModelInfer call", error))
+            await messages.refuse(context, internal_failure("a ModelInfer call", error))
         await answer_alike(body, context, len(reply))
         messages.ending(context, len(reply))
         return reply
@@ -125,6 +125,6 @@ def find(caller: Caller, model: str, version: str) -> ModelRoute:
 def check_version(version: str) -> None:
     if version and not (version.isascii() and version.isdigit()):
         raise invalid(
-            f"failed to get model version from specified version string '{shown(version)}': "
+            f"failed to get model version from specified version string '{excerpt(version)}': "
             "version should be an integral value > 0"
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import Code, Failure, invalid
 
 _INTEGER = ("int64_param",)
@@ -44,7 +44,7 @@ def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
                     "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
                 )
             if parameter.WhichOneof("parameter_choice") is None:
-                raise invalid(f"parameter '{shown(name)}' must be a string, a number or a boolean")
+                raise invalid(f"parameter '{excerpt(name)}' must be a string, a number or a boolean")
             continue
         value = _value(name, parameter, fields)
         if name in _SEQUENCE:

@@ -7,7 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.protocols.grpc import auth
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import ModelLoader
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.settings import Settings
@@ -43,7 +43,7 @@ class RepositoryCalls:
             elif name.startswith("file:"):
                 files[name.removeprefix("file:")] = _field(name, parameter, "bytes_param")
             else:
-                raise invalid(f"unrecognized load parameter '{shown(name)}': send 'config' or 'file:PATH'")
+                raise invalid(f"unrecognized load parameter '{excerpt(name)}': send 'config' or 'file:PATH'")
         if files and config is None:
             raise invalid("files are taken together with the parameter 'config' only")
         try:
@@ -60,7 +60,7 @@ class RepositoryCalls:
         control = self._loader_for(request)
         for name, parameter in request.parameters.items():
             if name != "unload_dependents":
-                raise invalid(f"unrecognized unload parameter '{shown(name)}': send 'unload_dependents'")
+                raise invalid(f"unrecognized unload parameter '{excerpt(name)}': send 'unload_dependents'")
             _field(name, parameter, "bool_param")
         await control.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
@@ -68,5 +68,5 @@ class RepositoryCalls:
 
 def _field(name: str, parameter: Any, wanted: str) -> Any:
     if parameter.WhichOneof("parameter_choice") != wanted:
-        raise invalid(f"invalid value type for '{shown(name)}' parameter, expected {wanted}.")
+        raise invalid(f"invalid value type for '{excerpt(name)}' parameter, expected {wanted}.")
     return getattr(parameter, wanted)

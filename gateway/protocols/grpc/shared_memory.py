@@ -7,7 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.protocols.grpc import auth
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import MemoryRegistry
 from millstream.services.errors import invalid, not_found
 from millstream.services.settings import Settings
@@ -45,12 +45,12 @@ class SharedMemoryCalls:
     async def cuda_status(self, request: Any, context: Any) -> Any:
         await auth.check(self._settings, context)
         if request.name:
-            raise not_found(f"Unable to find cuda shared memory region: '{shown(request.name)}'")
+            raise not_found(f"Unable to find cuda shared memory region: '{excerpt(request.name)}'")
         return pb.CudaSharedMemoryStatusResponse()
 
     async def cuda_register(self, request: Any, context: Any) -> Any:
         await auth.check(self._settings, context)
-        raise invalid(f"failed to register CUDA shared memory region: '{shown(request.name)}', GPUs not supported")
+        raise invalid(f"failed to register CUDA shared memory region: '{excerpt(request.name)}', GPUs not supported")
 
     async def cuda_unregister(self, _: Any, context: Any) -> Any:
         await auth.check(self._settings, context)

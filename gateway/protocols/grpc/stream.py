@@ -14,7 +14,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.encode import FINAL, stream_response
 from millstream.gateway.protocols.grpc.infer import InferCalls
@@ -110,7 +110,7 @@ class Stream:
         except Failure as error:
             failure = error
         except Exception as error:
-            failure = unexpected("a request of a stream", error)
+            failure = internal_failure("a request of a stream", error)
         except BaseException:
             permit.release()
             raise

@@ -7,7 +7,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.protocols.grpc import auth
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import LogSettings, TraceSettings
 from millstream.services.errors import invalid
 from millstream.services.settings import Settings
@@ -56,7 +56,7 @@ def _trace_value(value: Any) -> str | list[str] | None:
 def _log_value(name: str, value: Any) -> str | int | bool:
     field = value.WhichOneof("parameter_choice")
     if field is None:
-        raise invalid(f"the log setting '{shown(name)}' has no value")
+        raise invalid(f"the log setting '{excerpt(name)}' has no value")
     found: str | int | bool = getattr(value, field)
     return found
 

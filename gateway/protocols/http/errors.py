@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millstream.gateway.connection.error_reply import unexpected
+from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, ErrorFormats
 from millstream.services.errors import HTTP_STATUS, Code, Failure
 
@@ -121,7 +121,7 @@ class UnexpectedErrors:
         try:
             await self.app(scope, receive, watched)
         except Exception as error:
-            failure = unexpected(f"{scope['method']} {scope['path']}", error)
+            failure = internal_failure(f"{scope['method']} {scope['path']}", error)
             if started:
                 # Part of a reply has been sent: only closing the connection tells the caller.
                 raise

@@ -21,7 +21,7 @@ from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
-from millstream.gateway.tensors.json_numbers import numbers
+from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -94,7 +94,7 @@ def _written(wanted: EmbeddingRequest, vectors: np.ndarray[Any, Any], tokens: in
     if wanted.base64:
         texts = [b'"%b"' % base64.b64encode(row.astype("<f4").tobytes()) for row in vectors]
     else:
-        texts = [numbers(np.ascontiguousarray(row)) for row in vectors]
+        texts = [dump_numbers(np.ascontiguousarray(row)) for row in vectors]
     data = b",".join(
         [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, text) for index, text in enumerate(texts)]
     )

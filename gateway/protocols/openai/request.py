@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from millstream.services.errors import invalid
 
@@ -91,6 +91,6 @@ def check_tokens(counts: list[int]) -> None:
 def unknown_words(name: str) -> str:
     """The message for texts to a model without a tokenizer."""
     return (
-        f"model '{shown(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its "
+        f"model '{excerpt(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its "
         "tokenizer.json"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from millstream.gateway.catalog.snapshot import Snapshot
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import invalid, not_found
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
@@ -42,4 +42,4 @@ def variant_version(headers: Mapping[str, str]) -> str | None:
     variant = headers.get(TARGET_VARIANT)
     if variant is None or (variant.isascii() and variant.isdigit()):
         return variant
-    raise not_found(f"Target-Variant '{shown(variant)}' is no version: variants are the numbers of versions here")
+    raise not_found(f"Target-Variant '{excerpt(variant)}' is no version: variants are the numbers of versions here")

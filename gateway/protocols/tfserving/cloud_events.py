@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from millstream.services.errors import invalid
 
@@ -67,7 +67,7 @@ def _check(attributes: Mapping[str, Any]) -> None:
         if type(value) is not str or not value or len(value) > _HEADER_CHARACTERS_MAX:
             raise invalid(f"the CloudEvent has no '{name}', or not a short string")
     if not attributes["specversion"].startswith("1."):
-        raise invalid(f"the CloudEvent's 'specversion' is {shown(attributes['specversion'])}: 1.0 is spoken")
+        raise invalid(f"the CloudEvent's 'specversion' is {excerpt(attributes['specversion'])}: 1.0 is spoken")
 
 
 def close_event(event: Event, model: str, reply: bytes) -> tuple[dict[str, str], bytes]:

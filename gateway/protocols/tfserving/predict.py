@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
 from millstream.gateway.tensors.nested_json import rows_of, text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
@@ -28,7 +28,7 @@ SIGNATURE_NAME = "serving_default"
 
 def unknown(model: str, version: str | None) -> Exception:
     """The failure for a version that does not exist, in TensorFlow Serving's words."""
-    which = f"Latest({shown(model)})" if version is None else f"Specific({shown(model)}, {shown(version)})"
+    which = f"Latest({excerpt(model)})" if version is None else f"Specific({excerpt(model)}, {excerpt(version)})"
     return not_found(f"Servable not found for request: {which}")
 
 
@@ -44,7 +44,7 @@ def read_document(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str,
 def check_signature_name(document: dict[str, Any]) -> None:
     name = document.get("signature_name")
     if name is not None and (type(name) is not str or name not in {"", SIGNATURE_NAME}):
-        raise invalid(f"Serving signature name: \"{shown(name)}\" not found: there is '{SIGNATURE_NAME}'")
+        raise invalid(f"Serving signature name: \"{excerpt(name)}\" not found: there is '{SIGNATURE_NAME}'")
 
 
 def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown, version_number
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, version_number
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -157,14 +157,14 @@ _add("regress", "A value for each example", _read_regress, _EXAMPLES, _REGRESSED
 
 @router.post("/v1/models/{model}:explain", summary="Not offered", responses=documented(501), status_code=501)
 async def explain(model: str) -> None:
-    raise Failure(Code.UNSUPPORTED, f"explanations are not supported: ask '{shown(model)}' with :predict")
+    raise Failure(Code.UNSUPPORTED, f"explanations are not supported: ask '{name_excerpt(model)}' with :predict")
 
 
 def _labelled(label: str) -> str | None:
     """Return the version of a label: None, the serving one. Raises Failure(NOT_FOUND)."""
     if label in _LABELS:
         return None
-    raise not_found(f"Unrecognized servable version label: {shown(label)}; known: {', '.join(sorted(_LABELS))}")
+    raise not_found(f"Unrecognized servable version label: {name_excerpt(label)}; known: {', '.join(sorted(_LABELS))}")
 
 
 def _view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:

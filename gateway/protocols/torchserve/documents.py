@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, version_number
-from millstream.gateway.tensors.json_document import shown
+from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import Failure, Subject, invalid, not_found
 from millstream.services.wire.records import State
 
@@ -49,7 +49,7 @@ def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView,
     """Find the model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
     model = snapshot.models.get(name)
     if model is None:
-        raise not_found(f"Model not found: {shown(name)}", Subject.MODEL)
+        raise not_found(f"Model not found: {excerpt(name)}", Subject.MODEL)
     try:
         return model, model.version(None if version is None else version_number(name, plain(version)))
     except Failure:
@@ -63,8 +63,8 @@ def plain(version: str) -> str:
 
 def unknown_version(name: str, version: str | None) -> Failure:
     if version is None:
-        return not_found(f"Model not found: {shown(name)} has no serving version", Subject.VERSION)
-    return not_found(f"Model version: {shown(version)} does not exist for model: {shown(name)}", Subject.VERSION)
+        return not_found(f"Model not found: {excerpt(name)} has no serving version", Subject.VERSION)
+    return not_found(f"Model version: {excerpt(version)} does not exist for model: {excerpt(name)}", Subject.VERSION)
 
 
 def description(view: VersionView, *, default: bool, waiting: int, waiting_max: int) -> dict[str, Any]:

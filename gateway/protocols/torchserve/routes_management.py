@@ -16,7 +16,7 @@ from millstream.gateway.admin import routes_models as admin_models
 from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
-from millstream.gateway.catalog.snapshot import ModelView, VersionView, shown
+from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt
 from millstream.gateway.protocols.http.body import unless_gone, whole_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -69,7 +69,7 @@ async def described(model: str, version: str | None, deps: DepsOf) -> Any:
     if version is None and deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
-            raise not_found(f"Model not found: {shown(model)}", Subject.MODEL)
+            raise not_found(f"Model not found: {name_excerpt(model)}", Subject.MODEL)
         return {"modelName": model, "modelUrl": documents.model_url(view)}
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
 
@@ -126,7 +126,7 @@ async def registered(
     if url is None:
         wanted = await _read_load(request, deps)
         if wanted.model_name in deps.catalog.snapshot.models:
-            raise Failure(Code.CONFLICT, f"model '{shown(wanted.model_name)}' is already loaded")
+            raise Failure(Code.CONFLICT, f"model '{name_excerpt(wanted.model_name)}' is already loaded")
         return await unless_gone(request, _load(deps, wanted.url, wanted.model_name, wait=True))
     return await unless_gone(request, _load(deps, url, model_name, wait=synchronous))
 

@@ -31,7 +31,14 @@ from millstream.gateway.tensors.elements import raw_from_json, raw_from_strings
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.input_plans import InputPlans, raw_tensor
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
-from millstream.gateway.tensors.json_document import members, missing, mistyped, parse_json, shown, whole
+from millstream.gateway.tensors.json_document import (
+    excerpt,
+    expect_parameters,
+    expect_unsigned,
+    parse_json,
+    raise_missing,
+    raise_mistyped,
+)
 from millstream.gateway.tensors.output_options import Extensions
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
@@ -64,7 +71,7 @@ def parse_header_length(value: bytes | None) -> int | None:
     digits = value.strip()
     if len(digits) > _HEADER_DIGITS_MAX or not digits.removeprefix(b"-").isdigit():
         raise invalid(
-            f"Inference-Header-Content-Length should be a number of bytes, got: {shown(value.decode('latin-1'))}"
+            f"Inference-Header-Content-Length should be a number of bytes, got: {excerpt(value.decode('latin-1'))}"
         )
     return int(digits)
 
@@ -186,7 +193,7 @@ class V2Decoder:
         for item in _items(document):
             plan = self._plan(item)
             if found[plan.index] is not None:
-                raise self._plans.twice(plan)
+                raise self._plans.duplicate(plan)
             extent = plan.extent(item)
             if rows != extent.rows:
                 if rows >= 0:
@@ -197,7 +204,7 @@ class V2Decoder:
                 data = raw_from_json(plan, extent, item["data"], text)
                 found[plan.index] = _new(InputTensor, (extent.shape, data, len(data)))
             else:
-                parameters = members(parameters, plan.where)
+                parameters = expect_parameters(parameters, plan.where)
                 tensor = self._tensor(plan, extent, item, parameters, text, tail[at:])
                 if "binary_data_size" in parameters:
                     at += tensor.size_bytes
@@ -216,12 +223,12 @@ class V2Decoder:
     def _plan(self, item: object) -> InputPlan:
         """Return the plan of the input that `item`, an element of `inputs`, names. Raises Failure(INVALID)."""
         if type(item) is not dict:
-            mistyped("inputs", "object")
+            raise_mistyped("inputs", "object")
         name = item.get("name")
         if name is None:
-            missing("name", " in 'inputs'")
+            raise_missing("name", " in 'inputs'")
         if type(name) is not str:
-            mistyped("name", "string", " in 'inputs'")
+            raise_mistyped("name", "string", " in 'inputs'")
         return self._plans.named(name)
 
     def _tensor(
@@ -245,7 +252,7 @@ class V2Decoder:
         if not binary:
             data = raw_from_json(plan, extent, item["data"], text)
             return InputTensor(extent.shape, data, len(data))
-        size_bytes = whole(parameters["binary_data_size"], "binary_data_size", plan.where)
+        size_bytes = expect_unsigned(parameters["binary_data_size"], "binary_data_size", plan.where)
         if size_bytes > len(tail):
             raise invalid(
                 f"unexpected size for input '{plan.name}', expecting {size_bytes - len(tail)} additional bytes "
@@ -278,8 +285,8 @@ def _items(document: dict[str, Any]) -> list[Any]:
     items = document.get("inputs")
     if type(items) is not list:
         if "inputs" not in document:
-            missing("inputs")
-        mistyped("inputs", "array")
+            raise_missing("inputs")
+        raise_mistyped("inputs", "array")
     return items
 
 

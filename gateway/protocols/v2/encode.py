@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 
 from millstream.gateway.protocols.v2.call import Options
-from millstream.gateway.tensors.json_numbers import PIECE_ELEMENTS, numbers
+from millstream.gateway.tensors.json_numbers import PIECE_ELEMENTS, dump_numbers
 from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN, Outputs, OutputTensor, Reply, raw_bytes
 from millstream.services.errors import invalid
@@ -195,7 +195,7 @@ class _OutputText:
 
 def _numbers(array: np.ndarray[Any, Any]) -> bytes:
     """The elements as a flat JSON array."""
-    return numbers(array.ravel())
+    return dump_numbers(array.ravel())
 
 
 def _remember(heads: dict[tuple[int, ...], bytes], shape: tuple[int, ...], head: bytes) -> None:

@@ -14,7 +14,13 @@ import orjson
 from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.tensors.input_plans import InputPlans
-from millstream.gateway.tensors.json_document import members, mistyped, parse_json, shown, whole
+from millstream.gateway.tensors.json_document import (
+    excerpt,
+    expect_parameters,
+    expect_unsigned,
+    parse_json,
+    raise_mistyped,
+)
 from millstream.gateway.tensors.nested_json import text_of
 from millstream.gateway.tensors.nested_lists import row_of_lists
 from millstream.gateway.tensors.outputs import OutputTensor
@@ -38,19 +44,19 @@ def read(plans: InputPlans, body: bytes) -> Prompt:
     document = parse_json(body, plans.json_limits, depth=1)
     request_id = document.pop("id", None) or ""
     if type(request_id) is not str:
-        mistyped("id", "string")
+        raise_mistyped("id", "string")
     if len(request_id) > ID_CHARACTERS_MAX:
         raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-    parameters = members(document.pop("parameters", None))
+    parameters = expect_parameters(document.pop("parameters", None))
     named = {plan.name for plan in plans}
     found = {name: row_of_lists(plans.named(name), value) for name, value in document.items() if name in named}
     for name, value in document.items():
         if name not in named and type(value) not in _SCALARS:
-            raise invalid(f"'{shown(name)}' is no input of model '{plans.model}', and a parameter is a scalar")
+            raise invalid(f"'{excerpt(name)}' is no input of model '{plans.model}', and a parameter is a scalar")
         if name not in named:
             parameters[name] = value
-    timeout_us = whole(parameters.get("timeout", 0), "timeout")
-    priority = whole(parameters.get("priority", 0), "priority")
+    timeout_us = expect_unsigned(parameters.get("timeout", 0), "timeout")
+    priority = expect_unsigned(parameters.get("priority", 0), "priority")
     return Prompt(join(plans, found), request_id, RequestOptions(timeout_us / 1e6 if timeout_us else None, priority))
 
 

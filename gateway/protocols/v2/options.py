@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.gateway.protocols.v2.call import Options
-from millstream.gateway.tensors.json_document import flag, members, missing, mistyped, shown, whole
+from millstream.gateway.tensors.json_document import (
+    excerpt,
+    expect_boolean,
+    expect_parameters,
+    expect_unsigned,
+    raise_missing,
+    raise_mistyped,
+)
 from millstream.gateway.tensors.output_options import Extensions, OutputOption, Span
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import ELEMENTS_MAX
@@ -34,7 +41,7 @@ def read_options(
     if request_id is None:
         request_id = ""
     elif type(request_id) is not str:
-        mistyped("id", "string")
+        raise_mistyped("id", "string")
     elif len(request_id) > ID_CHARACTERS_MAX:
         raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
     elif not request_id.isascii():
@@ -56,16 +63,16 @@ def _check_unicode(text: str) -> None:
 
 def _read_parameters(value: object) -> tuple[bool, float | None, int]:
     """Return (binary_data_output, timeout in seconds, priority). Custom parameters may be any scalar."""
-    parameters = members(value)
+    parameters = expect_parameters(value)
     binary_default = False
     timeout_us = priority = 0
     for key, parameter in parameters.items():
         if key == "binary_data_output":
-            binary_default = flag(parameter, key)
+            binary_default = expect_boolean(parameter, key)
         elif key == "timeout":
-            timeout_us = whole(parameter, key)
+            timeout_us = expect_unsigned(parameter, key)
         elif key == "priority":
-            priority = whole(parameter, key)
+            priority = expect_unsigned(parameter, key)
         elif key in _SEQUENCE:
             if parameter:
                 raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{key}'")
@@ -74,7 +81,7 @@ def _read_parameters(value: object) -> tuple[bool, float | None, int]:
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
         elif type(parameter) not in _SCALARS:
-            raise invalid(f"parameter '{shown(key)}' must be a string, a number or a boolean")
+            raise invalid(f"parameter '{excerpt(key)}' must be a string, a number or a boolean")
     return binary_default, timeout_us / 1e6 if timeout_us else None, priority
 
 
@@ -86,26 +93,26 @@ def _read_outputs(
     output_options: dict[int, OutputOption],
 ) -> list[tuple[int, bool]] | None:
     if type(requested) is not list:
-        mistyped("outputs", "array")
+        raise_mistyped("outputs", "array")
     chosen: dict[int, bool] = {}
     for item in requested:
         if type(item) is not dict:
-            mistyped("outputs", "object")
+            raise_mistyped("outputs", "object")
         name = item.get("name")
         if name is None:
-            missing("name", " in 'outputs'")
+            raise_missing("name", " in 'outputs'")
         if type(name) is not str:
-            mistyped("name", "string", " in 'outputs'")
+            raise_mistyped("name", "string", " in 'outputs'")
         index = known.get(name)
         if index is None:
-            raise invalid(f"unexpected inference output '{shown(name)}' for model '{model}'")
+            raise invalid(f"unexpected inference output '{excerpt(name)}' for model '{model}'")
         if index in chosen:
             raise invalid(f"output '{name}' already exists in request")
         where = f" for output '{name}'"
-        parameters = members(item.get("parameters"), where)
-        chosen[index] = flag(parameters.get("binary_data") or False, "binary_data", where)
+        parameters = expect_parameters(item.get("parameters"), where)
+        chosen[index] = expect_boolean(parameters.get("binary_data") or False, "binary_data", where)
         if "classification" in parameters or "shared_memory_region" in parameters:
-            classes = whole(parameters.get("classification") or 0, "classification", where)
+            classes = expect_unsigned(parameters.get("classification") or 0, "classification", where)
             option = extensions.option(index, classes, read_span(parameters, where))
             if option is not None:
                 output_options[index] = option
@@ -118,11 +125,11 @@ def read_span(parameters: dict[str, Any], where: str) -> Span | None:
     if region is None:
         return None
     if type(region) is not str:
-        mistyped("shared_memory_region", "string", where)
+        raise_mistyped("shared_memory_region", "string", where)
     if "shared_memory_byte_size" not in parameters:
-        missing("shared_memory_byte_size", where)
-    offset = whole(parameters.get("shared_memory_offset") or 0, "shared_memory_offset", where)
-    size_bytes = whole(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where)
+        raise_missing("shared_memory_byte_size", where)
+    offset = expect_unsigned(parameters.get("shared_memory_offset") or 0, "shared_memory_offset", where)
+    size_bytes = expect_unsigned(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where)
     if offset + size_bytes > ELEMENTS_MAX:
-        raise invalid(f"Invalid offset + byte size for shared memory region: '{shown(region)}'")
+        raise invalid(f"Invalid offset + byte size for shared memory region: '{excerpt(region)}'")
     return Span(region, offset, size_bytes)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, unexpected
+from millstream.gateway.connection.error_reply import JSON_HEADERS, error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import HttpReply, ReplyHeaders, reply_headers
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.protocols.http.compression import choose_encoding, compress
@@ -99,7 +99,7 @@ class RestResponder:
         except Failure as failure:
             self.fail(mine, failure)
         except Exception as error:
-            mine.done_with(error_reply(unexpected("a reply could not be written", error)))
+            mine.done_with(error_reply(internal_failure("a reply could not be written", error)))
         else:
             self._send(mine, _headers(header_length), body)
 
@@ -120,7 +120,7 @@ class RestResponder:
         except Failure as failure:
             self.fail(mine, failure)
         except Exception as error:
-            mine.done_with(error_reply(unexpected("a reply could not be written", error)))
+            mine.done_with(error_reply(internal_failure("a reply could not be written", error)))
         else:
             self._send(mine, _headers(header_length), body)
         finally:
@@ -162,7 +162,7 @@ class RestResponder:
         try:
             compressed = await asyncio.to_thread(_compressed, reply, encoding)
         except Exception as error:
-            compressed = error_reply(unexpected("a reply could not be compressed", error))
+            compressed = error_reply(internal_failure("a reply could not be compressed", error))
         finally:
             self._reply_budget.release(size_bytes)
         done(compressed)

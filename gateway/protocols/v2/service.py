@@ -11,7 +11,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from millstream.gateway.connection.error_reply import error_reply, unexpected
+from millstream.gateway.connection.error_reply import error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.protocols.http.compression import decompress
@@ -100,7 +100,7 @@ class InferService:
             done(error_reply(failure))
             return _NOTHING
         except Exception as error:
-            done(error_reply(unexpected(f"an infer request for {model!r}", error)))
+            done(error_reply(internal_failure(f"an infer request for {model!r}", error)))
             return _NOTHING
         return request
 
@@ -127,7 +127,9 @@ class InferService:
             except Failure as failure:
                 self._refused(deferred, model, version, failure, done)
             except Exception as error:
-                self._refused(deferred, model, version, unexpected(f"an infer request for {model!r}", error), done)
+                self._refused(
+                    deferred, model, version, internal_failure(f"an infer request for {model!r}", error), done
+                )
 
         self._spawn(read())
         return deferred
@@ -199,7 +201,7 @@ class InferService:
         except Failure as error:
             failure = error
         except Exception as error:
-            failure = unexpected("a body could not be decompressed", error)
+            failure = internal_failure("a body could not be decompressed", error)
         if failure is not None:
             self._refused(deferred, model, version, failure, done)
         elif not deferred.cancelled:
