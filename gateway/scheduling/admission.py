@@ -1,4 +1,6 @@
-"""Admits requests: a gateway process has a bounded number of requests and bytes in flight.
+"""Admits requests, or refuses them: 429 for a lane, 503 for a whole gateway.
+
+request ─> LaneAdmission (rows that wait in one lane, time until the answer) ─> Admission (requests and bytes in flight)
 
 The permit travels with the request as `permit_bytes` and is released exactly once, when the request is done.
 """
@@ -7,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millstream.gateway.scheduling.batcher import Batcher
+from millstream.gateway.scheduling.dispatch import DispatchPolicy
+from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter, Gauge
 
 
 class Admission:
-    """Refuses with UNAVAILABLE (503) when the gateway is full. A full lane refuses by itself (429)."""
+    """Refuses with UNAVAILABLE (503) when the gateway is full. Bounds the requests and bytes in flight."""
 
     __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
 
@@ -47,3 +52,68 @@ class Admission:
         self.requests -= len(requests)
         self.bytes -= sum([request.permit_bytes for request in requests])
         self._gauge.set(self.requests)
+
+
+class LaneAdmission:
+    """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline.
+
+    Args:
+        model: the lane's, for messages.
+        rows_waiting_max: the most rows that may wait in the lane, unless one request has more.
+        policy: the lane's sizes and estimates.
+        batcher: the lane's waiting requests.
+        metrics: count the refusals.
+    """
+
+    __slots__ = ("_batcher", "_metrics", "_model", "_policy", "_rows_waiting_max")
+
+    def __init__(
+        self, model: str, rows_waiting_max: int, policy: DispatchPolicy, batcher: Batcher, metrics: LaneMetrics
+    ) -> None:
+        self._model = model
+        self._rows_waiting_max = rows_waiting_max
+        self._policy = policy
+        self._batcher = batcher
+        self._metrics = metrics
+
+    def check(self, request: Request, rows_waiting: int, batches_in_flight: int) -> None:
+        """Raises Failure(OVERLOADED) with a time after which to retry.
+
+        Args:
+            request: not in the lane yet.
+            rows_waiting: of the batcher.
+            batches_in_flight: the lane's batches without a reply.
+        """
+        if rows_waiting and rows_waiting + request.rows > self._rows_waiting_max:
+            raise self._full(rows_waiting)
+        # A cheap upper bound: the request waits for a full batch behind everything. If that is late, look closely.
+        policy = self._policy
+        estimator = policy.estimator
+        behind_s = rows_waiting // policy.batch_rows * estimator.step_s + estimator.full_s + estimator.margin_s
+        # An idle lane refuses none: its answers correct the estimate.
+        if max(estimator.free_at, request.arrival) + behind_s > request.deadline and (
+            rows_waiting or batches_in_flight
+        ):
+            self._check_time(request)
+
+    def _full(self, rows_waiting: int) -> Failure:
+        self._metrics.refused_full.add()
+        return Failure(
+            Code.OVERLOADED,
+            f"the queue of model '{self._model}' is full: {rows_waiting} rows wait; try again later",
+            retry_after_s=max(rows_waiting / self._policy.batch_rows * self._policy.estimator.step_s, 0.1),
+        )
+
+    def _check_time(self, request: Request) -> None:
+        """Raises Failure(OVERLOADED) if the request would be answered after its deadline."""
+        rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline)
+        late_s = self._policy.estimator.answer_at(rows_ahead, request) - request.deadline
+        if late_s <= 0:
+            return
+        self._metrics.refused_late.add()
+        behind_s = request.deadline + late_s - request.arrival
+        raise Failure(
+            Code.OVERLOADED,
+            f"model '{self._model}' would answer in about {behind_s:.3f} s, later than the request may wait",
+            retry_after_s=late_s,
+        )

@@ -1,4 +1,4 @@
-"""Decides when a batch leaves a lane, how many rows it takes, and how many batches may be in flight. Pure.
+"""Decides when a batch leaves a lane, and how many batches may be in flight. Pure; batch_size.py decides its rows.
 
 workers' report, other lanes in use ─> credits, batch_rows
 what waits, what is in flight, the time ─> rows_to_take ─> rows of the next batch, HOLD or EXPIRE
@@ -6,6 +6,7 @@ what waits, what is in flight, the time ─> rows_to_take ─> rows of the next 
 
 from __future__ import annotations
 
+from millstream.gateway.scheduling.batch_size import preferred_rows, shared_rows
 from millstream.gateway.scheduling.batcher import Batcher
 from millstream.gateway.scheduling.estimator import LatencyEstimator
 from millstream.gateway.scheduling.queue_policy import QueueRules
@@ -18,10 +19,6 @@ SHORT_RUN_S = 0.001  # shorter runs end before a batch sent ahead could arrive
 #: Shorter runs are comparable to the queue's round trip. A worker asks for more when it starts a run, with the reply
 #: that frees a slot: the slot is refilled one run plus one round trip later. One extra batch fills the gap.
 LONG_RUN_S = 0.02
-#: Bounds a run while other lanes of the pool are in use, because they wait for it. Where TURN_RUNS times the run of one
-#: row is longer, that is the bound: splitting a batch into runs that are hardly shorter gains nothing.
-TURN_S = 0.01
-TURN_RUNS = 1.5
 
 HOLD = 0  # returned by `rows_to_take`: no batch leaves now
 EXPIRE = -1  # returned by `rows_to_take`: the request with the earliest deadline cannot be answered in time
@@ -89,11 +86,7 @@ class DispatchPolicy:
     def _resize(self) -> None:
         """Set `batch_rows` and `credits`. A lane alone in its pool runs as many rows as are efficient."""
         profile = self._profile
-        rows = self._rows_efficient
-        if self.others_active:
-            within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows)
-            # A size that the workers want to try has no measurement and is predicted to gain nothing. The try tells.
-            rows = rows if within == profile.largest else within
+        rows = shared_rows(profile, self._rows_efficient) if self.others_active else self._rows_efficient
         self.batch_rows = rows
         gap = SHORT_RUN_S <= profile.predict(rows) < LONG_RUN_S
         self.credits = self.instances * (DEPTH + 1 if gap else DEPTH)
@@ -148,7 +141,7 @@ class DispatchPolicy:
         """
         if self._delay_s and now - waiting.oldest_arrival() >= self._delay_s:
             return rows
-        return max((size for size in self._preferred if size <= min(rows, waiting.rows)), default=rows)
+        return preferred_rows(self._preferred, rows, waiting.rows)
 
     def _least_s(self, first: Request, rows_waiting: int) -> float:
         """Return the time that must be left for `first` to be part of the next batch.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from contextlib import suppress
 
+from millstream.gateway.scheduling.admission import LaneAdmission
 from millstream.gateway.scheduling.answers import Answers
 from millstream.gateway.scheduling.batch_split import parts_within
 from millstream.gateway.scheduling.batcher import RANK_MAX, Batcher
@@ -57,6 +58,7 @@ class Lane:
             context.later, lambda: context.admission.requests, lambda: context.soon(self._dispatch_scheduled)
         )
         self.circuit = Circuit(manifest, metrics.refused, context.clock, context.circuit_breaker)
+        self._admission = LaneAdmission(manifest.model, context.rows_waiting_max, self._policy, self._batcher, metrics)
         self._in_flight = InFlight(self, context, packer, self._policy, metrics)
         self._answers = Answers(context.admission, metrics, context.clock)
         self.recovery = Recovery(
@@ -149,13 +151,7 @@ class Lane:
         waiting = batcher.rows
         if not waiting:
             context.ticking.add(self)
-        elif waiting + request.rows > context.rows_waiting_max:
-            self._refuse_full(waiting)
-        # A cheap upper bound: the request waits for a full batch behind everything. If that is late, look closely.
-        estimator = policy.estimator
-        behind_s = waiting // policy.batch_rows * estimator.step_s + estimator.full_s + estimator.margin_s
-        if max(estimator.free_at, request.arrival) + behind_s > request.deadline:
-            self._check_time(request)
+        self._admission.check(request, waiting, self._in_flight.count)
         if self.failed is not None or self.circuit.open_until or not context.quarantine.empty:
             self._check_refused(request)
         context.admission.admit(request, size_bytes)
@@ -189,34 +185,6 @@ class Lane:
 
     def _cannot_serve(self) -> Failure:
         return Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
-
-    def _refuse_full(self, rows_waiting: int) -> None:
-        """Raises Failure(OVERLOADED)."""
-        self._metrics.refused_full.add()
-        raise Failure(
-            Code.OVERLOADED,
-            f"the queue of model '{self.manifest.model}' is full: {rows_waiting} rows wait; try again later",
-            retry_after_s=max(rows_waiting / self._policy.batch_rows * self._policy.estimator.step_s, 0.1),
-        )
-
-    def _check_time(self, request: Request) -> None:
-        """Refuse a request that would be answered after its deadline. Raises Failure(OVERLOADED).
-
-        An idle lane refuses none: its answers correct the estimate.
-        """
-        if self.idle:
-            return
-        rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline)
-        late_s = self._policy.estimator.answer_at(rows_ahead, request) - request.deadline
-        if late_s <= 0:
-            return
-        self._metrics.refused_late.add()
-        behind_s = request.deadline + late_s - request.arrival
-        raise Failure(
-            Code.OVERLOADED,
-            f"model '{self.manifest.model}' would answer in about {behind_s:.3f} s, later than the request may wait",
-            retry_after_s=late_s,
-        )
 
     def _shape(self, request: Request) -> Hashable:
         if self.manifest.signature.batching:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.gateway.scheduling.batch_size import TURN_S
 from millstream.gateway.scheduling.contention import SEVERAL_S
-from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S, TURN_S
+from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
