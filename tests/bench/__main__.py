@@ -31,7 +31,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Exit status: 0 when everything was measured, whatever came out; 2 when it could not be."""
+    """Run the benchmarks; return 0 when everything was measured, whatever the figures are, and 2 when it was not."""
     arguments = _arguments()
     progress = Console(stderr=True)
     cores = sorted(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""The ceiling C: the least that a Python HTTP server can do with a request, namely read it and answer `{}`.
+"""The ceiling C: an ASGI application on uvicorn that only reads each request and answers `{}`, the least possible work.
 
 python -m tests.bench.ceiling          # prints `ready http://…`
 """
@@ -24,7 +24,7 @@ BODY = {"type": "http.response.body", "body": b"{}"}
 
 
 async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-    """Read the whole body, answer `{}`."""
+    """Read the whole body and answer `{}`."""
     while (await receive()).get("more_body", False):
         pass
     await send(HEAD)
@@ -32,7 +32,7 @@ async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
 
 
 async def main() -> None:
-    """Serve on a free port until told to stop."""
+    """Serve on a free port until SIGTERM."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, http="httptools", lifespan="off", log_level="warning", access_log=False)
     print(f"ready http://127.0.0.1:{listener.getsockname()[1]}", flush=True)

@@ -1,4 +1,4 @@
-"""The figures, each a ratio within one run: Millstream and what it is compared with take turns, so that a machine that
+"""Measures the figures, each a ratio within one run: Millstream and its reference take turns, so that a machine that
 slows down slows both.
 
 small rows: C, Millstream, C, Millstream, … ── over gRPC: G, Millstream, … ── a CNN: raw loop, Millstream, …
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the result. `bound`: the least wanted, or the most if `at_most`."""
+    """One line of the result. `bound` is the lowest wanted value, or the highest one if `at_most`."""
 
     name: str
     measured: float
@@ -52,7 +52,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Measured:
-    """A named load: the median of each of its measurements, for the table of raw numbers."""
+    """A named load with the medians of its measurements, for the table of raw numbers."""
 
     name: str
     connections: int
@@ -61,7 +61,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Result:
-    """All that one run of the benchmarks found."""
+    """The results of one run of the benchmarks."""
 
     figures: tuple[Figure, ...]
     loads: tuple[Measured, ...]
@@ -86,7 +86,7 @@ def _middle(loads: Sequence[Load]) -> Load:
 
 
 def _rounds(cases: Sequence[_Case], rounds: int, seconds: int, say: Say) -> list[list[Load]]:
-    """Measure every case once in each round; the result is by case."""
+    """Measure every case once in each round; return the measurements of each case."""
     loads: list[list[Load]] = [[] for _ in cases]
     for number in range(rounds):
         for case, found in zip(cases, loads, strict=True):
@@ -96,12 +96,12 @@ def _rounds(cases: Sequence[_Case], rounds: int, seconds: int, say: Say) -> list
 
 
 def _ratio(ours: Sequence[Load], theirs: Sequence[Load], what: Callable[[Load], float]) -> float:
-    """The median of the ratios within each round."""
+    """Return the median of the ratios within each round; `what` selects the value to compare."""
     return median(what(mine) / what(other) for mine, other in zip(ours, theirs, strict=True))
 
 
 def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
-    """The MLP with one row of 64 floats for each request, against C."""
+    """Measure the MLP with one row of 64 floats in each request, against C."""
     row = np.round(np.random.default_rng(5).standard_normal(64), 4).astype(np.float32)
     text, binary = json_payload(folder, "input", row), binary_payload(folder, "input", row)
     path = "/v2/models/mlp/infer"
@@ -122,7 +122,7 @@ def small_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
 
 
 def _small_figures(found: Sequence[Sequence[Load]]) -> tuple[Figure, ...]:
-    """The ratios between the cases of `small_rows`, in its order."""
+    """Return the ratios between the cases of `small_rows`, whose order `found` has."""
     c1, m1, m16, c64, m64, b64 = found
     rate = _middle(m64).rate
     bare = _middle(c64)
@@ -168,7 +168,7 @@ def _small_figures(found: Sequence[Sequence[Load]]) -> tuple[Figure, ...]:
 
 
 def grpc_rows(folder: Path, rounds: int, seconds: int, say: Say) -> Result:
-    """The same MLP and row over gRPC, 64 calls at once, against G."""
+    """Measure the same MLP and row over gRPC, with 64 calls in flight, against G."""
     row = np.random.default_rng(5).standard_normal(64).astype(np.float32)
     request = grpc_load.message("mlp", "input", row)
     served = {"mlp": models.mlp(folder / "grpc-mlp.onnx")}
@@ -202,9 +202,9 @@ def _raw_rate(path: Path, seconds: int, core: int) -> float:
 
 
 def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Squeezenet with one binary image of 602 KB for each request, against ONNX Runtime alone.
+    """Measure SqueezeNet with one binary image of 602 KB in each request, against ONNX Runtime alone.
 
-    The worker and the raw loop have the first core for themselves, everything else has the second one.
+    The worker and the raw loop run alone on the first core, all other processes on the second one.
     """
     device, rest = cores[0], cores[1]
     model = models.squeezenet(folder / "squeezenet.onnx")
@@ -230,7 +230,7 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
 
 
 def idle_memory(folder: Path, say: Say) -> Result:
-    """Resident memory of gateway and worker that serve the digits and have nothing to do."""
+    """Measure the resident memory of an idle gateway and an idle worker that serve the digits."""
     say("idle memory")
     with servers.millstream(folder, "digits", {"digits": DIGITS}) as server:
         time.sleep(SETTLE_S)
@@ -258,7 +258,7 @@ def idle_memory(folder: Path, say: Say) -> Result:
 
 
 def storm(folder: Path, say: Say) -> Result:
-    """Five times as much as a model can do is asked of it, alone and beside another one."""
+    """Measure a model under five times its capacity, alone and beside another model."""
     found = measure_storm(folder, say)
     figures = (
         Figure(
@@ -306,7 +306,7 @@ def storm(folder: Path, say: Say) -> Result:
 
 
 def run(rounds: int, seconds: int, say: Say, cores: Sequence[int]) -> Result:
-    """Everything, in about `rounds` x 11 x `seconds`, and three minutes. Raises LoadError or StartError."""
+    """Measure everything in about `rounds` x 11 x `seconds` plus three minutes. Raises LoadError or StartError."""
     with tempfile.TemporaryDirectory(prefix="millstream-bench-") as name:
         folder = Path(name)
         parts = [

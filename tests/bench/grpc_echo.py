@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 
 class Echo(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The first input's bytes as the one output."""
+    """Returns the bytes of the first input as the only output."""
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         tensor = request.inputs[0]
@@ -24,7 +24,7 @@ class Echo(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
 
 
 async def main() -> None:
-    """Serve on a free port until told to stop."""
+    """Serve on a free port until SIGTERM."""
     server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Echo(), server)
     port = server.add_insecure_port("127.0.0.1:0")

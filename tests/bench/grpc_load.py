@@ -1,6 +1,6 @@
-"""Load from h2load: many gRPC calls at once over a few connections, the same message over and over.
+"""Generates gRPC load with h2load: many calls in flight over a few connections, all with the same message.
 
-h2load does not look at the trailers of gRPC: whether calls succeed is asked of tritonclient's stub before.
+h2load does not check gRPC's trailers, so a call of tritonclient's stub checks before that calls succeed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests.bench.processes import cpu_s
 from tests.bench.servers import Server
 
 CONNECTIONS = 8
-#: connections of a gateway come of age and are made anew, which h2load does not do: a measurement ends before
+#: a gateway closes connections at their maximum age and h2load does not reconnect, so measurements are shorter
 SECONDS_MAX = 5
 _UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
 
 
 def require_h2load() -> None:
-    """Raises LoadError where h2load is not installed."""
+    """Raise LoadError if h2load is not installed."""
     if shutil.which("h2load") is None:
         raise LoadError("h2load is not installed: apt-get install nghttp2-client")
 
 
 def message(model: str, name: str, row: np.ndarray) -> pb.ModelInferRequest:
-    """One row as a request with raw contents."""
+    """Return a request for one row, with raw contents."""
     request = pb.ModelInferRequest(model_name=model, raw_input_contents=[row.astype("<f4").tobytes()])
     request.inputs.add(name=name, datatype="FP32", shape=[1, *row.shape])
     return request
@@ -59,7 +59,7 @@ def measure(server: Server, folder: Path, request: pb.ModelInferRequest, calls: 
     return Load(
         rate=done / min(seconds, SECONDS_MAX),
         p50_us=_mean_us(said),
-        p99_us=0,  # h2load knows the mean alone
+        p99_us=0,  # h2load reports only the mean
         cpu_us=spent / done * 1e6,
     )
 
@@ -82,7 +82,7 @@ def _found(pattern: str, text: str) -> str:
 
 
 def _mean_us(said: str) -> float:
-    """The third number of `time for request: MIN MAX MEAN SD`."""
+    """Return the mean in microseconds, the third number of `time for request: MIN MAX MEAN SD`."""
     number = _found(r"time for request:\s+\S+\s+\S+\s+(\S+)", said)
     value, unit = _found(r"([\d.]+)", number), number.lstrip("0123456789.")
     return float(value) * _UNITS_US[unit]

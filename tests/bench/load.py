@@ -1,4 +1,4 @@
-"""Load from wrk: many connections, one request each at a time, the same body over and over.
+"""Generates HTTP load with wrk: many connections with one request in flight each, all with the same body.
 
 Payload ─> wrk -s post.lua ─> Load: rate, latency, and the CPU that the server's processes spent on each request
 """
@@ -21,7 +21,7 @@ WARM_UP_S = 1
 
 
 class LoadError(Exception):
-    """No figure could be measured; said in one line."""
+    """A measurement failed; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class Load:
-    """One measurement: replies a second, latency, CPU of all server processes for one request."""
+    """One measurement: replies per second, latency, and the CPU time of all server processes per request."""
 
     rate: float
     p50_us: float
@@ -43,7 +43,7 @@ class Load:
 
 
 def json_payload(folder: Path, name: str, row: np.ndarray) -> Payload:
-    """One row as a v2 request in JSON."""
+    """Return a v2 request for one row, in JSON."""
     tensor = {"name": name, "shape": [1, *row.shape], "datatype": "FP32", "data": row.ravel().tolist()}
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"inputs": [tensor]}))
@@ -51,7 +51,7 @@ def json_payload(folder: Path, name: str, row: np.ndarray) -> Payload:
 
 
 def binary_payload(folder: Path, name: str, row: np.ndarray) -> Payload:
-    """One row as a v2 request with binary tensors, both ways."""
+    """Return a v2 request for one row, with binary inputs and outputs."""
     raw = row.astype("<f4").tobytes()
     parameters = {"binary_data_size": len(raw)}
     tensor = {"name": name, "shape": [1, *row.shape], "datatype": "FP32", "parameters": parameters}
@@ -63,7 +63,7 @@ def binary_payload(folder: Path, name: str, row: np.ndarray) -> Payload:
 
 
 def require_wrk() -> None:
-    """Raises LoadError where wrk is not installed."""
+    """Raise LoadError if wrk is not installed."""
     if shutil.which("wrk") is None:
         raise LoadError("wrk is not installed: apt-get install wrk")
 
@@ -90,7 +90,10 @@ def measure(
     seconds: int,
     cores: set[int] | None = None,
 ) -> Load:
-    """Load `server` for `seconds` after a second of warm-up; `cores`: where wrk runs. Raises LoadError."""
+    """Put load on `server` for `seconds` after a second of warm-up and return the measurement. Raises LoadError.
+
+    `cores` are the cores that wrk runs on.
+    """
     url = server.url + path
     _wrk(url, payload, connections, WARM_UP_S, cores)
     before = cpu_s(server.pid)

@@ -1,4 +1,4 @@
-"""Requests that come when they come, answered or not: an open loop, as many independent callers make it.
+"""Generates an open loop of requests: they arrive at random times whether or not earlier ones were answered.
 
 rate ─> Poisson arrivals ─> a connection that is free, or a new one ─> Answer(sent, seconds, status)
 """
@@ -20,7 +20,7 @@ ANSWER_S_MAX = 30.0
 
 
 class Answer(NamedTuple):
-    """When a request was due, how long after that its answer was there, and with which status. Seconds."""
+    """When a request was due, the seconds from then until its answer, and the status."""
 
     due: float
     seconds: float
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Arrivals:
-    """Requests of one kind at a `rate` (1/s), from now on for `seconds`; `answers` in the order they came."""
+    """Requests of one kind at a `rate` (1/s) for `seconds`; `answers` are in order of arrival."""
 
     path: str
     payload: Payload
@@ -111,7 +111,7 @@ async def _send_all(url: str, arrivals: Arrivals, seed: int) -> None:
 
 
 def send(url: str, *kinds: Arrivals) -> None:
-    """Send them all at once and wait for every answer. Raises LoadError."""
+    """Send all kinds of requests concurrently and wait for every answer. Raises LoadError."""
 
     async def run() -> None:
         async with asyncio.TaskGroup() as group:

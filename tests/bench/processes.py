@@ -1,4 +1,4 @@
-"""What a tree of processes spends, from /proc: CPU seconds, memory, and on which cores it may run."""
+"""Reads CPU seconds and memory of a tree of processes from /proc, and sets the cores that it may run on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Memory:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; empty if the process is gone. Source: proc(5)."""
+    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone. Source: proc(5)."""
     try:
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -30,7 +30,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def tree(root: int) -> set[int]:
-    """`root` and everything below it."""
+    """Return the pids of `root` and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):
@@ -44,20 +44,20 @@ def tree(root: int) -> set[int]:
 
 
 def cpu_s(root: int) -> float:
-    """User and system seconds spent so far by the processes that are now below `root`."""
+    """Return the user and system seconds used so far by `root` and its current descendants."""
     ticks = sum(int(fields[11]) + int(fields[12]) for pid in tree(root) if (fields := _stat(pid)))
     return ticks / TICKS_PER_S
 
 
 def memory(pid: int) -> Memory:
-    """Memory of one process. Source: proc(5), smaps_rollup."""
+    """Return the memory of one process. Source: proc(5), smaps_rollup."""
     text = (PROC / str(pid) / "smaps_rollup").read_text()
     kib = {name: int(size) for name, size in re.findall(r"^(Rss|Pss):\s+(\d+) kB", text, re.MULTILINE)}
     return Memory(rss_bytes=kib["Rss"] * 1024, pss_bytes=kib["Pss"] * 1024)
 
 
 def running_module(root: int, module: str) -> list[int]:
-    """Processes below `root` that run `python -m module`, oldest first."""
+    """Return the pids of descendants of `root` that run `python -m module`, oldest first."""
     found = []
     for pid in sorted(tree(root)):
         try:
@@ -70,7 +70,7 @@ def running_module(root: int, module: str) -> list[int]:
 
 
 def pin(root: int, cores: set[int]) -> None:
-    """Let all threads below `root` run on `cores` only; threads that they start later inherit it."""
+    """Pin all threads of `root` and its descendants to `cores`; threads that they start later inherit it."""
     for pid in tree(root):
         for thread in (PROC / str(pid) / "task").iterdir():
             with suppress(ProcessLookupError):

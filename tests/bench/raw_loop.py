@@ -1,6 +1,6 @@
-"""What ONNX Runtime alone can do: one row after the other through one session with one thread.
+"""Measures ONNX Runtime alone: one row after the other through one session with one thread.
 
-python -m tests.bench.raw_loop MODEL SECONDS          # prints rows a second
+python -m tests.bench.raw_loop MODEL SECONDS          # prints rows per second
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import onnxruntime
 
 
 def rate(path: str, seconds: float) -> float:
-    """Rows a second of a session with one thread, over `seconds` after a second of warm-up."""
+    """Return the rows per second of a session with one thread, over `seconds` after a second of warm-up."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

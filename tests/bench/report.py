@@ -1,4 +1,4 @@
-"""How a result is shown: a table for the terminal, a page for the documentation, JSON."""
+"""Formats a result as a table for the terminal, a page for the documentation, or JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and with what a run was made."""
+    """The machine and the versions of a run."""
 
     processor: str
     cores: int
@@ -58,8 +58,8 @@ def _version(package: str) -> str | None:
 
 
 def this_machine(day: date) -> Machine:
-    """What this run runs on."""
-    # wrk prints its version with its usage, and leaves with status 1
+    """Return the description of this machine."""
+    # wrk prints its version with its usage, and exits with status 1
     wrk = subprocess.run(["wrk", "-v"], capture_output=True, text=True, check=False).stdout
     return Machine(
         processor=_match(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text()),
@@ -82,7 +82,7 @@ def _bound(figure: Figure) -> str:
 
 
 def figures_table(result: Result) -> Table:
-    """The figures against their bounds, for the terminal."""
+    """Return the figures and their bounds as a table for the terminal."""
     table = Table(title="How fast")
     for column in ("figure", "measured", "wanted", "", "in detail"):
         table.add_column(column, justify="right" if column == "measured" else "left")
@@ -93,7 +93,7 @@ def figures_table(result: Result) -> Table:
 
 
 def as_json(result: Result, machine: Machine) -> dict[str, Any]:
-    """The whole result as JSON values."""
+    """Return the whole result as JSON values."""
     return {
         "figures": [{**asdict(figure), "met": figure.met} for figure in result.figures],
         "loads": [asdict(load) for load in result.loads],
@@ -107,7 +107,7 @@ def _rows(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def page(result: Result, machine: Machine, rounds: int, seconds: int) -> str:
-    """docs/benchmarks.md."""
+    """Return the text of docs/benchmarks.md."""
     figures = [(f.name, f"**{_value(f)}**", _bound(f), "yes" if f.met else "**no**", f.detail) for f in result.figures]
     loads = [
         (

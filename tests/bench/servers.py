@@ -1,4 +1,4 @@
-"""Start what is measured, each as processes of its own, and stop it again.
+"""Starts the servers that are measured, each in its own processes, and stops them.
 
 command ─> a line `ready http://HOST:PORT` on its output ─> Server ─> SIGTERM
 """
@@ -21,14 +21,14 @@ STOP_S_MAX = 40.0
 
 
 class StartError(Exception):
-    """A server did not come up; said in one line."""
+    """A server did not start; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its address, and the process that all of its processes descend from.
+    """A running server: its address, and the pid of the process that all others descend from.
 
-    `grpc`: HOST:PORT, or "".
+    `grpc` is HOST:PORT, or "".
     """
 
     url: str
@@ -37,8 +37,9 @@ class Server:
 
 
 def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
-    """Put the address of the ready line and that for gRPC, or the last line if there is none; read on, so that no write
-    blocks.
+    """Put the addresses of the ready line (HTTP, gRPC) into `ready`, or the last line if there is none.
+
+    Then read on, so that no write of the server blocks.
     """
     last, grpc = "it said nothing", ""
     for line in output:
@@ -52,7 +53,7 @@ def _watch(output: IO[str], ready: queue.SimpleQueue[str]) -> None:
 
 @contextmanager
 def _running(arguments: Sequence[str], log: Path) -> Iterator[Server]:
-    """Run `python ARGUMENTS` until the block ends. Its log goes to `log`. Raises StartError."""
+    """Run `python ARGUMENTS` until the block ends, with its log in `log`; yields the server. Raises StartError."""
     ready: queue.SimpleQueue[str] = queue.SimpleQueue()
     command = [sys.executable, *arguments]
     with (
@@ -80,21 +81,21 @@ def _running(arguments: Sequence[str], log: Path) -> Iterator[Server]:
 
 @contextmanager
 def ceiling(folder: Path) -> Iterator[Server]:
-    """A bare uvicorn that reads each body and answers `{}`."""
+    """Run the ceiling C: a bare uvicorn that reads each body and answers `{}`."""
     with _running(["-m", "tests.bench.ceiling"], folder / "ceiling.log") as server:
         yield server
 
 
 @contextmanager
 def grpc_ceiling(folder: Path) -> Iterator[Server]:
-    """A bare grpc.aio server that echoes the bytes of a request's tensor."""
+    """Run the ceiling G: a bare grpc.aio server that echoes the bytes of a request's tensor."""
     with _running(["-m", "tests.bench.grpc_echo"], folder / "grpc_ceiling.log") as server:
         yield Server(server.url, server.pid, server.url.removeprefix("http://"))
 
 
 @contextmanager
 def millstream(folder: Path, name: str, models: Mapping[str, Path]) -> Iterator[Server]:
-    """Millstream with one gateway and one worker of one thread, serving `models`."""
+    """Run Millstream with one gateway and one worker of one thread, serving `models`."""
     arguments = [
         "-m",
         "millstream.services.cli",

@@ -1,4 +1,4 @@
-"""Five times as much is asked of a model as it can do: what is answered in time, and what its neighbour feels.
+"""Overloads a model with five times its capacity: measures what is answered in time, and the effect on a neighbour.
 
 quiet: capacity of the model, latency of a neighbour ─> storm: both at once ─> 5 s later: both again ─> Figures
 """
@@ -22,23 +22,21 @@ from tests.bench.processes import memory, running_module
 from tests.bench.servers import Server
 from tests.kit import models
 
-TIMES = 5.0  # the capacity
+LOAD_FACTOR = 5.0  # of the capacity
 STORM_S = 30.0
 QUIET_S = 10.0
-CALM_S = 5.0  # after a storm all is as before
-CONNECTIONS = 32  # that fill all batches
+CALM_S = 5.0  # after this time a storm must have no effect
+CONNECTIONS = 32  # enough to fill all batches
 CALM_RATE = 5.0
-ROUNDS = (
-    10_000  # of matrix products: some tens of milliseconds a run, so that the load itself takes little of the machine
-)
+ROUNDS = 10_000  # matrix products: a run takes some tens of milliseconds, so the load generator needs little CPU time
 ROWS_MAX = 4
-PATIENCE_RUNS = 5.0  # what callers in the storm wait for: so many runs with as many rows as run together
+PATIENCE_RUNS = 5.0  # timeout of callers in the storm, in durations of a run with ROWS_MAX rows
 
 Say = Callable[[str], None]
 
 
 class Storm(NamedTuple):
-    """What came of it. Rates are 1/s; the callers in the storm wait for `timeout_ms`."""
+    """The measurements. Rates are 1/s; `timeout_ms` is the timeout of the callers in the storm."""
 
     capacity: float
     good: float
@@ -62,7 +60,7 @@ def _with_timeout(payload: Payload, folder: Path, timeout_s: float) -> Payload:
 
 
 def _full_run_s(server: Server) -> float:
-    """How long the flooded model runs with as many rows as it takes."""
+    """Return the seconds of a run of the flooded model with its largest number of rows."""
     with urlopen(f"{server.url}/admin/v1/models/flooded") as reply:
         document = json.load(reply)
     return float(max(document["versions"][0]["instances"][0]["profile"].values()))
@@ -85,14 +83,14 @@ class _Bench:
         return arrivals.answers
 
     def _storm(self, seconds: float) -> Arrivals:
-        return Arrivals(_infer("flooded"), self._impatient, TIMES * self._capacity, seconds)
+        return Arrivals(_infer("flooded"), self._impatient, LOAD_FACTOR * self._capacity, seconds)
 
     def run(self) -> Storm:
         self._say("storm: before")
         quiet = self._calm("flooded", QUIET_S)
         (gateway,) = running_module(self._server.pid, "gateway")
         before = memory(gateway).rss_bytes
-        self._say(f"storm: {STORM_S:.0f} s of it")
+        self._say(f"storm: {STORM_S:.0f} s of overload")
         storm = self._storm(STORM_S)
         send(self._server.url, storm)
         grew = memory(gateway).rss_bytes - before
@@ -132,11 +130,11 @@ def _infer(model: str) -> str:
 
 
 def measure_storm(folder: Path, say: Say) -> Storm:
-    """Two models of one kind, of which one is flooded: alone, and beside the other. Raises LoadError or StartError."""
+    """Flood one of two equal models, alone and beside the other, and measure. Raises LoadError or StartError."""
     payload = json_payload(folder, "x", np.random.default_rng(7).standard_normal(128).astype(np.float32))
     model = models.slow(folder / "slow.onnx", rounds=ROUNDS).read_bytes()
     with servers.millstream(folder, "storm", {}) as server:
         for name in ("flooded", "neighbour"):
             _upload(server, name, model)
-        say("storm: what the model can do")
+        say("storm: the capacity of the model")
         return _Bench(server, folder, payload, say).run()

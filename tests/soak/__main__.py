@@ -1,5 +1,5 @@
-"""Load with faults of all kinds and hostile models, for a while: what was accepted is answered right, and nothing
-grows.
+"""Runs load, faults of all kinds and hostile models together: every accepted request must get the right answer, and
+memory, descriptors, shared memory and Redis keys must not grow.
 
 python -m tests.soak [--minutes 10] [--seed N]        exit status 1 when a request failed or something grew
 """
@@ -25,23 +25,23 @@ from tests.soak.faults import WIDE_COLUMNS, Faults
 from tests.soak.hostile import SETTINGS, HostileCallers
 
 CALLERS = 8
-BETWEEN_S = 2.0  # of a fault's end and the next one's beginning
-RESTED_S_MAX = 120.0  # shared memory that a frozen worker might still write to rests for a minute
+BETWEEN_S = 2.0  # pause between two faults
+QUIET_S_MAX = 120.0  # shared memory that a frozen worker might still write to is not reused for a minute
 MIB = 1 << 20
 FAILURES_SHOWN = 20
-#: what may be there more at the end than at the start, which is short after the first load
+#: allowed growth between two measurements: after the faults, and after a further load without faults
 GROWTH_MAX = {"memory (MiB)": 150.0, "file descriptors": 30.0, "shared memory files": 2.0, "Redis keys": 6.0}
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What a stack takes up."""
+class Usage:
+    """The resources that a stack uses."""
 
     by_kind: dict[str, float]
 
     @classmethod
-    def of(cls, stack: Stack) -> Taken:
-        assert_quiet(stack, RESTED_S_MAX)
+    def of(cls, stack: Stack) -> Usage:
+        assert_quiet(stack, QUIET_S_MAX)
         pids = stack.pids().values()
         files = list(stack.shm_dir.glob(f"{stack.installation}-*"))
         return cls(
@@ -59,7 +59,7 @@ def _resident(pid: int) -> int:
 
 
 def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
-    """Whether all was well."""
+    """Run the soak and print its results; return whether every check passed."""
     versions = [models.scale(folder / "two.onnx", 2.0), models.scale(folder / "three.onnx", 3.0)]
     served = {
         "steady": versions[0],
@@ -76,27 +76,27 @@ def soak(folder: Path, minutes: float, seed: int, console: Console) -> bool:
         callers.start()
         hostile.start()
         try:
-            happened = _let_happen(faults, callers, minutes, console)
+            happened = _run_faults(faults, callers, minutes, console)
         finally:
             hostile.stop()
             callers.stop()
         batching = hostile.batching()
-        end = Taken.of(stack)
-        # The same processes again, after a load without faults: whatever is more was kept.
+        end = Usage.of(stack)
+        # Measure the same processes after a load without faults: any growth is a leak.
         rest = Callers(stack.port, CALLERS, seed)
         rest.start()
         time.sleep(BETWEEN_S * 2)
         rest.stop()
-        later = Taken.of(stack)
+        later = Usage.of(stack)
     _report_hostile(console, hostile)
     console.print(f"batching of coupled: {batching}", markup=False, soft_wrap=True)
-    well = _report(console, callers, rest, happened, end, later)
+    passed = _report(console, callers, rest, happened, end, later)
     _print_failures(console, [*faults.failures, *hostile.failures])
-    return well and not faults.failures and not hostile.failures
+    return passed and not faults.failures and not hostile.failures
 
 
-def _let_happen(faults: Faults, callers: Callers, minutes: float, console: Console) -> Counter[str]:
-    """One fault after the other, for so many minutes; which ones."""
+def _run_faults(faults: Faults, callers: Callers, minutes: float, console: Console) -> Counter[str]:
+    """Run one fault after the other for `minutes`; return how often each kind ran."""
     happened: Counter[str] = Counter()
     time.sleep(BETWEEN_S)
     until = time.monotonic() + 60 * minutes
@@ -104,8 +104,8 @@ def _let_happen(faults: Faults, callers: Callers, minutes: float, console: Conso
         while time.monotonic() < until:
             happened[faults.next()] += 1
             left = max(0.0, until - time.monotonic())
-            said = ", ".join(f"{number:,} {kind}" for kind, number in sorted(callers.counts.items()))
-            status.update(f"{left:.0f} s left; {said}; faults: {happened.total()}")
+            counts = ", ".join(f"{number:,} {kind}" for kind, number in sorted(callers.counts.items()))
+            status.update(f"{left:.0f} s left; {counts}; faults: {happened.total()}")
             time.sleep(BETWEEN_S)
     return happened
 
@@ -123,7 +123,7 @@ def _print_failures(console: Console, failures: list[str]) -> None:
 
 
 def _report(
-    console: Console, callers: Callers, rest: Callers, happened: Counter[str], start: Taken, end: Taken
+    console: Console, callers: Callers, rest: Callers, happened: Counter[str], start: Usage, end: Usage
 ) -> bool:
     counts = callers.counts + rest.counts
     table = Table("requests", "")
@@ -136,12 +136,12 @@ def _report(
         table.add_row(name, str(number))
     console.print(table)
     grown = {kind: end.by_kind[kind] - start.by_kind[kind] for kind in start.by_kind}
-    table = Table("taken up", "before", "at the end", "allowed to grow by")
+    table = Table("used", "before", "at the end", "allowed to grow by")
     for kind, before in start.by_kind.items():
         table.add_row(kind, f"{before:,.0f}", f"{end.by_kind[kind]:,.0f}", f"{GROWTH_MAX[kind]:,.0f}")
     console.print(table)
     _print_failures(console, [*callers.failures, *rest.failures])
-    # Refusals are promised while nothing else is possible, as after all workers were killed; not most of the time.
+    # Requests may be refused only while nothing else is possible, as after all workers were killed.
     starved = counts["refused"] >= counts["right"]
     if starved:
         console.print("most requests were refused", style="red")
@@ -156,9 +156,9 @@ def main() -> int:
     console = Console()
     console.print(f"seed {arguments.seed}, {arguments.minutes:g} minutes")
     with tempfile.TemporaryDirectory(prefix="millstream-soak-") as name:
-        well = soak(Path(name), arguments.minutes, arguments.seed, console)
-    console.print("[green]all was well" if well else "[red]something was not")
-    return 0 if well else 1
+        passed = soak(Path(name), arguments.minutes, arguments.seed, console)
+    console.print("[green]all checks passed" if passed else "[red]a check failed")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What befalls a stack during a soak. Each fault ends before the next one begins."""
+"""The faults of a soak. Each fault ends before the next one begins."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ WIDE_COLUMNS = 1 << 21
 
 
 class Faults:
-    """`failures`: what a fault was to show and did not.
+    """Injects faults in random order.
 
-    `versions`: model files of one signature, which the model "rolled" changes between.
+    Args:
+        versions: model files with one signature; uploads to the model "rolled" alternate between them.
+
+    Attributes:
+        failures: descriptions of faults after which the stack did not behave as expected.
     """
 
     def __init__(
@@ -64,9 +68,9 @@ class Faults:
         ]
 
     def next(self) -> str:
-        """Let one happen, and wait until it is over; its name.
+        """Run the next fault to its end and return its name.
 
-        All kinds come once, in any order, before one comes again.
+        Every kind runs once, in random order, before any kind runs again.
         """
         if not self._ahead:
             self._ahead = self._random.sample(self._kinds, len(self._kinds))
@@ -74,32 +78,34 @@ class Faults:
         try:
             happen()
         except (AssertionError, httpx.HTTPError) as error:
-            said = "\n    ".join(self._stack.lines[-LINES_SHOWN:])
-            self.failures.append(f"{name}: {error!r}; processes: {self._stack.pids()}; the last lines:\n    {said}")
+            last_lines = "\n    ".join(self._stack.lines[-LINES_SHOWN:])
+            self.failures.append(
+                f"{name}: {error!r}; processes: {self._stack.pids()}; the last lines:\n    {last_lines}"
+            )
         return name
 
     def _replace(self) -> None:
-        """A new worker that a hostile request ends before it is ready ends the restart: the operator asks again."""
-        before = wait_until(self._kept, what="all processes")
-        asked = 0.0
+        """Replace all processes. A hostile request may kill a new worker and end the restart: then repeat it."""
+        before = wait_until(self._settled_pids, what="all processes")
+        requested_at = 0.0
 
         def replaced() -> bool:
-            nonlocal asked
-            if time.monotonic() - asked > RESTART_AGAIN_S:
+            nonlocal requested_at
+            if time.monotonic() - requested_at > RESTART_AGAIN_S:
                 self._stack.process.send_signal(signal.SIGHUP)
-                asked = time.monotonic()
-            now = self._kept()
+                requested_at = time.monotonic()
+            now = self._settled_pids()
             return now is not None and set(now.values()).isdisjoint(before.values())
 
         wait_until(replaced, timeout_s=180, what="all processes replaced")
 
-    def _kept(self) -> dict[str, int] | None:
-        """Gateways and workers, while there is one of each name and none beside them."""
+    def _settled_pids(self) -> dict[str, int] | None:
+        """Return the pids of gateways and workers; None while one is missing or a replacement runs beside one."""
         pids = {name: pid for name, pid in self._stack.pids().items() if name != "redis"}
         return pids if len(pids) == 4 and len(children(self._stack.process.pid)) == 5 else None
 
-    def _one(self, prefix: str) -> tuple[str, int]:
-        """One that runs: others may be down, since a fault before this one, and on their way back."""
+    def _pick(self, prefix: str) -> tuple[str, int]:
+        """Return name and pid of a running process; others may still be restarting after an earlier fault."""
         pids = wait_until(
             lambda: {name: pid for name, pid in self._stack.pids().items() if name.startswith(prefix)},
             what=f"a {prefix} process",
@@ -108,14 +114,14 @@ class Faults:
         return name, pids[name]
 
     def _kill(self, prefix: str) -> None:
-        name, pid = self._one(prefix)
+        name, pid = self._pick(prefix)
         if prefix == "gateway-":
             self._callers.gateway_died = time.monotonic() + 1
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self._stack.pids().get(name, pid) != pid, what=f"{name} is back")
 
     def _freeze(self, prefix: str, seconds: float) -> None:
-        with asleep(self._one(prefix)[1]):
+        with asleep(self._pick(prefix)[1]):
             time.sleep(seconds)
 
     def _empty(self) -> None:
@@ -125,21 +131,21 @@ class Faults:
         self._stack.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
     def _poison(self) -> None:
-        """Its answer is an error, or, if a fault came together with another, a refusal; no other caller may notice."""
+        """Send a request that kills workers: it must get an error, or a refusal; other callers must not be affected."""
         body, headers = v2.request({"x": np.array([[-1], [self._random.getrandbits(40)]], np.int64)})
         reply = self._stack.http.post("/v2/models/fragile/infer", content=body, headers=headers)
         assert reply.status_code in (500, 503), reply.text
 
     def _starve(self) -> None:
-        """The workers have no room for a batch as large as it is, and halve it."""
+        """Limit the memory of the workers so that a batch does not fit and must be halved."""
         pids = [pid for name, pid in self._stack.pids().items() if name.startswith("cpu-")]
         rows = np.arange(64, dtype=np.float32).reshape(64, 1)
         body, headers = v2.request({"x": rows})
         try:
             for pid in pids:
-                with suppress(ProcessLookupError, FileNotFoundError):  # down since a fault before this one
-                    taken = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
-                    resource.prlimit(pid, resource.RLIMIT_AS, (taken + ROOM_BYTES, resource.RLIM_INFINITY))
+                with suppress(ProcessLookupError, FileNotFoundError):  # still down after an earlier fault
+                    address_space = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+                    resource.prlimit(pid, resource.RLIMIT_AS, (address_space + ROOM_BYTES, resource.RLIM_INFINITY))
             reply = self._stack.http.post("/v2/models/wide/infer", content=body, headers=headers)
         finally:
             for pid in pids:
@@ -150,20 +156,20 @@ class Faults:
             np.testing.assert_array_equal(v2.outputs(reply.content, reply.headers)["y"], rows * WIDE_COLUMNS)
 
     def _dawdle(self) -> None:
-        """Clients that send half a request, or do not read what they asked for, and go away after a while."""
+        """Open connections that send half a request, or do not read the reply, and close them after DAWDLE_S."""
         large = np.zeros((8, 16384), np.float32)
         body, headers = v2.request({"x": large}, binary=True, binary_outputs=True)
         head = [f"POST /v2/models/large/infer HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(body)}"]
-        sent = "\r\n".join([*head, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode() + body
+        request = "\r\n".join([*head, *(f"{name}: {value}" for name, value in headers.items()), "", ""]).encode() + body
         with ExitStack() as connections:
             for number in range(SLOW_CLIENTS):
                 connection = connections.enter_context(socket.create_connection(("127.0.0.1", self._stack.port)))
                 with suppress(OSError):  # its gateway may be down
-                    connection.sendall(sent if number % 2 else sent[: len(sent) // 2])
+                    connection.sendall(request if number % 2 else request[: len(request) // 2])
             time.sleep(DAWDLE_S)
 
     def _roll(self) -> None:
-        """Upload the next version, which becomes the active one, and delete what is older."""
+        """Upload a new version, which becomes the active one, and delete the versions before the previous one."""
         admin = "/admin/v1/models/rolled"
         path = self._random.choice(self._versions)
         pushed = self._stack.http.post(f"{admin}/versions", params={"wait": 60}, content=path.read_bytes())

@@ -1,6 +1,6 @@
-"""Models that do harm, and callers that have them do it: crash, run for ever, reply with gigabytes, mix up rows.
+"""Hostile models, and callers that trigger the harm: crash, run for ever, reply with gigabytes, mix up rows.
 
-Whatever becomes of their requests, each is answered in time; what other models lose by them is the callers' to count.
+Each of their requests must be answered in time, with any outcome. `callers` counts the effects on other models.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy as np
 from tests.kit import models, v2
 from tests.kit.stack import Stack
 
-TRIGGER = 987_654_321_987  # an element that no check of an upload draws
-ABOVE = 2.0**30  # from which on rows are coupled: further than any trial of an upload goes
-HUGE = 30_000_000  # elements of a reply: more bytes than may be
+TRIGGER = 987_654_321_987  # an element that the check of an upload never generates
+ABOVE = 2.0**30  # rows are coupled from this value on, which no trial of an upload reaches
+HUGE = 30_000_000  # elements of a reply: more bytes than the limit
 SETTINGS = {
     "reply_bytes_max": 64 << 20,
     "check_s_max": 20,
@@ -29,7 +29,7 @@ SETTINGS = {
     "live_check_one_in": 10,
 }
 ANSWER_S_MAX = 90.0
-#: what a request that does harm may be answered: it was its own fault, is refused for a while, or came too late
+#: statuses that a harmful request may get: its own error, a temporary refusal, or too late
 ANSWERS = {"200", "413", "429", "500", "503", "504"}
 
 
@@ -45,7 +45,7 @@ class Hostile:
 
 
 def _triggers(choose: random.Random) -> dict[str, Any]:
-    """Other bytes each time: a quarantine of requests alone never ends this."""
+    """Return different bytes each time: a quarantine of single requests cannot stop them."""
     return {"x": np.array([[TRIGGER], [choose.getrandbits(40) + 10]], np.int64)}
 
 
@@ -58,17 +58,19 @@ HOSTILE = (
         lambda path: models.coupled(path, ABOVE),
         lambda choose: {"x": np.full((1, 2), ABOVE * (1 + choose.random()), np.float32)},
         0.02,
-        config='{"batching": true}',  # its rows influence each other, and its owner says that they do not
+        config='{"batching": true}',  # its rows influence each other, although its owner requests batching
     ),
 )
-#: refused by the check, however often
+#: models that the check must refuse each time
 REFUSED = (models.crashes_on_zeros, models.endless)
 
 
 class HostileCallers:
-    """`answers`: by model and status.
+    """Sends harmful requests until `stop`.
 
-    `failures`: what was answered too late, not at all, or in a way that none may be.
+    Attributes:
+        answers: number of answers by model and status.
+        failures: answers that came too late, were missing or had a status that is not allowed.
     """
 
     def __init__(self, stack: Stack, folder: Path, seed: int) -> None:
@@ -80,7 +82,7 @@ class HostileCallers:
         self._threads = [
             threading.Thread(target=self._call, args=(one, number, random.Random(seed + number)))
             for one in HOSTILE
-            for number in range(4 if one.name == "coupled" else 1)  # rows of several share batches
+            for number in range(4 if one.name == "coupled" else 1)  # several callers, so that their rows share batches
         ]
 
     def upload(self) -> None:
@@ -97,7 +99,7 @@ class HostileCallers:
             thread.join()
 
     def upload_refused(self, choose: random.Random) -> None:
-        """A model that would kill or stop the workers as soon as they load it."""
+        """Upload a model that would kill or block workers while they load it; it must be refused."""
         build = choose.choice(REFUSED)
         content = build(self._folder / "refused.onnx").read_bytes()
         reply = self._stack.http.put("/admin/v1/models/refused/versions/1", content=content)
@@ -105,14 +107,14 @@ class HostileCallers:
             self.failures.append(f"upload of {build.__name__}: {reply.status_code} {reply.text[:200]}")
 
     def batching(self) -> str:
-        """What has become of the batching that rows do not bear."""
+        """Return whether the model whose rows are coupled is still batched, and why."""
         document = self._stack.http.get("/admin/v1/models/coupled/versions/1").json()
         return f"{document['batching_decided']}: {document['batching_reason']}"
 
     def _call(self, one: Hostile, _: int, choose: random.Random) -> None:
         while not self._stopping.wait(one.every_s):
             body, headers = v2.request(one.inputs(choose))
-            # Each on a connection of its own: the gateway that it leads to may be killed by another fault.
+            # A connection for each request: its gateway may be killed by another fault.
             connection = http.client.HTTPConnection("127.0.0.1", self._stack.port, timeout=ANSWER_S_MAX)
             try:
                 connection.request("POST", f"/v2/models/{one.name}/infer", body, headers)
