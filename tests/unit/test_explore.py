@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 MACHINE = """
 import pytest
@@ -47,7 +49,9 @@ def explore(folder: Path, limit: int, *options: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, given.read_text()
 
 
-def test_rounds_have_seeds_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_rounds_have_seeds_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ci: str) -> None:
+    monkeypatch.setenv("CI", ci)
     status, output, given = explore(tmp_path, 10**9 + 1, "--minutes", "0")
     assert status == 0
     assert re.fullmatch(r"seed \d+ passed in \d+ s\nrounds: 1, failures: 0\n", output)
