@@ -1,4 +1,4 @@
-"""The gateway's HTTP application over a real repository, and clients for it: in process, or over a real socket."""
+"""Runs the gateway's HTTP application over a real repository, with clients in process or over a real socket."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LOCAL = "http://127.0.0.1"
 
 
 class Exchange:
-    """One request on the application, message by message: `feed` is the client, `status` waits for the reply."""
+    """One ASGI request, message by message: the test feeds body chunks and waits for the status."""
 
     def __init__(
         self, app: FastAPI, method: str, path: str, query: str = "", headers: dict[str, str] | None = None
@@ -67,7 +67,7 @@ class Exchange:
         self._fed.put_nowait({"type": "http.disconnect"})
 
     async def status(self) -> int:
-        """The reply's status, when the application has answered."""
+        """Wait for the reply and return its status."""
         await asyncio.wait_for(self.task, 60)
         status = (await self._sent.get())["status"]
         assert isinstance(status, int)
@@ -75,7 +75,7 @@ class Exchange:
 
 
 class Submission:
-    """A request that reached the infer handler: what it was, how to answer it, and whether it was cancelled."""
+    """A request that reached the infer handler, with the callback that answers it."""
 
     def __init__(
         self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Callable[[HttpReply], None]
@@ -92,7 +92,7 @@ class Submission:
 
 
 class Inbox:
-    """An infer handler that lets the test answer: `next` gives the requests in the order they came."""
+    """An infer handler whose requests the test answers: `next` returns them in order of arrival."""
 
     def __init__(self) -> None:
         self._arrived: asyncio.Queue[Submission] = asyncio.Queue()
@@ -113,7 +113,7 @@ class Inbox:
 
 
 class Application:
-    """The application and its parts, for a test to reach into. Build it inside a running event loop."""
+    """The application and its parts, which tests may access. Create it inside a running event loop."""
 
     def __init__(self, home: Path, **settings: object) -> None:
         self.settings = Settings.model_validate({"home": home, **settings})
@@ -162,15 +162,15 @@ class Application:
         )
 
     def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL) -> httpx.AsyncClient:
-        """A client whose calls come from `address`, without a socket."""
+        """Return an in-process client whose calls seem to come from `address`."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app, client=(address, 5000)), base_url=base_url)
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
-        """The application behind uvicorn on a free port; gives its URL."""
+        """Serve the application with uvicorn on a free port; yields its URL."""
         server = uvicorn.Server(uvicorn.Config(self.app, port=0, log_config=None, ws="none"))
         listener = server.config.bind_socket()
-        listener.listen()  # connections may come before the server has started: they wait
+        listener.listen()  # connections before the server has started wait in the backlog
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield f"{LOCAL}:{listener.getsockname()[1]}"

@@ -55,7 +55,7 @@ GRAPHS = {
     ones = Constant<value_float = 1.0>()  least = Constant<value_float = -10000.0>()  m2 = Sub(ones, m1)  mask = Mul(m2, least)
     {_ATTENTION.format(masked="Add(s1, mask)")}
     first = Constant<value_int = 0>()  t0 = Gather<axis = 1>(out, first)  t1 = Gemm<transB = 1>(t0, wo, b8)  pooled = Tanh(t1) }}""",
-    # a sentence embedder: mean over the tokens that are there, of length 1
+    # a sentence embedder: mean over the unmasked tokens, normalised to length 1
     "sentence embedding": """g (int64[N, L] x, int64[N, L] x_mask, float[32, 8] words) => (float[N, 8] y) {
     h = Gather(words, x)  last = Constant<value_ints = [-1]>()  m0 = Unsqueeze(x_mask, last)
     shape = Shape(h)  minus = Constant<value_ints = [-1, -1, -1]>()  same = Equal(shape, minus)
@@ -118,7 +118,7 @@ GRAPHS = {
     "gru": """g (float[N, 5, 3] x, int32[N] x_lengths, float[1, 12, 3] w, float[1, 12, 4] r, float[1, 24] b) => (float[N, 5, 4] y) {
     t = Transpose<perm = [1, 0, 2]>(x)  o, h = GRU<hidden_size = 4, linear_before_reset = 1>(t, w, r, b, x_lengths)
     axes = Constant<value_ints = [1]>()  o1 = Squeeze(o, axes)  y = Transpose<perm = [1, 0, 2]>(o1) }""",
-    # U-Net: down, up to the size of what was there before, beside it
+    # U-Net: downsample, upsample to the earlier size, concatenate
     "unet": """g (float[N, 2, 8, 8] x, float[4, 2, 3, 3] k1, float[4, 4, 3, 3] k2, float[2, 6, 1, 1] k3) => (float[N, 2, 8, 8] y) {
     a = Conv<pads = [1, 1, 1, 1]>(x, k1)  a1 = Relu(a)  p = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(a1)
     c = Conv<pads = [1, 1, 1, 1]>(p, k2)  shape = Shape(c)  zero = Constant<value_ints = [0]>()  two = Constant<value_ints = [2]>()  axis = Constant<value_ints = [0]>()
@@ -158,7 +158,7 @@ GRAPHS = {
     "group normalisation": """g (float[N, 4, 5, 5] x, float[4, 1, 1] scale) => (float[N, 4, 5, 5] y) <float[2] ones = {1, 1}, float[2] zeros = {0, 0}> {
     groups = Constant<value_ints = [0, 2, -1]>()  a = Reshape(x, groups)  b = InstanceNormalization(a, ones, zeros)
     shape = Shape(x)  c = Reshape(b, shape)  y = Mul(c, scale) }""",
-    # guidance without a classifier: both halves in one batch
+    # classifier-free guidance: both halves in one batch
     "two halves": """g (float[N, 4] x, float[4, 4] w) => (float[N, 4] y) {
     both = Concat<axis = 0>(x, x)  a = MatMul(both, w)  n = Shape(x)  two = Constant<value_ints = [2]>()  t = Concat<axis = 0>(two, n)
     b = Reshape(a, t)  zero = Constant<value_int = 0>()  one = Constant<value_int = 1>()
@@ -167,7 +167,7 @@ GRAPHS = {
 
 
 def build(name: str) -> onnx.ModelProto:
-    """The model of a name in GRAPHS, its weights inside."""
+    """Return the model with this name in GRAPHS, including its weights."""
     model = onnx.parser.parse_model(_HEAD + GRAPHS[name])
     rng = np.random.default_rng(7)
     weights = [value for value in model.graph.input if not value.name.startswith("x")]
@@ -190,7 +190,7 @@ def _weight(value: onnx.ValueInfoProto, rng: np.random.Generator) -> np.ndarray[
 
 
 def rows(model: onnx.ModelProto, count: int, length: int = 6, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
-    """Random inputs of `count` rows; other variable sizes are `length`. Integers fit every table above."""
+    """Return random inputs of `count` rows; other variable sizes are `length`. Integers are valid for every table above."""
     rng = np.random.default_rng(seed)
     feeds = {}
     for value in model.graph.input:

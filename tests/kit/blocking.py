@@ -1,4 +1,4 @@
-"""Asyncio clients in tests that are not: each call runs to its end."""
+"""Lets synchronous tests call asyncio clients: each call runs to its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Blocking:
-    """The asyncio client with the calls of the other one, so that one test serves both."""
+    """Wraps an asyncio client in the interface of the synchronous one, so that one test covers both."""
 
     def __init__(self, client: Any, runner: asyncio.Runner) -> None:
         self._client = client

@@ -1,4 +1,4 @@
-"""A catalog of one process over a real repository: tests say which workers there are, everything else is read."""
+"""A catalog in this process over a real repository; only the workers are set by the test."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from millstream.services.repository.base import Repository
 from millstream.services.wire.batch import BATCH_FORMATS
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
-#: the best state of a version's instances is its own
+#: a version has the best state of its instances
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
 
 class RepositoryCatalog:
-    """The Catalog interface of millstream.gateway.protocols.http.deps.
+    """Implements the Catalog interface of millstream.gateway.protocols.http.deps.
 
-    `announced`: the models that were announced, in order.
+    `announced` lists the models that were announced, in order.
     """
 
     def __init__(self, repository: Repository) -> None:
@@ -52,7 +52,7 @@ class RepositoryCatalog:
         return True
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until the snapshot and the uploads are such that `true` is."""
+        """Wait until `true` holds; it is called after each change of the snapshot or the uploads."""
         async with self._moved:
             await self._moved.wait_for(true)
 
@@ -69,7 +69,7 @@ class RepositoryCatalog:
         await self._notify()
 
     async def set_workers(self, *workers: WorkerRecord) -> None:
-        """These workers live now, and no others."""
+        """Replace the live workers by these."""
         self._workers = workers
         await self.refresh()
 
@@ -118,7 +118,7 @@ class RepositoryCatalog:
 
 
 def worker(*instances: InstanceRecord, name: str = "cpu-1", pool: str = "cpu", heartbeat: float = 0.0) -> WorkerRecord:
-    """A worker that holds `instances`."""
+    """Return the record of a worker with these instances."""
     return WorkerRecord(
         id=name,
         pool=pool,
@@ -134,7 +134,7 @@ def worker(*instances: InstanceRecord, name: str = "cpu-1", pool: str = "cpu", h
 
 
 def instance(manifest: Manifest, state: State = State.READY, reason: str | None = None) -> InstanceRecord:
-    """`manifest`'s version in a worker."""
+    """Return the record of an instance of the version that `manifest` describes."""
     return InstanceRecord(
         content_id=manifest.content_id,
         model=manifest.model,

@@ -1,8 +1,8 @@
-"""Disks that are small enough to be filled, and folders that cannot be written: for root too, and without a mock.
+"""Provides disks small enough to fill, and folders that cannot be written, even by root; nothing is mocked.
 
 with small_disk(32 << 20) as disk: running_stack(tmp_path, disk=disk) …… disk.fill() …… disk.empty()
 
-A small disk is the first of these that can be had: a tmpfs in a mount namespace of our own (most machines, root or
+A small disk is the first of these that is available: a tmpfs in a mount namespace of our own (most machines, root or
 not), a tmpfs that root mounts (or sudo does), and the machine's /dev/shm if that is small, as it is in containers.
 """
 
@@ -19,20 +19,20 @@ from pathlib import Path
 
 FILLER = "filler"
 _SHM = Path("/dev/shm")
-_SHM_BYTES_MAX = 256 << 20  # to fill more would take the memory that others need
+_SHM_BYTES_MAX = 256 << 20  # filling more would take memory that other processes need
 _WAIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A place for a home. `folder`: its name for processes that are started with `prefix` before their command."""
+    """A disk for a home. `folder` is its path for processes whose command begins with `prefix`."""
 
     folder: Path
     prefix: tuple[str, ...] = ()
-    root: Path = Path("/")  # theirs, as the tests see it
+    root: Path = Path("/")  # the root folder of those processes, as the tests see it
 
     def seen(self, path: Path) -> Path:
-        """The file that those processes call `path`, as the tests call it."""
+        """Return the path under which the tests see the file that those processes call `path`."""
         return self.root / path.relative_to("/")
 
     @property
@@ -45,21 +45,21 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def fill(self, *, left_bytes: int = 0) -> None:
-        """Take all room but `left_bytes`, which is a multiple of the page size."""
+        """Fill the disk except for `left_bytes`, a multiple of the page size."""
         with self.filler.open("ab") as file:
             while (wanted := self.free_bytes - left_bytes) > 0:
                 with suppress(OSError):  # another process took some of it meanwhile
                     os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), wanted)
 
     def empty(self) -> None:
-        """Make room again."""
+        """Free the space that `fill` took."""
         self.filler.unlink()
 
 
 @contextmanager
 def small_disk(size_bytes: int) -> Iterator[Disk]:
-    """A disk of its own. The last resort, /dev/shm, has another size, at most 256 MiB. Fails where none can be had."""
-    # A short path: sockets are below it.
+    """Yield a disk of this size; the last resort, /dev/shm, has its own, at most 256 MiB. Fails if there is none."""
+    # The path is short because sockets are below it.
     folder = Path(tempfile.mkdtemp(prefix="millstream-disk-"))
     why: list[str] = []
     try:
@@ -74,7 +74,7 @@ def small_disk(size_bytes: int) -> Iterator[Disk]:
 
 
 def small_disk_available() -> bool:
-    """Whether `small_disk` can make one on this machine."""
+    """Return whether `small_disk` works on this machine."""
     try:
         with small_disk(1 << 20):
             return True
@@ -83,7 +83,7 @@ def small_disk_available() -> bool:
 
 
 def plain_disk(folder: Path) -> Disk:
-    """A folder as it is, for processes that have to respect its mode: root's would not."""
+    """Return a folder as a disk for processes that respect its mode, which processes of root would not."""
     if os.geteuid():
         return Disk(folder)
     return Disk(folder, ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"))
@@ -91,9 +91,9 @@ def plain_disk(folder: Path) -> Disk:
 
 @contextmanager
 def _in_a_namespace(folder: Path, size_bytes: int, why: list[str]) -> Iterator[Disk | None]:
-    """Mounted in a mount namespace of its own.
+    """Yield a tmpfs in a mount namespace of its own; None if that is not possible.
 
-    A process keeps it until its input ends, so nothing stays if the test is killed.
+    A process keeps the namespace until its input ends, so nothing is left if the test is killed.
     """
     if shutil.which("unshare") is None:
         why.append("unshare is not installed")

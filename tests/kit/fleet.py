@@ -1,4 +1,4 @@
-"""Gateways and workers that are started one by one over one Redis, as containers are, each on a machine of its own.
+"""Starts gateways and workers one by one over one Redis, like containers that each have their own machine.
 
 with fleet(tmp_path, address) as machines: url = machines.gateway(); machines.worker(ahead_s=31)
 """
@@ -28,7 +28,7 @@ WAIT_S = 60.0
 
 
 class Fleet:
-    """Processes that share a home, so its repository, and a Redis. `tree`: the source that they run."""
+    """Processes that share a home, with its repository, and a Redis. `tree` is the source that they run."""
 
     def __init__(self, folder: Path, address: RedisAddress, tree: Path, settings: dict[str, object]) -> None:
         self.folder = folder
@@ -40,9 +40,9 @@ class Fleet:
         self._clients: list[httpx.Client] = []
 
     def gateway(self, ahead_s: float = 0.0, *, newer: bool = False) -> httpx.Client:
-        """Start a gateway whose clock is `ahead_s` seconds ahead; a client of it, once it answers.
+        """Start a gateway whose clock is `ahead_s` seconds ahead; return a client once it answers.
 
-        `newer`: of a release that has one more format (programs/newer.py).
+        With `newer` it is of a release that has one more format (programs/newer.py).
         """
         listener = socket.create_server(("127.0.0.1", 0))
         port, fd = listener.getsockname()[1], listener.fileno()
@@ -78,17 +78,17 @@ class Fleet:
         return process
 
     def push(self, http: httpx.Client, name: str, path: Path) -> None:
-        """Upload a model and return when it is ready in the eyes of this gateway."""
+        """Upload a model and return when this gateway reports it ready."""
         reply = http.post(f"/admin/v1/models/{name}/versions", params={"wait": WAIT_S}, content=path.read_bytes())
         assert (reply.status_code, reply.json().get("state")) == (201, "ready"), reply.text
 
     def workers(self, http: httpx.Client) -> list[dict[str, Any]]:
-        """What a gateway knows of workers."""
+        """Return the workers that a gateway lists."""
         found: list[dict[str, Any]] = http.get("/admin/v1/workers").json()["workers"]
         return found
 
     def until_workers(self, http: httpx.Client, number: int) -> list[dict[str, Any]]:
-        """Wait until a gateway knows so many workers, each with everything loaded."""
+        """Wait until a gateway lists `number` workers with all models loaded; return them."""
 
         def all_ready() -> list[dict[str, Any]] | None:
             found = self.workers(http)
@@ -102,11 +102,11 @@ class Fleet:
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGTERM)
-        # uvicorn ends in order, and then by the signal that it was sent.
+        # uvicorn shuts down in order, and then raises the signal again.
         assert process.wait(WAIT_S) in {0, -signal.SIGTERM}
 
     def end(self) -> None:
-        """Stop all, gateways first; each ends by itself and in order."""
+        """Stop all processes in order, gateways first, and check that each ends by itself."""
         for process, _ in self._started:
             if process.poll() is None:
                 self.stop(process)
@@ -125,14 +125,14 @@ def _ready(worker: dict[str, Any]) -> bool:
 
 @contextmanager
 def fleet(folder: Path, address: RedisAddress, tree: Path = SOURCE, **settings: object) -> Iterator[Fleet]:
-    """A fleet without processes yet; at its end all are stopped. `settings`: MILLSTREAM_… of all, in capitals."""
+    """Yield a fleet without processes, and stop all at the end. `settings` are MILLSTREAM_… variables, in capitals."""
     running = Fleet(folder, address, tree, settings)
     try:
         yield running
         running.end()
         assert "Traceback" not in running.logs()
     except BaseException:
-        print(running.logs())  # pytest shows it with the failure
+        print(running.logs())  # pytest shows the output with the failure
         raise
     finally:
         running.kill()

@@ -1,4 +1,4 @@
-"""Infer handlers for tests of the HTTP adapters: one that answers with what it was given, one that the test answers."""
+"""Infer handlers for tests of the HTTP adapters: one echoes the request, the other lets the test answer."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class _Nothing:
 
 
 class Echo:
-    """Says what it was asked: the reply's body holds everything that `submit` got, so equal replies are equal requests.
+    """Echoes the request: the reply's body lists all arguments of `submit`, so equal replies mean equal requests.
 
     Model `now` is answered before `submit` returns, `large` with a megabyte, `odd` with an unusual status and headers.
     """
 
     def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> _Nothing:
         text = [None if value is None else value.decode("latin-1") for value in headers]
-        said = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
-        reply = HttpReply(200, JSON_HEADERS, said)
+        echo = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
+        reply = HttpReply(200, JSON_HEADERS, echo)
         if model == "large":
-            reply = HttpReply(200, reply_headers((b"content-type", b"application/octet-stream")), said.ljust(1 << 20))
+            reply = HttpReply(200, reply_headers((b"content-type", b"application/octet-stream")), echo.ljust(1 << 20))
         elif model == "odd":
-            reply = HttpReply(503, reply_headers((b"content-type", b"text/plain"), (b"retry-after", b"7")), said)
+            reply = HttpReply(503, reply_headers((b"content-type", b"text/plain"), (b"retry-after", b"7")), echo)
         if model == "now":
             done(reply)
         else:
@@ -41,7 +41,7 @@ class Echo:
 
 
 class HeldRequest:
-    """A request that the test answers. `cancels`: how often it was cancelled."""
+    """A request that the test answers. `cancels` counts its cancellations."""
 
     def __init__(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> None:
         self.model = model
@@ -57,12 +57,12 @@ class HeldRequest:
         self.cancelled.set()
 
     def answer(self, body: bytes = b"{}") -> None:
-        """A 200."""
+        """Answer with status 200."""
         self.done(HttpReply(200, JSON_HEADERS, body))
 
 
 class Held:
-    """Keeps requests until the test answers them. Model `now` is answered before `submit` returns."""
+    """Keeps requests until the test answers them; requests to the model `now` are answered before `submit` returns."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -78,7 +78,7 @@ class Held:
         return held
 
     async def next(self) -> HeldRequest:
-        """The next request, in the order they came."""
+        """Return the next request, in order of arrival."""
         return await asyncio.wait_for(self._arrived.get(), 30)
 
     @property

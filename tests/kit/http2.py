@@ -1,4 +1,4 @@
-"""A gRPC client made of hand-written HTTP/2 frames, for what no client library does: stop half-way, never read, flood.
+"""A gRPC client of hand-written HTTP/2 frames, for what client libraries cannot do: stop half-way, never read, flood.
 
 Source: RFC 9113 (frames), RFC 7541 (literal header fields without indexing), gRPC over HTTP2.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
-INITIAL_WINDOW_SIZE = 4  # of SETTINGS
+INITIAL_WINDOW_SIZE = 4  # identifier of the setting
 WINDOW = 65535
 FRAME_BYTES_MAX = 16384
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -23,7 +23,7 @@ WAIT_S = 30.0
 
 
 class Frame(NamedTuple):
-    """One frame as it came."""
+    """A received frame."""
 
     kind: int
     flags: int
@@ -32,12 +32,12 @@ class Frame(NamedTuple):
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame's bytes."""
+    """Return the bytes of a frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def call(stream: int, path: str) -> bytes:
-    """The HEADERS frame that begins a gRPC call."""
+    """Return the HEADERS frame that begins a gRPC call."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -54,17 +54,17 @@ def call(stream: int, path: str) -> bytes:
 
 
 def prefix(size_bytes: int) -> bytes:
-    """What stands before a message of this size: not compressed, its length."""
+    """Return the prefix of an uncompressed gRPC message of this size."""
     return struct.pack(">BI", 0, size_bytes)
 
 
 def setting(key: int, value: int) -> bytes:
-    """A SETTINGS frame with one setting."""
+    """Return a SETTINGS frame with one setting."""
     return frame(SETTINGS, 0, 0, struct.pack(">HI", key, value))
 
 
 def unread(port: int) -> socket.socket:
-    """A connected socket with hardly any room for what comes."""
+    """Return a connected socket with a very small receive buffer."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(WAIT_S)
@@ -73,7 +73,7 @@ def unread(port: int) -> socket.socket:
 
 
 class Connection:
-    """A client connection. It keeps the server's flow control windows; it reads only when told to."""
+    """A client connection that respects the server's flow control windows and reads only in `take` and `give`."""
 
     def __init__(self, port: int, *settings: bytes, receive_bytes: int | None = None) -> None:
         self._socket = socket.socket()
@@ -86,29 +86,29 @@ class Connection:
         self._window = WINDOW
         self._windows: dict[int, int] = {}
         self.ended: set[int] = set()  # streams that the server has ended
-        self.said: dict[int, bytes] = {}  # by stream: its last header block as it came, in which gRPC's message is text
+        self.said: dict[int, bytes] = {}  # by stream: the last header block; gRPC's message is plain text in it
         self.closed = False  # by the server
         self._last = -1
         self.send(PREFACE, *(settings or (frame(SETTINGS, 0, 0),)))
 
     def send(self, *frames: bytes) -> None:
-        """Raises OSError."""
+        """Send frames. Raises OSError."""
         self._socket.sendall(b"".join(frames))
 
     def begin(self, path: str) -> int:
-        """Begin a call; its stream."""
+        """Begin a call and return its stream."""
         stream = self.number()
         self.send(call(stream, path))
         return stream
 
     def number(self) -> int:
-        """A stream that is not begun yet."""
+        """Return the number of a new stream, without sending anything."""
         self._last += 2
         self._windows[self._last] = self._initial
         return self._last
 
     def give(self, stream: int, data: bytes | memoryview, *, end: bool = False) -> bool:
-        """Send data as far as the windows let it, waiting for them; False: the server ended the stream, or all."""
+        """Send data within the windows, waiting for updates; False if the server ended the stream or the connection."""
         left = memoryview(data)
         while left or end:
             while left and min(self._window, self._windows[stream]) <= 0:
@@ -129,7 +129,7 @@ class Connection:
         return True
 
     def take(self, timeout_s: float = WAIT_S) -> list[Frame]:
-        """Read what is there, at least one frame; empty: nothing came in time, or the connection is closed."""
+        """Return the received frames, at least one; empty after `timeout_s` or if the connection is closed."""
         frames: list[Frame] = []
         self._socket.settimeout(timeout_s)
         try:

@@ -1,4 +1,4 @@
-"""Compares rows that run alone with the same rows together, in other orders: what a proof of independence claims."""
+"""Checks what a proof of independence claims: rows give the same outputs alone, together and in other orders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def load(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def taken(feeds: dict[str, Array], order: Sequence[int], rows: Collection[str]) -> dict[str, Array]:
-    """The chosen rows of the inputs that have rows, and all of the others."""
+    """Return the inputs, with only the rows at the positions `order` where an input has rows."""
     return {name: array[list(order)] if name in rows else array for name, array in feeds.items()}
 
 
@@ -36,7 +36,7 @@ def close(one: Array, other: Array) -> bool:
 def assert_independent(
     running: onnxruntime.InferenceSession, feeds: dict[str, Array], rows: Collection[str], alone: list[list[Array]]
 ) -> None:
-    """Every row gives what it gives alone: with all others, in another order, and twice. `alone`: outputs by row."""
+    """Check that each row gives the outputs in `alone`: together, in another order, and when it occurs twice."""
     orders = [list(range(len(alone))), list(np.random.default_rng(0).permutation(len(alone)))]
     for order in (*orders, [*orders[1], *orders[0]]):
         together = running.run(None, taken(feeds, order, rows))
@@ -49,6 +49,6 @@ def assert_independent(
 def run_alone(
     running: onnxruntime.InferenceSession, feeds: dict[str, Array], rows: Collection[str]
 ) -> list[list[Array]]:
-    """The outputs of each row by itself."""
+    """Return the outputs of each row, run alone."""
     count = len(feeds[next(iter(rows))])
     return [running.run(None, taken(feeds, [row], rows)) for row in range(count)]

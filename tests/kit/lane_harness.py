@@ -1,4 +1,4 @@
-"""A lane whose batches the test answers, in a time that the test lets pass."""
+"""A lane for tests: the test answers its batches and advances its clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS_WAITING_MAX = 1000
 
 
 class HeldLink(LoopbackLink):
-    """Keeps what is put; `up`: whether Redis can be reached."""
+    """Keeps the batches that are put; `up` says whether Redis is reachable."""
 
     def __init__(self, producer: Producer) -> None:
         super().__init__(producer)
@@ -51,7 +51,10 @@ class HeldLink(LoopbackLink):
 
 
 class LaneBench:
-    """`put`: the rows of each batch that left and has no answer. `profile`: seconds of a run by its rows."""
+    """A lane with its clock, timers and event loop turns under the test's control.
+
+    `profile` gives the seconds of a run by its rows; `put` lists the rows of each batch sent and not answered.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class LaneBench:
     def another(
         self, name: str, profile: dict[int, float], instances: int = 1, config: ModelConfig | None = None
     ) -> Lane:
-        """One more lane of the pool, ready; its largest run is the largest that was measured."""
+        """Return a further lane of the pool, ready; its largest run is the largest in `profile`."""
         manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
         lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest))
@@ -105,25 +108,25 @@ class LaneBench:
     def request(
         self, rows: int = 1, timeout_s: float = 60.0, priority: int = 0, responder: Responder = NOBODY
     ) -> Request:
-        """One that comes now."""
+        """Return a request that arrives now."""
         inputs = [InputTensor((rows, 4), ROW * rows, 16 * rows)]
         return Request(inputs, rows, priority, self.now, self.now + timeout_s, responder)
 
     def come(self, requests: int) -> None:
-        """So many requests of one row, in one turn of the event loop."""
+        """Add this many requests of one row in one turn of the event loop."""
         for _ in range(requests):
             self.lane.add(self.request(), 16)
         self.turn()
 
     def turn(self) -> None:
-        """One turn of the event loop."""
+        """Run one turn of the event loop."""
         soon = self._soon.copy()
         self._soon.clear()
         for call in soon:
             call()
 
     def pass_time(self, seconds: float) -> int:
-        """How often the event loop had to turn in that time: ten times, as long as there is something to call."""
+        """Advance the clock in ten steps; return how many of them had something to call."""
         turned = 0
         for _ in range(10):
             self.now += seconds / 10
@@ -136,9 +139,9 @@ class LaneBench:
         return [sum(decode_batch(entry)[0].rows) for entry, _ in self.link.waiting]
 
     def answer(self, at: int = 0, failures: dict[int, list[str]] | None = None, attempt: int = 1) -> None:
-        """A batch comes back: the one that left first, or the one at a place in the order in which they left.
+        """Answer the batch at position `at` of those that were put, by default the first.
 
-        `failures`: code and message of requests in it, by their places.
+        `failures` are codes and messages by the position of the request in the batch.
         """
         failures = failures or {}
         entry, _ = self.link.waiting.pop(at)
@@ -148,6 +151,6 @@ class LaneBench:
         outputs, runs = ([output], [rows]) if rows else ([], [])
         reply = ReplyHeader(header.name, "w", 0.0, 0.0, 0.0, 0.0, rows, runs, failures, outputs, "", attempt)
         batch = self.pending.get(header.name)
-        if batch is not None:  # else it was put again, or no caller waits for it any more
+        if batch is not None:  # otherwise it was put again, or no caller waits for it
             batch.lane.completion.resolve(batch, reply, memoryview(bytes(rows * 8)))
         self.turn()

@@ -1,4 +1,4 @@
-"""Callers that never stop: each has a connection of its own and sends its next request when it has its answer."""
+"""Generates constant load: each caller has its own connection and sends the next request after each answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAIT_S = 60.0
 
 
 class Answer(NamedTuple):
-    """What came back on connection `caller`; `sent` is the place of the body in the list of bodies."""
+    """An answer on connection `caller`; `sent` is the index of the request's body in the list of bodies."""
 
     caller: int
     sent: int
@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
 
 class Load:
-    """`answers`: in the order they came; those of one caller are in the order it sent."""
+    """A running load. `answers` are in order of arrival; those of one caller are in the order of its requests."""
 
     def __init__(self, port: int, path: str, bodies: Sequence[tuple[bytes, dict[str, str]]], callers: int) -> None:
         self.answers: list[Answer] = []
@@ -35,16 +35,16 @@ class Load:
         self._threads = [threading.Thread(target=self._call, args=(i,), name=f"caller {i}") for i in range(callers)]
 
     def until(self, true: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-        """Wait until `true` holds, looked at after each answer."""
+        """Wait until `true` holds; it is called after each answer."""
         with self._moved:
-            held = self._moved.wait_for(lambda: self._errors or true(), timeout_s)
+            in_time = self._moved.wait_for(lambda: self._errors or true(), timeout_s)
         if self._errors:
             raise AssertionError(f"a caller got no answer: {self._errors[0]!r}") from self._errors[0]
-        assert held, f"not within {timeout_s:g} s, after {len(self.answers)} answers"
+        assert in_time, f"not within {timeout_s:g} s, after {len(self.answers)} answers"
 
     def more(self, answers: int) -> None:
-        """Wait for so many answers from now on, to requests that were sent from now on."""
-        seen = len(self.answers) + len(self._threads)  # each caller may have one on its way
+        """Wait for this many answers to requests that are sent from now on."""
+        seen = len(self.answers) + len(self._threads)  # each caller may have a request in flight
         self.until(lambda: len(self.answers) >= seen + answers)
 
     def _call(self, caller: int) -> None:
@@ -72,7 +72,7 @@ class Load:
 def constant_load(
     port: int, path: str, bodies: Sequence[tuple[bytes, dict[str, str]]], callers: int = 8
 ) -> Iterator[Load]:
-    """Callers that send `bodies` round and round until the block is left. A caller without an answer is an error."""
+    """Send `bodies` in turn until the end of the block; yields the load. A request without an answer is an error."""
     load = Load(port, path, bodies, callers)
     for thread in load._threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""A gateway's infer path without Redis and workers: real Infer, lanes and codecs over a link that runs batches itself.
+"""A gateway's infer path without Redis and workers: real Infer, lanes and codecs over a link that runs the batches.
 
 The model has tests.kit.versions' signature: FP32 x [-1, 4] -> FP32 y [-1, 2], the first two columns of 2 x.
 """
@@ -37,7 +37,7 @@ NOWHERE = RedisAddress.parse("redis://127.0.0.1:1")  # no test connects to it
 
 
 class LoopbackLink(ProducerLink):
-    """Runs a batch in the turn of the event loop after it was put; while `held` is set, keeps it until `run_held`."""
+    """Runs each batch one turn of the event loop after it was put; while `held` is set, only in `run_held`."""
 
     def __init__(self, producer: Producer) -> None:
         keys = InstallationKeys("test").pool("cpu")
@@ -73,7 +73,7 @@ class LoopbackLink(ProducerLink):
         return
 
     def run_held(self) -> None:
-        """Run all batches that were put."""
+        """Run all batches that were kept."""
         waiting, self.waiting = self.waiting, []
         for entry, blob in waiting:
             self._on_reply(_run(entry, blob))
@@ -90,7 +90,7 @@ def _run(entry: bytes, blob: bytes) -> bytes:
 
 
 class Loopback:
-    """`infer` serves version 1 of model `m`, ready; model `idle` has a version and none active. Await `open` first."""
+    """`infer` serves version 1 of the model `m`; the model `idle` has no active version. Await `open` first."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
         self.settings = Settings.model_validate({"home": home, **settings})

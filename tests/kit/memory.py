@@ -1,4 +1,4 @@
-"""How much memory a process takes, as the kernel counts it."""
+"""Reads the memory of a process from the kernel."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ MIB = 1 << 20
 
 
 def resident_bytes(pid: int) -> int:
-    """What is in memory now."""
+    """Return the resident memory of a process."""
     return _status(pid, "VmRSS")
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that was in memory since the last `forget_peak`, or ever."""
+    """Return the peak of the resident memory since the last `forget_peak`, or since the start."""
     return _status(pid, "VmHWM")
 
 
 def forget_peak(pid: int) -> None:
-    """Begin to look for the peak anew (proc(5), clear_refs)."""
+    """Reset the peak of the resident memory (proc(5), clear_refs)."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 

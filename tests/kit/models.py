@@ -1,7 +1,7 @@
-"""Small real ONNX models for every test: each builder writes one file and returns its path.
+"""Builds small real ONNX models: each builder writes one file and returns its path.
 
-The bytes are built once in a test session (weights are seeded, so they are the same in every session); a call
-only writes them.
+A model is built once per test session, and later calls only write its bytes. Weights are seeded, so that they are the
+same in every session.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ELEMENT_TYPE: dict[str, int] = {
 
 
 def _builder(build: Callable[P, onnx.ModelProto]) -> Callable[Concatenate[Path, P], Path]:
-    """Turn a function that makes a model into one that writes it to a path, made once for each set of arguments."""
+    """Turn a function that builds a model into one that writes it to a path; each set of arguments is built once."""
 
     made: dict[object, bytes] = {}
 
@@ -84,7 +84,7 @@ def _integer(name: str, values: Sequence[int] | int) -> onnx.TensorProto:
 
 @_builder
 def mlp(rows: Dim = "N") -> onnx.ModelProto:
-    """64-256-256-10 with ReLU: "input" FP32 [rows, 64] -> "output" FP32 [rows, 10]. What the benchmarks serve."""
+    """64-256-256-10 with ReLU: "input" FP32 [rows, 64] -> "output" FP32 [rows, 10]. The benchmarks serve it."""
     rng = np.random.default_rng(1)
     sizes = [64, 256, 256, 10]
     nodes, weights, value = [], [], "input"
@@ -129,7 +129,7 @@ def scale(factor: float = 2.0, columns: int = 2) -> onnx.ModelProto:
 
 @_builder
 def wide(columns: int = 1 << 21) -> onnx.ModelProto:
-    """ "x" FP32 [N, 1] -> "y" FP32 [N, 1] = x * columns, by way of a tensor of 4 * columns bytes a row."""
+    """ "x" FP32 [N, 1] -> "y" FP32 [N, 1] = x * columns, computed with a tensor of 4 * columns bytes per row."""
     nodes = [helper.make_node("Mul", ["x", "ones"], ["wide"]), helper.make_node("ReduceSum", ["wide", "axes"], ["y"])]
     weights = [_float("ones", np.ones((1, columns))), _integer("axes", [1])]
     return _model(nodes, [_value("x", "FP32", ["N", 1])], [_value("y", "FP32", ["N", 1])], weights)
@@ -145,14 +145,14 @@ def spread(columns: int = 1 << 16) -> onnx.ModelProto:
 
 @_builder
 def blank() -> onnx.ModelProto:
-    """ "count" INT64 [1] -> "y" FP32 [M], `count` zeros: outputs as large as the caller says."""
+    """ "count" INT64 [1] -> "y" FP32 [M], `count` zeros: outputs as large as the caller requests."""
     node = helper.make_node("ConstantOfShape", ["count"], ["y"])
     return _model([node], [_value("count", "INT64", [1])], [_value("y", "FP32", ["M"])])
 
 
 @_builder
 def weighty(size_bytes: int) -> onnx.ModelProto:
-    """ "x" FP32 [N, 1] -> "y" FP32 [N, 1] = x, beside weights of so many bytes, which are not all alike."""
+    """ "x" FP32 [N, 1] -> "y" FP32 [N, 1] = x, with weights of `size_bytes` that are not all equal."""
     weights = np.zeros((size_bytes // 4 // 1024, 1024))
     weights[0, 0] = 1
     nodes = [
@@ -167,8 +167,8 @@ def weighty(size_bytes: int) -> onnx.ModelProto:
 
 @_builder
 def fragile() -> onnx.ModelProto:
-    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0; by -1 the processor ends the
-    process.
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = -2^63 / x: ONNX Runtime checks for 0, and -1 ends the
+    process (SIGFPE).
     """
     node = helper.make_node("Div", ["least", "x"], ["y"])
     weights = [_integer("least", -(2**63))]
@@ -177,7 +177,7 @@ def fragile() -> onnx.ModelProto:
 
 @_builder
 def crashes_on_zeros() -> onnx.ModelProto:
-    """ "x" FP32 [N, 1] -> "y" INT64 [N, 1] = -2^63 / (x == 0 ? -1 : 1): zeros end the process, all else is answered."""
+    """ "x" FP32 [N, 1] -> "y" INT64 [N, 1] = -2^63 / (x == 0 ? -1 : 1): zeros end the process."""
     nodes = [
         helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BOOL),
         helper.make_node("Where", ["b", "one", "minus"], ["d"]),
@@ -231,10 +231,10 @@ def endless(on: int = 0) -> onnx.ModelProto:
 
 @_builder
 def unstoppable(on: int = 0, boxes: int = 3_000_000) -> onnx.ModelProto:
-    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` means one operator that runs for hours.
+    """ "x" INT64 [N, 1] -> "y" INT64 [N, 1] = x; an element equal to `on` makes one operator run for hours.
 
-    ONNX Runtime looks between two operators whether it should end a run. Here non-maximum suppression compares `boxes`
-    boxes, none of which overlap, each with each.
+    ONNX Runtime checks only between operators whether to end a run. Here non-maximum suppression compares each pair of
+    `boxes` boxes, none of which overlap.
     """
     nodes = [
         helper.make_node("Equal", ["x", "on"], ["is"]),
@@ -285,14 +285,14 @@ def add_sub() -> onnx.ModelProto:
 
 @_builder
 def largest() -> onnx.ModelProto:
-    """ "x" FP32 [M] -> "y" INT64 []: where the largest number is, of which an empty tensor has none."""
+    """ "x" FP32 [M] -> "y" INT64 []: the position of the largest number; an empty tensor has none."""
     node = helper.make_node("ArgMax", ["x"], ["y"], axis=0, keepdims=0)
     return _model([node], [_value("x", "FP32", ["M"])], [_value("y", "INT64", [])])
 
 
 @_builder
 def scaled() -> onnx.ModelProto:
-    """An optional input: "x" FP32 [N, 4], "scale" FP32 [M, 1], which is 2 where it is left out -> "y" = scale * x."""
+    """An optional input: "x" FP32 [N, 4], "scale" FP32 [M, 1], 2 by default -> "y" = scale * x."""
     node = helper.make_node("Mul", ["x", "scale"], ["y"])
     inputs = [_value("scale", "FP32", ["M", 1]), _value("x", "FP32", ["N", 4])]
     return _model([node], inputs, [_value("y", "FP32", ["N", 4])], [_float("scale", np.full((1, 1), 2.0))])
@@ -302,7 +302,7 @@ def scaled() -> onnx.ModelProto:
 def convolution(rows: Dim = 1) -> onnx.ModelProto:
     """A small CNN whose rows are independent: "image" FP32 [rows, 3, 8, 8] -> "scores" FP32 [rows, 5].
 
-    With `rows` 1 it is what exporters often write: a batch fixed at 1 that can be made symbolic.
+    With `rows` 1 it is like the output of many exporters: a batch fixed at 1 that can be made symbolic.
     """
     rng = np.random.default_rng(2)
     weights = [
@@ -320,7 +320,7 @@ def convolution(rows: Dim = 1) -> onnx.ModelProto:
 
 @_builder
 def row_mixing() -> onnx.ModelProto:
-    """Batch fixed at 1 and must stay so: "x" FP32 [1, 4] is divided by the sum over *all* rows -> "y" FP32 [1, 4]."""
+    """The batch must stay fixed at 1: "x" FP32 [1, 4] is divided by the sum over *all* rows -> "y" FP32 [1, 4]."""
     nodes = [
         helper.make_node("ReduceSum", ["x"], ["total"], keepdims=1),
         helper.make_node("Div", ["x", "total"], ["y"]),
@@ -330,7 +330,7 @@ def row_mixing() -> onnx.ModelProto:
 
 @_builder
 def coupled(above: float = 1000.0) -> onnx.ModelProto:
-    """ "x" FP32 [N, 2] -> "y" FP32 [N, 2] = x, less the mean of all rows where any element of any row is `above`."""
+    """ "x" FP32 [N, 2] -> "y" FP32 [N, 2] = x, minus the mean of all rows if any element is above `above`."""
     nodes = [
         helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
         helper.make_node("Greater", ["most", "above"], ["is"]),
@@ -346,8 +346,9 @@ def coupled(above: float = 1000.0) -> onnx.ModelProto:
 
 @_builder
 def lookup() -> onnx.ModelProto:
-    """Fails at run time on some values: "index" INT64 [N, 1] outside -8 … 7 -> an error; else "y" FP32 [N, 1] =
-    10 x.
+    """Fails at run time on some values.
+
+    "index" INT64 [N, 1] -> "y" FP32 [N, 1] = 10 x; an index outside -8 … 7 is an error.
     """
     table = _float("table", np.arange(8) * 10.0)
     node = helper.make_node("Gather", ["table", "index"], ["y"], axis=0)
@@ -403,10 +404,10 @@ def transpose() -> onnx.ModelProto:
 
 @_builder
 def embeddings(pooled: bool = False, types: bool = False) -> onnx.ModelProto:
-    """Of 32 tokens: "input_ids", "attention_mask" (, "token_type_ids") INT64 [N, L] -> "last_hidden_state" FP32 [N, L,
-    8].
+    """An embedding of 32 tokens.
 
-    `pooled`: instead "embedding" FP32 [N, 8], the sum over the tokens that are there. Type 0 adds nothing.
+    "input_ids", "attention_mask" (, "token_type_ids") INT64 [N, L] -> "last_hidden_state" FP32 [N, L, 8].
+    With `pooled` the output is "embedding" FP32 [N, 8], the sum over the unmasked tokens. Type 0 adds nothing.
     """
     rng = np.random.default_rng(6)
     nodes = [

@@ -1,4 +1,4 @@
-"""The source of a release that differs from this one in nothing but the protocol's number. Standard library only."""
+"""Writes the source of a release that differs from this one only in the protocol number. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGE = ROOT / "src" / "millstream"  # its links become folders of the copy
 
 
 def write(folder: Path) -> Path:
-    """Write the programs of that release to `folder`, which must not exist; returns it."""
+    """Write the programs of that release to the new folder `folder` and return it."""
     shutil.copytree(PACKAGE, folder / "millstream", ignore=shutil.ignore_patterns("__pycache__"))
     keys = folder / "millstream" / "services" / "queue" / "keys.py"
     text, changed = re.subn(

@@ -1,4 +1,4 @@
-"""A pool's part of a real Redis: what gateways do to it, workers on it, and a picture of its state with what must hold.
+"""A pool in a real Redis: the calls of gateways and workers, and a snapshot of its keys that checks the invariants.
 
 put, reclaim (a gateway's scripts) ── worker(name) -> millstream.workers.consumer.Consumer ── picture() -> Picture ──
 broken()
@@ -23,7 +23,7 @@ from millstream.services.wire.batch import BatchHeader, encode_batch
 from millstream.workers.consumer import Consumer, Finished
 from millstream.workers.lease import Lease
 
-LEASE_MS = 60_000  # no test lasts that long: workers are silenced, not waited for
+LEASE_MS = 60_000  # no test lasts that long: tests call `silence` instead of waiting
 ATTEMPTS_MAX = 3
 
 
@@ -31,7 +31,7 @@ Key = tuple[str, str]  # an entry's lane and id
 
 
 class Entry(NamedTuple):
-    """An entry of a stream; `worker`: who leases it, or None. Two streams may have entries of one id."""
+    """An entry of a stream; `worker` leases it, or None. Entries of two streams may have the same id."""
 
     lane: str
     id: str
@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 class Picture:
     """All keys of a pool at one moment.
 
-    `expiring`: streams that will go away by themselves. `others`: any other keys.
+    `expiring` are streams that have an expiry; `others` are keys of no known kind.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -66,15 +66,15 @@ class Picture:
     others: set[str] = field(default_factory=set)
 
     def waiting(self, lane: str | None = None) -> list[str]:
-        """Names of batches that no worker leases, in order."""
+        """Return the names of batches that no worker leases, in order."""
         return [entry.name for entry in self.entries if entry.worker is None and lane in {None, entry.lane}]
 
     def leased(self, worker: str | None = None) -> list[str]:
-        """Names of batches that some worker, or this one, leases."""
+        """Return the names of batches that `worker` leases, or any worker if it is None."""
         return [entry.name for entry in self.entries if entry.worker and worker in {None, entry.worker}]
 
     def broken(self) -> list[str]:
-        """What is not as it must be after every script, whatever happened before."""
+        """Return descriptions of violated invariants, which hold after every script whatever happened before."""
         undelivered = {entry.lane for entry in self.entries if entry.worker is None}
         lanes, draining = self.lanes, self.draining
         found = [f"in `ready` are {sorted(self.ready)}, but {sorted(undelivered)} have undelivered entries"]
@@ -107,7 +107,7 @@ class Picture:
 
 
 class Pool:
-    """One pool in a Redis that is the test's own. Worker connections are kept for the next test of the same server."""
+    """One pool in a Redis of the test. Worker connections are reused by the next test on the same server."""
 
     def __init__(self, address: RedisAddress, name: str = "cpu", installation: str = "test") -> None:
         self.address = address
@@ -120,7 +120,7 @@ class Pool:
         self.load()
 
     def load(self) -> None:
-        """Make the gateways' scripts known to Redis."""
+        """Load the gateways' scripts into Redis."""
         for scripted in ("put", "reclaim", "withdraw"):
             self._link.call("SCRIPT", "LOAD", script(scripted).text)
 
@@ -134,7 +134,7 @@ class Pool:
         self.redis.flushall()
 
     def next_millisecond(self) -> None:
-        """Wait until the clock of Redis shows another one."""
+        """Wait until the Redis clock has advanced by at least one millisecond."""
 
         def clock() -> int:
             seconds, micros = self.redis.time()
@@ -144,7 +144,7 @@ class Pool:
         while clock() == now:
             pass
 
-    # What a gateway does.
+    # Calls of a gateway.
 
     def put(
         self,
@@ -159,7 +159,7 @@ class Pool:
         cost_ms: float = 1,
         fill: float = 0.25,
     ) -> int:
-        """Put a batch of one request without tensors; 1 when an idle worker has it at once."""
+        """Put a batch of one request without tensors; return 1 if an idle worker got it at once, else 0."""
         replies = self.keys.replies(gateway)
         header = BatchHeader(name, replies, 0.0, [1], [deadline_ms], [], [], name if blob else "")
         if blob:
@@ -176,9 +176,10 @@ class Pool:
     def reclaim(
         self, worker: str = "", attempts_max: int = ATTEMPTS_MAX, ran: tuple[str, ...] | None = None
     ) -> tuple[int, int, int]:
-        """(workers removed, batches put again, batches given up): of silent workers, or of one known to be dead.
+        """Reclaim the batches of silent workers, or of `worker`, which is known to be dead.
 
-        `ran`: the batches that it was running; None: that is not known.
+        Returns (workers removed, batches put again, batches given up). `ran` are the batches that the dead worker was
+        running; None: unknown.
         """
         known: tuple[str | int, ...] = () if ran is None else (1, *ran)
         got = self._link.call(
@@ -187,21 +188,21 @@ class Pool:
         return cast("tuple[int, int, int]", tuple(got))
 
     def withdraw(self, lane: str, name: str) -> bool:
-        """Whether the batch was taken out."""
+        """Withdraw a batch; return whether it was removed."""
         keys = self.keys
         got = self._link.call(*script_call("withdraw", keys, (keys.stream(lane),), lane, name))
         return bool(got)
 
     def blob(self, name: str) -> bytes:
-        """What a blob holds; b"" if it is not there."""
+        """Return the contents of a blob; b"" if it does not exist."""
         return b"".join(self.redis.lrange(self.keys.blob(name), 0, -1))
 
     def replies(self, gateway: str = "g0") -> list[bytes]:
-        """Take the replies that lie in a gateway's list."""
+        """Remove the replies in a gateway's list and return them."""
         taken: list[bytes] = self.redis.lpop(self.keys.replies(gateway), 10_000) or []
         return taken
 
-    # What workers do.
+    # Calls of workers.
 
     def worker(self, name: str) -> Consumer:
         if name not in self._consumers:
@@ -209,11 +210,11 @@ class Pool:
         return self._consumers[name]
 
     def lose_connection(self, name: str) -> None:
-        """The next `worker(name)` is over a new connection."""
+        """Close the connection of a worker; the next `worker(name)` opens another."""
         self._consumers.pop(name).close()
 
     def join(self, name: str, *lanes: str) -> Consumer:
-        """A worker that has beaten and holds `lanes`."""
+        """Return a worker that has sent a heartbeat and serves `lanes`."""
         consumer = self.worker(name)
         consumer.beat(b"{}", LEASE_MS)
         consumer.add_lanes(lanes)
@@ -225,17 +226,17 @@ class Pool:
         return consumer.receive_next()
 
     def wait(self, name: str, *finished: Lease, wanted: int = 4, timeout_s: float = 1) -> list[Lease]:
-        """As a worker with empty hands does: replies, then blocks on its inbox."""
+        """Send replies and block on the inbox, as a worker without leases does; return the leases."""
         consumer = self.worker(name)
         consumer.send_wait([Finished(lease, reply(lease, name), b"") for lease in finished], wanted, timeout_s)
         return consumer.receive_wait()[0]
 
     def silence(self, *names: str) -> None:
-        """The last beat of these workers was long ago."""
+        """Set the last heartbeat of these workers to long ago."""
         for name in names:
             self.redis.zadd(self.keys.workers, {name: 1}, xx=True)
 
-    # What is there.
+    # State.
 
     def picture(self) -> Picture:
         picture = Picture()
@@ -276,14 +277,14 @@ class Pool:
         return picture
 
     def check(self) -> Picture:
-        """The state now; raises AssertionError if something in it is broken."""
+        """Return the current state. Raises AssertionError if it violates an invariant."""
         picture = self.picture()
         assert picture.broken() == [], picture
         return picture
 
 
 def reply(lease: Lease, worker: str) -> bytes:
-    """What our workers answer: who ran which batch, at which attempt."""
+    """Return the reply of a worker: its name, the batch and the attempt."""
     return f"{lease.header.name} {lease.attempt} {worker}".encode()
 
 

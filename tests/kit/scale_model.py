@@ -1,6 +1,4 @@
-"""Requests to a model that doubles (tests.kit.models.scale), in all forms of tensors, and the check of their
-answers.
-"""
+"""Requests to a model that doubles its input (tests.kit.models.scale), in all forms of tensors, and their check."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ BODIES = [v2.request({"x": X * i}, binary=bool(i % 2), binary_outputs=bool(i % 2
 
 
 def check_answers(load: Load) -> None:
-    """Every answer is a 200 with the caller's own rows."""
+    """Assert that every answer is a 200 with the caller's own rows, doubled."""
     for answer in load.answers:
         assert answer.status == 200, answer.body
         got = v2.outputs(answer.body, answer.headers)["y"].astype(np.float32)

@@ -1,5 +1,4 @@
-"""Servers of one data set, a master and its replica, and three sentinels that watch them; all of them ask for
-passwords.
+"""Runs a Redis master, its replica and three sentinels that watch them; all of them require passwords.
 
 with watched_redis(folder) as watched: ...      watched.address -> watched.master -> kill, start, fail over
 """
@@ -28,12 +27,12 @@ PASSWORD = "of/the@servers"
 SENTINEL_PASSWORD = "of:the#sentinels"
 SENTINELS = 3
 QUORUM = 2
-DOWN_MS = 1000  # silent for so long, a master counts as down
+DOWN_MS = 1000  # a master that is silent for this time counts as down
 FAILOVER_MS = 5000
-OFTEN_MS = 300  # how often sentinels look at replicas and tell each other: else seconds, and a test would wait for it
+OFTEN_MS = 300  # interval at which sentinels poll replicas and each other; the default of seconds would delay tests
 START_S_MAX = 30.0
 FAILOVER_S_MAX = 60.0
-ASKED_AGAIN_S = 3 * FAILOVER_MS / 1000
+FAILOVER_RETRY_S = 3 * FAILOVER_MS / 1000
 
 _SERVER = """
 bind 127.0.0.1
@@ -58,7 +57,7 @@ sentinel failover-timeout {name} {failover_ms}
 
 
 class Server:
-    """A process on a port that stays its own when it ends. `configuration`: a file that it may rewrite."""
+    """A server whose port stays reserved when it ends. `configuration` is the text of a file that it may rewrite."""
 
     def __init__(self, port: int, folder: Path, configuration: str, password: str, *options: str) -> None:
         self.port = port
@@ -75,7 +74,7 @@ class Server:
 
     @property
     def role(self) -> str | None:
-        """What the server itself says: master, slave, sentinel; None: it does not answer."""
+        """Return the role that the server reports (master, slave, sentinel); None if it does not answer."""
         with suppress(RedisConnectionError):
             return str(self.redis.role()[0])
         return None
@@ -98,7 +97,7 @@ class Server:
 
 
 class Watched:
-    """`servers`: the first began as the master. `sentinels`: in the order in which the URL names them."""
+    """The running servers: `servers[0]` starts as the master; `sentinels` are in the order of the URL."""
 
     def __init__(self, folder: Path, ports: list[int]) -> None:
         own = {"folder": folder, "password": PASSWORD}
@@ -123,7 +122,7 @@ class Watched:
         )
 
     def start(self) -> None:
-        """Start all of them, and wait until they know each other."""
+        """Start all servers and wait until they know each other."""
         for server in (*self.servers, *self.sentinels):
             server.start()
         self.servers[1].redis.replicaof("127.0.0.1", self.servers[0].port)
@@ -137,37 +136,37 @@ class Watched:
 
     @property
     def master(self) -> Server:
-        """Who the master is in the eyes of the last sentinel, which no test kills."""
-        _, port = self._ask("GET-MASTER-ADDR-BY-NAME", NAME)
+        """The master according to the last sentinel, which no test kills."""
+        _, port = self._call_sentinel("GET-MASTER-ADDR-BY-NAME", NAME)
         return next(server for server in self.servers if server.port == int(port))
 
     def other(self, server: Server) -> Server:
         return next(one for one in self.servers if one is not server)
 
     def took_over(self, before: Server) -> Server:
-        """Wait until the sentinels have made the other one the master."""
+        """Wait until the sentinels have promoted the server other than `before`; return it."""
         after = self.other(before)
         wait_until(lambda: self.master is after and after.role == "master", FAILOVER_S_MAX, "another master")
         return after
 
     def follows(self, server: Server) -> None:
-        """Wait until a server is a replica that has all that the master has, and sentinels would choose it."""
+        """Wait until a server is an up-to-date replica that the sentinels would promote."""
         wait_until(lambda: server.role == "slave", FAILOVER_S_MAX, "a replica")
         wait_until(lambda: _in_step(server), FAILOVER_S_MAX, "in step")
 
     def step_down(self, server: Server) -> Server:
-        """Have the other server made the master while this one is well.
+        """Make the sentinels promote the other server while this one works; return the new master.
 
-        Sentinels give up a failover that takes too long.
+        Sentinels abort a failover that takes too long, so it is requested again.
         """
-        asked = float("-inf")
+        requested_at = float("-inf")
 
         def stepped_down() -> bool:
-            nonlocal asked
+            nonlocal requested_at
             if self.master is not server and self.master.role == "master":
                 return True
-            if time.monotonic() - asked > ASKED_AGAIN_S and self._failover():
-                asked = time.monotonic()
+            if time.monotonic() - requested_at > FAILOVER_RETRY_S and self._failover():
+                requested_at = time.monotonic()
             return False
 
         wait_until(stepped_down, FAILOVER_S_MAX, "another master")
@@ -175,17 +174,17 @@ class Watched:
 
     @staticmethod
     def introduce(sentinel: Server, name: str, port: int) -> None:
-        """Have one sentinel watch, and name, the server on a port, for longer than a test lasts."""
+        """Make one sentinel watch, and name, the server on a port, for longer than a test lasts."""
         sentinel.redis.sentinel_monitor(name, "127.0.0.1", port, QUORUM)
         sentinel.redis.sentinel_set(name, "auth-pass", PASSWORD)
         sentinel.redis.sentinel_set(name, "down-after-milliseconds", 600_000)
 
     def _failover(self) -> bool:
-        with suppress(ResponseError):  # the sentinel has not looked at the replica yet
-            return bool(self._ask("FAILOVER", NAME))
+        with suppress(ResponseError):  # the sentinel has not polled the replica yet
+            return bool(self._call_sentinel("FAILOVER", NAME))
         return False
 
-    def _ask(self, *words: str) -> Any:
+    def _call_sentinel(self, *words: str) -> Any:
         return self.sentinels[-1].redis.execute_command("SENTINEL", *words)
 
     def _known(self) -> bool:
@@ -200,11 +199,11 @@ def _in_step(replica: Server) -> bool:
 
 @contextmanager
 def watched_redis(folder: Path) -> Iterator[Watched]:
-    """Start a master, a replica and sentinels, give them, and end those that live."""
+    """Start a master, a replica and sentinels, yield them, and stop those that still run."""
     folder.mkdir()
     with ExitStack() as ports:
-        # Bound and not listened to, the kernel gives a port to no other process, and a server that sets SO_REUSEPORT
-        # may use it.
+        # A port that is bound but not listened on is given to no other process, and a server with SO_REUSEPORT can
+        # use it.
         sockets = [ports.enter_context(socket.socket()) for _ in range(2 + SENTINELS)]
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

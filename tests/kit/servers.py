@@ -1,4 +1,4 @@
-"""An HTTP front over a handler that the test answers: the fast path, or the ASGI route on plain uvicorn."""
+"""Runs an HTTP server over a handler that the test answers: the fast path, or the ASGI route on plain uvicorn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.wire import PATIENCE_S, Served, serving
 
 
 class Front(NamedTuple):
-    """A server, its handler, and what it is receiving."""
+    """A server, its handler and its budgets."""
 
     served: Served
     held: Held
@@ -33,7 +33,7 @@ class Front(NamedTuple):
 
     @property
     def protocol(self) -> Any:
-        """That of the one open connection."""
+        """The protocol object of the only open connection."""
         (protocol,) = self.served.connections
         return protocol
 
@@ -51,7 +51,7 @@ async def fronting(
     drain: Drain | None = None,
     **config: Any,
 ) -> AsyncIterator[Front]:
-    """`config`: of `serving`. At the end nothing is left of any request."""
+    """Yield a server; at the end, assert that nothing is left of any request. `config` is passed to `serving`."""
     drain = drain or Drain()
     held, receive_budget, reply_budget = Held(), ReceiveBudget(inbound_bytes_max), ReplyBudget(unread_bytes_max)
     application = Application(home, request_bytes_max=body_bytes_max)
@@ -72,7 +72,7 @@ async def fronting(
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Wait until `true` is. Lets the server, in the same event loop, go on in between."""
+    """Wait until `true` holds; the server in the same event loop runs in between."""
     async with asyncio.timeout(PATIENCE_S):
         while not true():
             await asyncio.sleep(0)

@@ -1,6 +1,6 @@
-"""The whole product as a user starts it: `millstream up` as a process with all its children, and what it may not leave.
+"""Runs the whole product as a user does, `millstream up` with all its children, and checks that it leaves nothing.
 
-with running_stack(tmp_path, gateways=2) as stack: ...      leaving checks that nothing leaked and nothing is left
+with running_stack(tmp_path, gateways=2) as stack: ...      the end checks that nothing leaked and nothing is left
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ WAIT_S = 60.0
 
 
 class Stack:
-    """A running `millstream up`. `lines`: what it has said so far."""
+    """A running `millstream up`. `lines` is its output so far."""
 
     def __init__(self, home: Path, arguments: list[str], settings: Mapping[str, object], disk: Disk) -> None:
-        self.named_home = home  # as its processes call it
+        self.named_home = home  # the path that its processes use
         self.home = disk.seen(home)
         self.lines: list[str] = []
         self.exit_code: int | None = None
-        self._ended = False  # it will say nothing more
+        self._ended = False  # there will be no more output
         self._installation = settings.get("installation_name")
         self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
         self._heard = threading.Condition()
@@ -75,17 +75,17 @@ class Stack:
 
     @property
     def installation(self) -> str:
-        """What it goes by in Redis and in shared memory."""
+        """The name of the installation in Redis and in shared memory."""
         return str(self._installation or installation_name(Settings(home=self.home)))
 
     @property
     def shm_prefix(self) -> str:
-        """What the names of its shared memory begin with."""
+        """The prefix of the names of its shared memory."""
         return shm_prefix(Settings(home=self.named_home, installation_name=self.installation))
 
     @property
     def http(self) -> httpx.Client:
-        """A client of this thread: one for several of them now and then reads from a connection that another closed."""
+        """The client of this thread; a shared one sometimes reads from a connection that another thread closed."""
         known: httpx.Client | None = getattr(self._thread, "client", None)
         if known is None:
             known = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
@@ -94,7 +94,7 @@ class Stack:
         return known
 
     def reconnect(self) -> None:
-        """Forget the connections of this thread: their server is gone."""
+        """Close the connections of this thread, after their server has ended."""
         self.http.close()
         del self._thread.client
 
@@ -105,7 +105,7 @@ class Stack:
 
     @property
     def socket(self) -> Path:
-        """Redis' socket."""
+        """The path of the socket of Redis."""
         return socket_path(self.home / "run")
 
     @property
@@ -128,7 +128,7 @@ class Stack:
             self._heard.notify_all()
 
     def heard(self, text: str, timeout_s: float = WAIT_S) -> str:
-        """Wait for a line with `text` in it, said at any time, and return it."""
+        """Wait for an output line that contains `text`, also an earlier one, and return it."""
 
         def find() -> str | None:
             return next((line for line in self.lines if text in line), None)
@@ -137,14 +137,14 @@ class Stack:
             self._heard.wait_for(lambda: find() or self._ended, timeout_s)
             found = find()
         if found is None:
-            raise AssertionError(f"{text!r} was not said:\n" + "\n".join([*self.lines, self.logs()]))
+            raise AssertionError(f"{text!r} is not in the output:\n" + "\n".join([*self.lines, self.logs()]))
         return found
 
     def pids(self) -> dict[str, int]:
-        """Processes that run now, by name: gateway-0, cpu-0, redis."""
+        """Return the pids of running processes by name: gateway-0, cpu-0, redis."""
         found: dict[str, int] = {}
         for pid in children(self.process.pid):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended in between
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 found[_name(pid)] = pid
         return found
 
@@ -158,7 +158,7 @@ class Stack:
         config: str | None = None,
         wait_s: float = WAIT_S,
     ) -> dict[str, Any]:
-        """Upload a model and wait until it is ready in every worker and known to every gateway; its document."""
+        """Upload a model, wait until it is ready in every worker and known to every gateway; return its document."""
         query: dict[str, Any] = {"wait": wait_s, "activate": activate} | ({"config": config} if config else {})
         where = f"/admin/v1/models/{name}/versions"
         if version is None:
@@ -171,7 +171,7 @@ class Stack:
         return self.settled(name, document["version"])
 
     def settled(self, name: str, version: int) -> dict[str, Any]:
-        """Wait until a version is ready in every worker of its pool, in the eyes of every gateway; its document."""
+        """Wait until every gateway reports a version ready in every worker of its pool; return its document."""
         workers = sum(1 for process in self.pids() if process.startswith("cpu-"))
 
         def ready(gateway: httpx.Client) -> dict[str, Any] | None:
@@ -193,7 +193,7 @@ class Stack:
 
     @contextmanager
     def gateway(self, index: int) -> Iterator[httpx.Client]:
-        """A client whose one connection is to this gateway: the others sleep while it connects."""
+        """Yield a client with one connection, to this gateway: the others are stopped while it connects."""
         pids = self.pids()
         others = [pid for name, pid in pids.items() if name.startswith("gateway-") and name != f"gateway-{index}"]
         limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
@@ -205,7 +205,7 @@ class Stack:
             yield caller
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> HTTPConnection:
-        """Post on a connection of its own without waiting for the reply: `getresponse` does, `close` goes away."""
+        """Post on a new connection and return it; `getresponse` waits for the reply, `close` disconnects."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_S)
         connection.request("POST", path, body, dict(headers or {}))
         return connection
@@ -216,22 +216,22 @@ class Stack:
         return Page(reply.text)
 
     def logs(self) -> str:
-        """What all children have written to their logs."""
+        """Return the logs of all children."""
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted((self.home / "logs").glob("*.log")))
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Tell it to stop and wait for its end; the exit code."""
+        """Send a signal to stop, wait for the end and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.end()
 
     def end(self) -> int:
-        """Wait for the end of what was told to stop, or stops by itself; the exit code."""
+        """Wait for the end and return the exit code."""
         self.close_clients()
         return self._end()
 
     def kill(self) -> None:
-        """End everything at once, whatever state it is in, and take away what it could not."""
+        """Kill everything at once, in any state, and remove what it could not remove."""
         for pid in (*descendants(self.process.pid), self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -258,10 +258,12 @@ def running_stack(
     models: Mapping[str, Path] | None = None,
     disk: Disk | None = None,
 ) -> Iterator[Stack]:
-    """Start everything, give it, and at the end make sure that nothing leaked, stop it, and that nothing is left.
+    """Start a stack and yield it; at the end check that nothing leaked, stop it, and check that nothing is left.
 
-    `settings`: fields of millstream.services.settings.Settings. `models`: in all workers, if they can be served.
-    `disk`: where its home is; None: in `tmp_path`.
+    Args:
+        settings: fields of millstream.services.settings.Settings.
+        models: models that all workers load, if they can be served.
+        disk: the disk of the home; None: in `tmp_path`.
     """
     arguments = ["--no-example", "--gateways", str(gateways), "--worker-threads", "1"]
     for pool in pools.split(","):
@@ -273,11 +275,11 @@ def running_stack(
     try:
         for name in models or {}:
             if not any(f"{name} is not served" in line for line in stack.lines):
-                stack.settled(name, 1)  # `up` is ready when one worker is; tests that end workers need them all to be
+                stack.settled(name, 1)  # `up` is ready when one worker is; tests may need all workers
         yield stack
         assert_nothing_left(stack)
     except BaseException:
-        print("\n".join(["== said", *stack.lines, stack.logs()]))  # pytest shows it with the failure
+        print("\n".join(["== output", *stack.lines, stack.logs()]))  # pytest shows the output with the failure
         if stack.exit_code is None:
             stack.close_clients()
             stack.kill()
@@ -285,15 +287,15 @@ def running_stack(
 
 
 def assert_quiet(stack: Stack, timeout_s: float = 90) -> None:
-    """Wait until nothing is in flight, queued or kept. No caller may be sending.
+    """Wait until nothing is in flight, queued or stored. No caller may be sending.
 
-    Memory of a batch that was tried again is kept for a minute, and on a busy machine any batch may be.
+    Memory of a batch that was retried is kept for a minute, and on a busy machine any batch may be retried.
     """
     wait_for_none(lambda: _unquiet(stack), timeout_s)
 
 
 def assert_nothing_left(stack: Stack) -> None:
-    """Nothing leaked while it ran; stop it: no process, socket, shared memory or open port remains, and exit code 0."""
+    """Check that nothing leaked; stop the stack with exit code 0; no process, socket, shared memory or port remains."""
     if stack.exit_code is None:
         assert_quiet(stack)
         pids = descendants(stack.process.pid)
@@ -310,7 +312,7 @@ def assert_nothing_left(stack: Stack) -> None:
 
 
 def _unquiet(stack: Stack) -> dict[str, object]:
-    """What is in flight, queued or kept; a readiness probe that is in flight counts too, so ask more than once."""
+    """Return what is in flight, queued or stored. A readiness probe in flight counts, too, so call it repeatedly."""
     page = stack.metrics()
     gauges = ("millstream_requests_in_flight", "millstream_lane_rows", "millstream_stream_entries")
     found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millstream_segment_bytes_in_use")}
@@ -318,7 +320,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
         key = name.decode()
         kind = key.removeprefix(f"ms:{PROTOCOL}:").partition("}:")[2].partition(":")[0]
         if kind == "stream":
-            with suppress(redis.ResponseError):  # it went away just now
+            with suppress(redis.ResponseError):  # it has just been removed
                 found[key] = int(stack.redis.xlen(key)) + int(stack.redis.xpending(key, "w")["pending"])
         elif kind not in {"idle", "lanes", "workers", "record", "pools", "epoch", "gateways", "blamed", "counted"}:
             found[key] = "is there"
@@ -327,7 +329,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
 
 @contextmanager
 def asleep(*pids: int) -> Iterator[None]:
-    """Processes that are stopped meanwhile: alive, and doing nothing."""
+    """Stop processes with SIGSTOP while the block runs."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -345,7 +347,7 @@ def _sleeps(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The kernel's letter: R, S, T (stopped), Z; "" for a process that is gone."""
+    """Return the kernel's letter for the state: R, S, T (stopped), Z; "" if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -353,7 +355,7 @@ def _state(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that `pid` has started and that have not ended."""
+    """Return the pids of the running children of `pid`."""
     found = []
     with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -362,7 +364,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, and theirs."""
+    """Return the pids of the children of `pid` and of all their descendants."""
     found = []
     for child in children(pid):
         found += [child, *descendants(child)]
@@ -370,7 +372,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _name(pid: int) -> str:
-    """`gateway-0`, `cpu-1`, `redis`, or the whole command."""
+    """Return the name of a process: `gateway-0`, `cpu-1`, `redis`, or the whole command."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     if "--index" in words:
         index = words[words.index("--index") + 1]
@@ -379,7 +381,7 @@ def _name(pid: int) -> str:
 
 
 def _of_home(home: Path) -> list[str]:
-    """Processes that were started for this home, whatever their parent is now."""
+    """Return the processes that were started for this home, whatever their parent is now."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():

@@ -1,4 +1,4 @@
-"""Settings of the state machines: tests try the same examples in every run, `make explore` tries others."""
+"""Settings of the state machines: tests use the same examples in every run, `make explore` uses random ones."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import settings
 
-#: set by tests/explore: examples of each machine come from the seed of the run
+#: set by tests/explore: the seed of the run determines the examples of each machine
 EXPLORE = "STATE_MACHINES_EXPLORE"
 
 
 def machine_settings(**options: Any) -> settings:
-    """Settings of one machine. `options`: as for hypothesis.settings."""
+    """Return the settings of one machine; `options` are those of hypothesis.settings."""
     if os.environ.get(EXPLORE):
         # Where CI is set, Hypothesis turns derandomize on by itself, and would ignore the seed.
         return settings(**options, deadline=None, database=None, print_blob=False, derandomize=False)

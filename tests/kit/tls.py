@@ -1,4 +1,4 @@
-"""A TLS server before one that speaks none."""
+"""A TLS proxy in front of a server without TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AUTHORITY = f"ssl_ca_certs={CERTIFICATES / 'ca.pem'}"
 
 @asynccontextmanager
 async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
-    """Pass everything that comes to a free port of 127.0.0.1 on to `address`; the port."""
+    """Forward all connections on a free port of 127.0.0.1 to `address`; yields the port."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(CERTIFICATES / "server.pem", CERTIFICATES / "server.key")
 
@@ -41,7 +41,7 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
                 back_reader, back_writer = await asyncio.open_connection(address.host, address.port)
             writers.append(back_writer)
             await asyncio.gather(pass_on(reader, back_writer), pass_on(back_reader, writer))
-        except (OSError, asyncio.CancelledError):  # a client that does not trust us, or the end of the test
+        except (OSError, asyncio.CancelledError):  # the client does not trust the certificate, or the test ended
             pass
         finally:
             for one in writers:
@@ -49,7 +49,7 @@ async def tls_before(address: RedisAddress) -> AsyncIterator[int]:
                 with suppress(OSError):
                     await one.wait_closed()
 
-    # Not `ssl=context`: it does not say when a connection whose handshake failed is closed.
+    # `ssl=context` is not used: it does not report when a connection whose handshake failed is closed.
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]

@@ -1,10 +1,10 @@
-"""Programs and libraries that tests need and the environment cannot bring: no trustworthy wheel carries them.
+"""Programs and libraries that tests need and that no trustworthy wheel contains.
 
-python -m tests.kit.tools            one line that names what is missing, nothing if all is there; always exit code 0
+python -m tests.kit.tools            one line that names what is missing, nothing if none is missing; always exit code 0
 python -m tests.kit.tools packages   the Debian packages of what is missing
 python -m tests.kit.tools install    install them, with sudo unless run as root
 
-A test that needs one is marked `@pytest.mark.needs("promtool")`; tests/conftest.py leaves it out where that is missing.
+A test that needs one is marked `@pytest.mark.needs("promtool")`; tests/conftest.py skips it if promtool is missing.
 Standard library only.
 """
 
@@ -24,9 +24,12 @@ from tests.kit import disk
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`name`: of a program, or the file name of a shared library; or of what `works` finds out.
+    """A program, a shared library, or a condition that `works` checks.
 
-    `package`: Debian's package of it; "" where none brings it, and `advice` says what does.
+    Args:
+        name: of the program or condition, or the file name of the library.
+        package: the Debian package that contains it; "" if there is none.
+        advice: how to get it.
     """
 
     name: str
@@ -62,24 +65,24 @@ TOOLS = {
 
 
 def program(name: str) -> str:
-    """The path of a program of `TOOLS`. A test that asks for it is marked with `needs`."""
+    """Return the path of a program of `TOOLS`. A test that calls this must be marked with `needs`."""
     found = shutil.which(TOOLS[name].name, path=_search_path())
     assert found is not None, f"{name} is missing: mark this test with needs({name!r})"
     return found
 
 
 def missing(names: Iterable[str] = TOOLS) -> list[Tool]:
-    """Those of these tools that are not on this machine. Raises KeyError for a name that is not in `TOOLS`."""
+    """Return the tools of these names that are missing. Raises KeyError for a name that is not in `TOOLS`."""
     return [TOOLS[name] for name in names if not TOOLS[name].available]
 
 
 def packages(tools: Iterable[Tool]) -> str:
-    """Debian's packages of these tools, each once, separated by spaces."""
+    """Return the Debian packages of these tools, each once, separated by spaces."""
     return " ".join(sorted({tool.package for tool in tools if tool.package}))
 
 
 def notice(tools: list[Tool]) -> str:
-    """One line: what is missing, what follows, and what to do."""
+    """Return one line: what is missing, which tests are skipped, and what to do."""
     names = ", ".join(tool.name if tool.package else f"{tool.name} ({tool.advice})" for tool in tools)
     wanted = packages(tools)
     help_ = f"; `make test-tools` installs them (apt-get install {wanted})" if wanted else ""
@@ -87,7 +90,7 @@ def notice(tools: list[Tool]) -> str:
 
 
 def install() -> str | None:
-    """Install what is missing. Returns why that failed, None if all is there."""
+    """Install what is missing. Returns the reason if that failed, else None."""
     wanted = packages(missing())
     if not wanted:
         return None
@@ -101,14 +104,14 @@ def install() -> str | None:
     for command in (["apt-get", "update", "-qq"], [*quiet, *wanted.split()]):
         if subprocess.run([*root, *command], check=False).returncode != 0:
             return f"`{' '.join(command)}` failed; {by_hand}"
-    # The loader of this process may remember which libraries were not there.
+    # A new process, since the loader of this one may remember which libraries were missing.
     again = subprocess.run([sys.executable, "-m", "tests.kit.tools", "packages"], capture_output=True, check=True)
     left = again.stdout.decode().strip()
     return f"apt-get succeeded, and still missing is what {left} should bring" if left else None
 
 
 def _search_path() -> str:
-    """PATH, and beside each `bin` of it its `sbin`: Debian has servers there, and leaves it out for users."""
+    """Return PATH with the `sbin` beside each `bin`: Debian puts servers there, and omits it from users' PATH."""
     return os.pathsep.join(_with_sbin(os.environ.get("PATH", os.defpath).split(os.pathsep)))
 
 

@@ -1,7 +1,7 @@
-"""The v2 inference protocol from the client's side, written apart from the product's own codec. Pure.
+"""The client side of the v2 inference protocol, written independently of the product's own codec. Pure.
 
 {name: array} ── request ──> body, headers          reply's body, headers ── outputs ──> {name: array}
-Arrays of numpy's object dtype are BYTES; BF16 is given as `Bf16`, its bits in uint16.
+Arrays of numpy's object dtype are BYTES; BF16 inputs are `Bf16` objects, BF16 outputs the bits in uint16.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()} | {"BF16":
 
 
 class Bf16:
-    """A tensor of BF16: the upper halves of float32 numbers."""
+    """A BF16 tensor: the upper halves of float32 numbers."""
 
     def __init__(self, values: Array) -> None:
         self.bits = (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
@@ -42,7 +42,7 @@ def request(
     parameters: Mapping[str, object] | None = None,
     **members: object,
 ) -> tuple[bytes, dict[str, str]]:
-    """A body and its headers. `binary`: the inputs sent in binary form, all or none or those named."""
+    """Return a body and its headers. `binary`: whether inputs are in binary form, or the names of those that are."""
     tensors: list[dict[str, object]] = []
     tail: list[bytes] = []
     for name, value in inputs.items():
@@ -67,7 +67,7 @@ def request(
 
 
 def outputs(body: bytes, headers: Mapping[str, str]) -> dict[str, Array]:
-    """The outputs of a reply, in its order."""
+    """Return the outputs of a reply by name, in its order."""
     length = headers.get(LENGTH) or headers.get(LENGTH.lower())
     end = len(body) if length is None else int(length)
     found: dict[str, Array] = {}
@@ -89,7 +89,7 @@ def outputs(body: bytes, headers: Mapping[str, str]) -> dict[str, Array]:
 
 
 def raw(array: Array) -> bytes:
-    """A tensor in binary form."""
+    """Return a tensor in binary form."""
     if array.dtype != object:
         return np.ascontiguousarray(array).tobytes()
     elements = [element.encode() if isinstance(element, str) else element for element in array.ravel().tolist()]
@@ -108,7 +108,7 @@ def _strings(part: bytes) -> list[str]:
 def _text(document: dict[str, object]) -> bytes:
     tensors: Any = document["inputs"]
     if any(isinstance(tensor.get("data"), list) for tensor in tensors):
-        # the slower writer for what strict JSON does not know: NaN and infinities
+        # the slower encoder, for values that strict JSON lacks: NaN and infinities
         return json.dumps(document, separators=(",", ":"), default=np.ndarray.tolist).encode()
     return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
 

@@ -1,4 +1,4 @@
-"""Versions put straight into a repository, for tests that are not about the check of an upload."""
+"""Publishes versions directly in a repository, for tests that do not need the check of an upload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGNATURE = Signature(
 
 
 def publish(repository: Repository, model: str, version: int, config: ModelConfig | None = None) -> Manifest:
-    """A version with SIGNATURE; what it serves is a file of a few bytes that is never run."""
+    """Publish a version with SIGNATURE, whose model file is a few bytes and never runs."""
     content = f"{model} {version}".encode()
     digest = hashlib.sha256(content).hexdigest()
     manifest = Manifest(
@@ -44,9 +44,7 @@ def publish(repository: Repository, model: str, version: int, config: ModelConfi
 def publish_model(
     repository: Repository, model: str, path: Path, version: int = 1, config: ModelConfig | None = None
 ) -> Manifest:
-    """The ONNX file at `path` as the active version, unchecked; it takes "x" and gives "y", INT64 [N, 1], and
-    batches.
-    """
+    """Publish the ONNX file at `path` unchecked, as the active version: "x" -> "y", both INT64 [N, 1], batching."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     manifest = Manifest(

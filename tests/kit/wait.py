@@ -1,4 +1,4 @@
-"""Waiting for what has no signal of its own: asked again every few milliseconds, with a bound, never a fixed pause."""
+"""Waits for conditions without a signal by polling every few milliseconds up to a limit, never for a fixed time."""
 
 from __future__ import annotations
 

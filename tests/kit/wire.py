@@ -1,4 +1,4 @@
-"""A real HTTP server on a free port, and clients that are bare sockets: every byte on the wire is the test's."""
+"""A real HTTP server on a free port, and clients on bare sockets: the test writes and sees every byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DATE = re.compile(rb"\r\ndate: [^\r]+")
 
 
 class WireReply(NamedTuple):
-    """A reply as it came. `head`: all of it before the body, but for the date."""
+    """A received reply. `head` is everything before the body, except the date."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -25,7 +25,7 @@ class WireReply(NamedTuple):
 
 
 class Wire:
-    """A client: one connected socket."""
+    """A client with one connected socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -34,7 +34,7 @@ class Wire:
 
     @classmethod
     async def connect(cls, port: int, *, receive_bytes: int | None = None) -> Self:
-        """`receive_bytes`: size of the socket's receive buffer, for a client that reads slowly. Raises OSError."""
+        """Connect; a small `receive_bytes` (receive buffer) makes a client that reads slowly. Raises OSError."""
         sock = socket.socket()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,14 +48,14 @@ class Wire:
         return cls(sock)
 
     async def send(self, *segments: bytes) -> None:
-        """Each in a segment of its own, as far as a sender can see to that. Raises OSError: the server is gone."""
+        """Send each segment in its own packet, as far as a sender can. Raises OSError if the server is gone."""
         for segment in segments:
             async with asyncio.timeout(PATIENCE_S):
                 await self._loop.sock_sendall(self._sock, segment)
 
     @asynccontextmanager
     async def sending(self, *segments: bytes) -> AsyncIterator[asyncio.Task[None]]:
-        """Send meanwhile: the server may not take all of it."""
+        """Send while the block runs, since the server may not accept all of it; yields the task."""
         task = asyncio.create_task(self.send(*segments))
         try:
             yield task
@@ -64,7 +64,7 @@ class Wire:
             await asyncio.gather(task, return_exceptions=True)
 
     async def reply(self, *, head: bool = False) -> WireReply:
-        """The next reply, 100 Continue included. `head`: to a HEAD, so there is no body. Raises EOFError."""
+        """Return the next reply, also a 100 Continue; with `head` it has no body. Raises EOFError."""
         while b"\r\n\r\n" not in self._read:
             await self._more()
         top = self._take(self._read.index(b"\r\n\r\n"))
@@ -77,7 +77,7 @@ class Wire:
         return WireReply(int(status.split()[1]), headers, self._take(length), _DATE.sub(b"", top))
 
     async def rest(self) -> bytes:
-        """All bytes until the server closes or resets the connection, without dates."""
+        """Return all bytes until the server closes or resets the connection, without dates."""
         with suppress(EOFError, ConnectionError):
             while True:
                 await self._more()
@@ -96,7 +96,7 @@ class Wire:
         self._read += received
 
     def half_close(self) -> None:
-        """Say that nothing more will be sent."""
+        """Close the sending side of the connection."""
         self._sock.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class Served(NamedTuple):
         return self.server.server_state.connections
 
     async def settled(self, connections: int) -> None:
-        """Wait until as many connections are open."""
+        """Wait until exactly this many connections are open."""
         async with asyncio.timeout(PATIENCE_S):
             while len(self.connections) != connections:
                 await asyncio.sleep(0)
@@ -132,11 +132,11 @@ class Served(NamedTuple):
 async def serving(
     app: Any, http: Any, server_of: Callable[[uvicorn.Config], uvicorn.Server] = uvicorn.Server, **config: Any
 ) -> AsyncIterator[Served]:
-    """uvicorn with this protocol class (or the name of one) on a free port, until the end or `server.should_exit`."""
+    """Run uvicorn with a protocol class (or its name) on a free port until the end of the block; yields the server."""
     options = {"lifespan": "off", "access_log": False, "server_header": False, "timeout_keep_alive": 60, **config}
     server = server_of(uvicorn.Config(app, http=http, port=0, log_config=None, ws="none", **options))
     listener = server.config.bind_socket()
-    listener.listen()  # connections may come before the server has started: they wait
+    listener.listen()  # connections before the server has started wait in the backlog
     running = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield Served(server, listener.getsockname()[1], running)
@@ -147,17 +147,17 @@ async def serving(
 
 
 def post(path: str, body: bytes = b"", *headers: str, version: str = "1.1") -> bytes:
-    """A POST with a Content-Length."""
+    """Return a POST with a Content-Length."""
     return request("POST", path, f"Content-Length: {len(body)}", *headers, version=version) + body
 
 
 def request(method: str, path: str, *headers: str, version: str = "1.1") -> bytes:
-    """The head of a request."""
+    """Return the head of a request."""
     lines = [f"{method} {path} HTTP/{version}", "Host: test", *headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
 def chunked(path: str, chunks: Iterable[bytes], *headers: str, end: bytes = b"0\r\n\r\n") -> bytes:
-    """A POST in chunks."""
+    """Return a POST with a chunked body."""
     head = request("POST", path, "Transfer-Encoding: chunked", *headers)
     return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
