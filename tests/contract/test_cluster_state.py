@@ -19,7 +19,7 @@ from millstream.services.wire.records import State
 from tests.kit.catalog import worker
 from tests.kit.pool import Pool
 from tests.kit.redis_server import redis_server
-from tests.kit.stack import asleep
+from tests.kit.stack import sigstopped
 
 KEYS = InstallationKeys("test")
 
@@ -195,7 +195,7 @@ def test_who_listens_to_nobody_is_told(address):
             while redis.info("commandstats").get("cmdstat_ping", {"calls": 0})["calls"] < 2:
                 await asyncio.sleep(0.01)
             assert not first.done()  # no event comes, but Redis is there
-        with asleep(server), pytest.raises(Failure, match="does not answer"):
+        with sigstopped(server), pytest.raises(Failure, match="does not answer"):
             await asyncio.wait_for(first, 30)
         await cluster_state.close()
 

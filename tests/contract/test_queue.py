@@ -18,9 +18,9 @@ from tests.kit.wait import wait_until
 
 def test_what_nobody_can_run_waits_and_goes_away_in_the_end(pool):
     assert pool.put("m", "b1", deadline_ms=5000) == 0
-    picture = pool.check()
-    assert picture.waiting("m") == ["b1"]
-    assert picture.deadlines == {"m": 5000}
+    snapshot = pool.check()
+    assert snapshot.waiting("m") == ["b1"]
+    assert snapshot.deadlines == {"m": 5000}
     assert 3600 < pool.redis.ttl(pool.keys.stream("m")) <= 3660
 
 
@@ -62,8 +62,8 @@ def test_an_idle_worker_gets_a_batch_at_once(pool):
     pool.join("w", "m")
     assert pool.next("w") == []
     assert pool.put("m", "b1") == 1
-    picture = pool.check()
-    assert (picture.idle, picture.ready, picture.leased("w")) == ({}, {}, ["b1"])
+    snapshot = pool.check()
+    assert (snapshot.idle, snapshot.ready, snapshot.leased("w")) == ({}, {}, ["b1"])
     [lease] = pool.wait("w")
     assert (lease.lane, lease.header.name, lease.attempt) == ("m", "b1", 1)
     assert pool.next("w", lease) == []
@@ -131,13 +131,13 @@ def test_an_idle_worker_that_does_not_hold_the_lane_gets_nothing(pool):
     assert "w" in pool.check().idle
 
 
-def test_of_idle_workers_the_one_with_the_least_in_hand_comes_first(pool):
-    for worker, in_hand in (("a", 1), ("b", 0)):
+def test_of_idle_workers_the_one_with_the_fewest_leases_comes_first(pool):
+    for worker, leased in (("a", 1), ("b", 0)):
         pool.join(worker, "m")
-        assert pool.next(worker, in_hand=in_hand) == []
+        assert pool.next(worker, leased=leased) == []
     assert [pool.put("m", name) for name in ("b1", "b2", "b3")] == [1, 1, 0]
-    picture = pool.check()
-    assert (picture.leased("b"), picture.leased("a"), picture.waiting()) == (["b1"], ["b2"], ["b3"])
+    snapshot = pool.check()
+    assert (snapshot.leased("b"), snapshot.leased("a"), snapshot.waiting()) == (["b1"], ["b2"], ["b3"])
 
 
 def test_a_worker_is_found_behind_many_idle_ones_that_do_not_hold_the_lane(pool):
@@ -277,8 +277,8 @@ def test_the_last_holder_takes_an_empty_stream_with_it(pool):
     pool.worker("a").remove_lane("m")
     assert pool.check().streams == {"m"}
     pool.worker("b").remove_lane("m")
-    picture = pool.check()
-    assert (picture.streams, picture.lanes, picture.draining) == (set(), {}, {})
+    snapshot = pool.check()
+    assert (snapshot.streams, snapshot.lanes, snapshot.draining) == (set(), {}, {})
 
 
 def test_of_a_stream_that_another_took_with_it_a_worker_leases_nothing(pool):
@@ -300,8 +300,8 @@ def test_a_stream_with_leases_goes_when_they_are_done(pool):
     assert pool.next("w", lease) == []
     assert (pool.replies(), worker.leased("m"), worker.pending("m")) == ([b"b1 1 w"], False, 0)
     worker.remove_lane("m")
-    picture = pool.check()
-    assert (picture.streams, picture.draining) == (set(), {})
+    snapshot = pool.check()
+    assert (snapshot.streams, snapshot.draining) == (set(), {})
 
 
 def test_a_released_lane_is_not_leased_from(pool):
@@ -321,8 +321,8 @@ def test_an_idle_worker_that_takes_up_a_lane_gets_what_waits_in_it(pool):
     pool.put("n", "b3")
     assert pool.next("w") == []
     worker.add_lanes(["m", "n"])
-    picture = pool.check()
-    assert (picture.leased("w"), picture.waiting("n"), picture.idle) == (["b1"], ["b2", "b3"], {})
+    snapshot = pool.check()
+    assert (snapshot.leased("w"), snapshot.waiting("n"), snapshot.idle) == (["b1"], ["b2", "b3"], {})
     assert names(worker.take_inbox()) == ["b1"]
 
 
@@ -446,11 +446,11 @@ def test_a_batch_that_a_worker_cannot_read_goes_to_another_at_once(pool):
     assert pool.next("b") == []  # idle, so it comes before those that are busy
     assert pool.put("m", "b1", entry=b"from the future") == 1
     assert pool.wait("b", timeout_s=0.01) == []
-    picture = pool.check()
-    assert (picture.leased("a"), picture.leased("b"), picture.waiting()) == (["b1"], [], [])
+    snapshot = pool.check()
+    assert (snapshot.leased("a"), snapshot.leased("b"), snapshot.waiting()) == (["b1"], [], [])
     assert pool.next("a") == []
-    picture = pool.check()
-    assert (picture.entries, picture.inbox) == ([], {})
+    snapshot = pool.check()
+    assert (snapshot.entries, snapshot.inbox) == ([], {})
     assert pool.replies() == [b"\2b1"]  # no worker is left: its gateway decides
     for worker in ("a", "b", "c"):
         pool.worker(worker).leave(ATTEMPTS_MAX)

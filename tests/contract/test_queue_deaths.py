@@ -51,8 +51,8 @@ def test_only_silent_workers_are_reclaimed(pool):
     assert pool.reclaim() == (0, 0, 0)
     pool.silence("b")
     assert pool.reclaim() == (1, 0, 0)
-    picture = pool.check()
-    assert (picture.workers, picture.leased("a"), picture.lanes) == ({"a"}, ["b1"], {"a": {"m"}})
+    snapshot = pool.check()
+    assert (snapshot.workers, snapshot.leased("a"), snapshot.lanes) == ({"a"}, ["b1"], {"a": {"m"}})
 
 
 def test_what_a_silent_worker_had_goes_to_an_idle_one_at_once(pool):
@@ -65,10 +65,10 @@ def test_what_a_silent_worker_had_goes_to_an_idle_one_at_once(pool):
     pool.next("idle")
     pool.silence("dead")
     assert pool.reclaim() == (1, 2, 0)
-    picture = pool.check()
-    assert picture.leased("idle") == ["in hand"]
-    assert picture.waiting() == ["in its inbox"]
-    assert picture.workers == {"idle"}
+    snapshot = pool.check()
+    assert snapshot.leased("idle") == ["in hand"]
+    assert snapshot.waiting() == ["in its inbox"]
+    assert snapshot.workers == {"idle"}
     assert "dead" not in {
         consumer["name"].decode() for consumer in pool.redis.xinfo_consumers(pool.keys.stream("m"), "w")
     }
@@ -155,21 +155,21 @@ def test_what_waits_behind_a_long_run_goes_to_others(pool):
     for number in range(150):
         pool.put("m", f"b{number:03}", fill=0)
     pool.put("n", "other")
-    in_hand = pool.next("w", wanted=200)
+    leased = pool.next("w", wanted=200)
     while (more := pool.next("w", wanted=200)) != []:
-        in_hand += more
-    assert len(in_hand) == 151
-    running = [lease for lease in in_hand if lease.header.name == "b120"]
+        leased += more
+    assert len(leased) == 151
+    running = [lease for lease in leased if lease.header.name == "b120"]
     pool.join("idle", "n")
     pool.next("idle")
     assert worker.give_back(running) == 150
-    picture = pool.check()
-    assert picture.leased("w") == ["b120"]
-    assert picture.leased("idle") == ["other"]
-    assert len(picture.waiting("m")) == 149
-    assert {entry.attempt for entry in picture.entries} == {1}
+    snapshot = pool.check()
+    assert snapshot.leased("w") == ["b120"]
+    assert snapshot.leased("idle") == ["other"]
+    assert len(snapshot.waiting("m")) == 149
+    assert {entry.attempt for entry in snapshot.entries} == {1}
     # It gives its reply to what it ran, and none to what is another's now.
-    pool.next("w", *in_hand, wanted=0)
+    pool.next("w", *leased, wanted=0)
     assert pool.replies() == [b"b120 1 w"]
 
 
@@ -231,20 +231,20 @@ def test_a_worker_that_dies_before_its_first_beat_is_reclaimed(pool, first):
     pool.check()
     pool.silence("w")
     assert pool.reclaim() == (1, 1, 0)
-    picture = pool.check()
-    assert (picture.idle, picture.lanes, picture.waiting()) == ({}, {}, ["b1"])
+    snapshot = pool.check()
+    assert (snapshot.idle, snapshot.lanes, snapshot.waiting()) == ({}, {}, ["b1"])
 
 
 def test_leases_whose_answer_was_lost_with_the_connection_are_recovered(pool):
     worker = pool.join("w", "m", "n")
     for name in ("b1", "b2", "b3"):
         pool.put("m", name)
-    in_hand = pool.next("w", wanted=1)
+    leased = pool.next("w", wanted=1)
     worker.send_next([], 1, 4)
     pool.redis.ping()
     pool.lose_connection("w")
     worker = pool.worker("w")
-    assert sorted(names(worker.recover(in_hand))) == ["b2", "b3"]
+    assert sorted(names(worker.recover(leased))) == ["b2", "b3"]
     assert pool.check().idle == {}
     assert worker.recover([]) != []
 

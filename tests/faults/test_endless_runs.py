@@ -15,7 +15,7 @@ from millstream.services.model.manifest import ModelConfig
 from millstream.services.repository.folder import FolderRepository
 from tests.kit import models, v2
 from tests.kit.load import constant_load
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.versions import publish_model
 from tests.kit.wait import wait_until
 
@@ -84,7 +84,7 @@ def test_those_who_shared_its_run_get_their_answers(tmp_path: Path) -> None:
     with stack_with(tmp_path, models.endless(tmp_path / "slow.onnx", on=ENDLESS), timeout_ms=20_000) as stack:
         workers = [pid for name, pid in stack.pids().items() if name.startswith("cpu-")]
         numbers = [1, 2, ENDLESS, 3, 4, 5, 6, 8]
-        with asleep(*workers):
+        with sigstopped(*workers):
             sent = [send(stack, x) for x in numbers]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
         for x, connection in zip(numbers, sent, strict=True):

@@ -22,7 +22,7 @@ def test_a_gateway_that_is_killed_comes_back_and_the_other_serves_on(tmp_path: P
             pid = stack.pids()["gateway-0"]
             assert list(stack.shm_dir.glob(f"{stack.shm_prefix}.0-{pid}-*")) != []
             os.kill(pid, signal.SIGKILL)
-            stack.heard("gateway-0 was ended by SIGKILL: restarting it")
+            stack.wait_for_line("gateway-0 was ended by SIGKILL: restarting it")
             # its connection is gone; the next one finds the other
             assert dying.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200
             assert other.post("/v2/models/large/infer", content=body, headers=headers).status_code == 200

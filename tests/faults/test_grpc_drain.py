@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from tests.faults.test_rolling_restart import restarted
 from tests.kit import models
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 #: connections age quickly, so that the tests do not take long
@@ -102,7 +102,7 @@ def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(tmp_path
             watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
             assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
             idle = stub.ModelStreamInfer(iter(threading.Event().wait, None))  # asks nothing, ever
-            with asleep(stack.pids()["cpu-0"]):
+            with sigstopped(stack.pids()["cpu-0"]):
                 stack.process.send_signal(signal.SIGTERM)
                 sent = [stub.ModelInfer.future(request(i)) for i in range(20)]
                 assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -118,7 +118,7 @@ def test_a_gateway_that_is_told_to_stop_says_so_and_answers_what_it_has(tmp_path
 def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, models={"m": path}, settings=SETTINGS | {"drain_s": DRAIN_S}) as stack:
-        with asleep(stack.pids()["cpu-0"]), grpc.insecure_channel(stack.grpc, OWN) as channel:
+        with sigstopped(stack.pids()["cpu-0"]), grpc.insecure_channel(stack.grpc, OWN) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             sent = [stub.ModelInfer.future(request(i)) for i in range(10)]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 10)

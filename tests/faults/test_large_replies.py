@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.kit import models, v2
-from tests.kit.stack import Stack, asleep, assert_quiet, running_stack
+from tests.kit.stack import Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 MIB = 1 << 20
@@ -68,7 +68,7 @@ def spread(*values: float) -> v2.Array:
 def test_only_the_caller_whose_outputs_are_too_large_is_told_so(stack: Stack) -> None:
     worker = stack.pids()["cpu-0"]
     before = stack.metrics().value(REFUSED, reason="too_large")
-    with asleep(worker):
+    with sigstopped(worker):
         # one batch when the worker wakes up, whose outputs are too large together, too
         small = [send(stack, "spread", x=rows(number, -number)) for number in range(1, 4)]
         large = send(stack, "spread", x=rows(*range(5)))

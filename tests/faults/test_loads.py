@@ -119,7 +119,7 @@ def test_warm_ups_that_never_end_stop_no_other_load(tmp_path: Path) -> None:
             assert stack.pids()["cpu-0"] == pid
             # This one cannot be ended but with its process.
             assert stack.http.delete("/admin/v1/models/b-unstoppable").status_code == 204
-            stack.heard("cpu-0 ended with exit code 5: restarting it at once")
+            stack.wait_for_line("cpu-0 ended with exit code 5: restarting it at once")
             stack.settled("next", 1)
             load.more(5)
         assert {reply.status for reply in load.answers} == {200}
@@ -133,7 +133,7 @@ def test_warm_ups_that_take_too_long_fail_their_version_for_good(tmp_path: Path)
     with running_stack(tmp_path, models=steady, settings={"worker_warm_up_s_max": 2}) as stack:
         for model in ("a-endless", "b-unstoppable"):
             assert failed(stack, model) == "warming up took longer than 2 s"
-        stack.heard("cpu-0 ended with exit code 5: restarting it at once")
+        stack.wait_for_line("cpu-0 ended with exit code 5: restarting it at once")
         stack.settled("steady", 1)
         answers(stack)
     with running_stack(tmp_path, models=steady) as stack:
@@ -171,5 +171,5 @@ def test_a_start_does_not_fail_for_a_model_that_cannot_be_loaded(tmp_path: Path)
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
     with running_stack(tmp_path, models={"broken": broken, "steady": models.scale(tmp_path / "steady.onnx")}) as stack:
-        stack.heard("broken is not served")
+        stack.wait_for_line("broken is not served")
         answers(stack)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.kit import models, v2
-from tests.kit.stack import asleep, running_stack
+from tests.kit.stack import running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 COLUMNS = 1 << 21  # 8 MiB for each row
@@ -30,7 +30,7 @@ def test_a_batch_that_finds_no_memory_is_halved_and_later_ones_are_smaller(tmp_p
         np.testing.assert_array_equal(v2.outputs(reply.content, reply.headers)["y"], whole * COLUMNS)
 
         # of many callers, too
-        with asleep(worker):
+        with sigstopped(worker):
             bodies = [v2.request({"x": whole[4 * at : 4 * at + 4]}) for at in range(16)]
             sent = [stack.send(PATH, *each) for each in bodies]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 16)

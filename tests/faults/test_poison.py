@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.kit import models, v2
 from tests.kit.load import constant_load
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 LEAST = -(2**63)
@@ -47,7 +47,7 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
     row = np.ones((1, 2), np.float32)
     with running_stack(tmp_path, pools="cpu=2", gateways=2, models={"fragile": fragile, "steady": steady}) as stack:
         with constant_load(stack.port, "/v2/models/steady/infer", [v2.request({"x": row})], callers=2) as load:
-            with asleep(*workers(stack)):
+            with sigstopped(*workers(stack)):
                 numbers = [2, 3, 4, DEADLY, 5, 6, 7]
                 sent = [send(stack, x) for x in numbers]
                 wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(sent))
@@ -80,7 +80,7 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
 def test_many_that_kill_workers_are_found_one_by_one(tmp_path: Path) -> None:
     fragile = models.fragile(tmp_path / "fragile.onnx")
     with running_stack(tmp_path, pools="cpu=2", models={"fragile": fragile}) as stack:
-        with asleep(*workers(stack)):
+        with sigstopped(*workers(stack)):
             # Three rows each, so that no two of them are alike.
             bodies = [v2.request({"x": np.array([[x], [DEADLY], [x]], np.int64)}) for x in (2, 3)]
             deadly = [stack.send(PATH, *body) for body in bodies]

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 SERVER = "/v2/health/ready"
@@ -93,7 +93,7 @@ def test_ready_is_false_while_those_who_answer_are_frozen(tmp_path: Path, who: C
         turn(stack, True)
         for _ in range(2):
             with answered(stack):
-                with asleep(*(pid for name, pid in stack.pids().items() if who(name))):
+                with sigstopped(*(pid for name, pid in stack.pids().items() if who(name))):
                     print({"frozen": turn(stack, False)})
                 print({"thawed": turn(stack, True)})
 
@@ -103,7 +103,7 @@ def test_ready_is_false_while_all_workers_are_dead(tmp_path: Path) -> None:
     with running_stack(tmp_path, pools="cpu=2", models={"small": path}) as stack:
         turn(stack, True)
         with answered(stack):
-            with asleep(stack.process.pid):  # the supervisor: no process sees them die or starts new ones
+            with sigstopped(stack.process.pid):  # the supervisor: no process sees them die or starts new ones
                 for pid in workers(stack):
                     os.kill(pid, signal.SIGKILL)
                 print({"killed": turn(stack, False)})
@@ -193,7 +193,7 @@ def test_the_only_model_is_ready_when_its_load_is_answered(tmp_path: Path) -> No
             assert stack.http.post("/v2/repository/models/m/load").status_code == 200
             assert ready() == [200, 200]
         with ThreadPoolExecutor(1) as threads:
-            with asleep(stack.pids()["cpu-0"]):
+            with sigstopped(stack.pids()["cpu-0"]):
                 assert stack.http.post("/v2/repository/models/m/unload").status_code == 200
                 loading = threads.submit(lambda: stack.http.post("/v2/repository/models/m/load"))
                 wait_until(lambda: ready()[0] != 200, what="the worker is gone")

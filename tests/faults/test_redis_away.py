@@ -24,7 +24,7 @@ from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.metrics import Page
 from tests.kit.redis_server import redis_server
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 X = np.array([[1, 2], [3, 4]], np.float32)
@@ -113,7 +113,7 @@ def test_redis_is_paused(tmp_path: Path, pause_s: float) -> None:
         refused_before = stack.metrics().value("millstream_refused_total")
         with constant_load(stack.port, INFER, BODIES, CALLERS) as load:
             load.more(100)
-            with asleep(stack.pids()["redis"]):
+            with sigstopped(stack.pids()["redis"]):
                 until = time.monotonic() + pause_s
                 sent = sent_beside(stack, 30)
                 if pause_s > 5:
@@ -138,7 +138,7 @@ def test_redis_is_killed_with_requests_in_the_queue(tmp_path: Path) -> None:
             for _ in range(2):
                 load.more(100)
                 pids = stack.pids()
-                with asleep(pids["cpu-0"], pids["cpu-1"]):
+                with sigstopped(pids["cpu-0"], pids["cpu-1"]):
                     sent = sent_beside(stack, 40)
                     wait_until(
                         lambda: stack.metrics().value("millstream_requests_in_flight") >= 40 + CALLERS, what="accepted"
@@ -210,7 +210,7 @@ def cut(stack: Stack) -> int:
 def test_replies_to_a_connection_that_is_gone_do_not_stay(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, models={"steady": path}) as stack:
-        with asleep(stack.pids()["cpu-0"]):
+        with sigstopped(stack.pids()["cpu-0"]):
             sent = sent_beside(stack, 1)
             wait_until(lambda: streams(stack) == 1, what="put")
             cut(stack)
@@ -226,7 +226,7 @@ def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: P
     # nothing is reclaimed for silence while the worker sleeps
     with running_stack(tmp_path, models={"steady": path}, settings={"queue_lease_s": 20}) as stack:
         worker = stack.pids()["cpu-0"]
-        with asleep(worker):
+        with sigstopped(worker):
             connection = stack.send(INFER, body, headers)
             wait_until(lambda: streams(stack) == 1, what="put")
             for number in (2, 3):
@@ -248,7 +248,7 @@ def leases(stack: Stack) -> int:
 
 def test_metrics_are_there_while_redis_is_paused(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
-    with running_stack(tmp_path, models={"steady": path}) as stack, asleep(stack.pids()["redis"]):
+    with running_stack(tmp_path, models={"steady": path}) as stack, sigstopped(stack.pids()["redis"]):
         # 10 s is what Prometheus waits for a page
         page = Page(stack.http.get("/metrics", timeout=10).text)
         assert page.value("millstream_instances_ready") == 1

@@ -14,7 +14,7 @@ from millstream.services.queue.url import client
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.sentinel import PASSWORD, SENTINEL_PASSWORD, Server, Watched, watched_redis
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 X = np.array([[1, 2], [3, 4]], np.float32)
@@ -91,7 +91,7 @@ def test_the_master_freezes_and_thaws_as_a_replica(tmp_path: Path) -> None:
         with constant_load(stack.port, INFER, BODIES, CALLERS) as load:
             load.more(ALONG)
             first, began = watched.master, time.monotonic()
-            with asleep(first.pid):
+            with sigstopped(first.pid):
                 second = watched.took_over(first)
                 goes_on("frozen", stack, load, second, began)
             watched.follows(first)

@@ -21,7 +21,7 @@ from millstream.services.queue.url import RedisAddress, client
 from tests.kit import models
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers
-from tests.kit.stack import asleep, running_stack
+from tests.kit.stack import running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 
@@ -45,7 +45,7 @@ def test_redis_forgets_everything_under_load(tmp_path: Path, how: str) -> None:
             load.more(100)
             if how == "killed":
                 os.kill(pid, signal.SIGKILL)
-                stack.heard("redis was ended by SIGKILL: restarting it")
+                stack.wait_for_line("redis was ended by SIGKILL: restarting it")
                 wait_until(lambda: stack.pids().get("redis", pid) != pid)
             else:
                 stack.redis.flushall()
@@ -68,7 +68,7 @@ def test_redis_comes_back_with_its_data(tmp_path: Path) -> None:
             stack.redis = client(address)
             with constant_load(stack.port, "/v2/models/steady/infer", BODIES) as load:
                 load.more(100)
-                with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
+                with sigstopped(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
                     wait_until(lambda: list(stack.redis.scan_iter("ms:*:stream:*")), what="a stream")
                     (stream,) = stack.redis.scan_iter("ms:*:stream:*")
                     wait_until(lambda: stack.redis.xlen(stream) > 0, what="put")

@@ -28,7 +28,7 @@ from millstream.services.settings import child_environment
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.scale_model import BODIES, check_answers
-from tests.kit.stack import Stack, asleep, children, running_stack
+from tests.kit.stack import Stack, children, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 INFER = "/v2/models/m/infer"
@@ -142,13 +142,13 @@ def test_a_hangup_signal_asks_for_the_same_and_a_second_restart_waits_for_the_fi
         before = stack.pids()
         with constant_load(stack.port, INFER, BODIES, callers=2) as load:
             load.more(10)
-            with asleep(before["redis"]):  # a process that starts now waits for it
+            with sigstopped(before["redis"]):  # a process that starts now waits for it
                 stack.process.send_signal(signal.SIGHUP)
-                stack.heard("SIGHUP: replacing all processes")
+                stack.wait_for_line("SIGHUP: replacing all processes")
                 refused = restart(stack)
                 assert refused.returncode == 1
                 assert refused.stderr.strip() == "error: a restart is already in progress: wait for its end"
-            stack.heard("gateway-0 was replaced")
+            stack.wait_for_line("gateway-0 was replaced")
             load.more(10)
         check_answers(load)
         assert all(stack.pids()[name] != before[name] for name in ("cpu-0", "gateway-0"))
@@ -228,8 +228,8 @@ def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> N
         leaving, staying = pids["gateway-0"], pids["gateway-1"]
         with stack.gateway(0) as gateway, constant_load(stack.port, INFER, BODIES, callers=2) as load:
             load.more(10)
-            with asleep(pids["cpu-0"]):
-                with asleep(staying):
+            with sigstopped(pids["cpu-0"]):
+                with sigstopped(staying):
                     sent = slow_requests(stack, 20)
                     began = time.monotonic()
                     os.kill(leaving, signal.SIGTERM)
@@ -245,13 +245,13 @@ def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> N
         check_answers(load)
         assert took_s < 30 + BUSY_S  # the default limit; no lease had to expire
         print(f"20 of 20 in flight answered, {len(load.answers)} beside them; gone after {took_s:.2f} s of at most 30")
-        stack.heard("gateway-0 was ended by SIGTERM: restarting it")
+        stack.wait_for_line("gateway-0 was ended by SIGTERM: restarting it")
 
 
 def test_what_is_not_answered_in_time_is_refused_not_cut(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, models={"m": path}, settings=LONG_LEASES | {"drain_s": DRAIN_S}) as stack:
-        with asleep(stack.pids()["cpu-0"]):
+        with sigstopped(stack.pids()["cpu-0"]):
             sent = slow_requests(stack, 10)
             began = time.monotonic()
             stack.process.send_signal(signal.SIGTERM)
@@ -274,7 +274,7 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
         sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(4)]
         wait_until(lambda: _leased(stack) >= 1)  # it runs; behind so long a run nothing is taken
         os.kill(worker, signal.SIGTERM)
-        stack.heard("cpu-0 ended with exit code 3: restarting it")
+        stack.wait_for_line("cpu-0 ended with exit code 3: restarting it")
         assert "it is given to other workers" in stack.logs()
         assert told(sent) == [(200, None, None)] * 4
         # it gave its lease back: no gateway took it for a worker that its batch killed

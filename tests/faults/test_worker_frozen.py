@@ -18,7 +18,7 @@ import pytest
 from tests.kit import models, v2
 from tests.kit.load import Load, constant_load
 from tests.kit.metrics import Page
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 LEASE_S = 0.5
@@ -63,7 +63,7 @@ def frozen_with_work(stack: Stack, pid: int) -> Iterator[None]:
     worker = workers(stack)[pid]
     for _ in range(FREEZES_MAX):
         reclaimed = stack.metrics().value("millstream_reclaimed_total")
-        with asleep(pid):
+        with sigstopped(pid):
             wait_until(lambda: pid not in workers(stack), what="taken for dead")
             # between two batches it had nothing to lose
             if stack.metrics().value("millstream_reclaimed_total") > reclaimed:
@@ -131,11 +131,11 @@ def test_all_workers_freeze_for_a_moment(tmp_path: Path) -> None:
         begun = stack.metrics()
         with constant_load(stack.port, "/v2/models/steady/infer", bodies_of(inputs), CALLERS) as load:
             load.more(50)
-            with asleep(*pids.values()):  # shorter than the lease
+            with sigstopped(*pids.values()):  # shorter than the lease
                 wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)
             load.more(50)
             for _ in range(2):
-                with asleep(*pids.values()):  # longer: no worker is left that could take over a batch
+                with sigstopped(*pids.values()):  # longer: no worker is left that could take over a batch
                     wait_until(lambda: not workers(stack))
                     seen = len(load.answers)
                     wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= CALLERS)
@@ -162,12 +162,12 @@ def test_a_thawed_worker_writes_into_nobody_elses_memory(tmp_path: Path, running
         expected = [_answer(stack.send("/v2/models/long/infer", *body)) for body in bodies]
 
         listed = workers(stack)
-        with asleep(*(() if running else listed)):
+        with sigstopped(*(() if running else listed)):
             connection = stack.send("/v2/models/long/infer", *bodies[1])
             frozen = wait_until(lambda: next((pid for pid in listed if leased(stack, listed[pid])), None))
             (other,) = listed.keys() - {frozen}
             thawed = [name for name, pid in processes(stack).items() if pid == frozen]
-            with asleep(frozen):
+            with sigstopped(frozen):
                 os.kill(other, signal.SIGCONT)
                 one_row = _answer(connection)
                 os.kill(other, signal.SIGSTOP)

@@ -11,7 +11,7 @@ import numpy as np
 from tests.kit import models, v2
 from tests.kit.load import constant_load
 from tests.kit.scale_model import BODIES, check_answers
-from tests.kit.stack import asleep, running_stack
+from tests.kit.stack import running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 
@@ -23,7 +23,7 @@ def test_a_worker_that_is_killed_under_load_costs_no_request(tmp_path: Path) -> 
             for name in ("cpu-0", "cpu-1"):
                 load.more(200)
                 os.kill(before[name], signal.SIGKILL)
-                stack.heard(f"{name} was ended by SIGKILL: restarting it")
+                stack.wait_for_line(f"{name} was ended by SIGKILL: restarting it")
                 wait_until(lambda: stack.pids().get(name, before[name]) != before[name])  # noqa: B023
                 stack.settled("steady", 1)
             load.more(200)
@@ -40,11 +40,11 @@ def test_the_only_worker_is_killed_with_requests_in_hand(tmp_path: Path) -> None
         first = stack.http.post("/v2/models/slow/infer", content=body, headers=headers)
         expected = v2.outputs(first.content, first.headers)["y"]
         worker = stack.pids()["cpu-0"]
-        with asleep(worker):
+        with sigstopped(worker):
             sent = [stack.send("/v2/models/slow/infer", body, headers) for _ in range(20)]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 20)
             os.kill(worker, signal.SIGKILL)
-        stack.heard("cpu-0 was ended by SIGKILL: restarting it")
+        stack.wait_for_line("cpu-0 was ended by SIGKILL: restarting it")
         for connection in sent:
             reply = connection.getresponse()
             got = v2.outputs(reply.read(), dict(reply.getheaders()))

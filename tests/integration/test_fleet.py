@@ -15,7 +15,7 @@ from millstream.services.queue.url import RedisAddress
 from tests.kit import models, v2
 from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server
-from tests.kit.stack import asleep
+from tests.kit.stack import sigstopped
 
 TIMEOUT_S = 20
 
@@ -60,7 +60,7 @@ def test_machines_whose_clocks_differ_serve_as_others(tmp_path, address, gateway
         [known] = machines.workers(http)
         assert known["heartbeat_age_s"] < TIMEOUT_S
         with ThreadPoolExecutor(1) as threads:
-            with asleep(worker.pid):
+            with sigstopped(worker.pid):
                 late = threads.submit(infer, http, 7, 0.2)
                 assert late.result().status_code == 504
             check(infer(http, 8), 8)

@@ -29,7 +29,7 @@ from tritonclient.utils import InferenceServerException
 from millstream.services.model.datatypes import NUMPY
 from tests.kit import models
 from tests.kit.blocking import Blocking
-from tests.kit.stack import ROOT, Stack, asleep, assert_quiet, running_stack
+from tests.kit.stack import ROOT, Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 A = np.arange(8, dtype=np.float32).reshape(2, 4)
@@ -276,7 +276,7 @@ def in_flight(stack: Stack) -> float:
 
 
 def test_deadlines_and_cancellation(stack: Stack, client: Any, stub: Any) -> None:
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         for options in ({"client_timeout": 0.3}, {"timeout": 300_000}):
             with pytest.raises(InferenceServerException) as caught:
                 client.infer("add", pair(), **options)
@@ -343,7 +343,7 @@ def test_errors_of_a_stream(stub: Any) -> None:
 
 
 def test_a_stream_has_so_many_requests_in_flight_and_a_caller_that_goes_leaves_none(stack: Stack, stub: Any) -> None:
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         sent = iter([raw_request("wide", "x", rows(), id=str(i)) for i in range(1000)])
         call = stub.ModelStreamInfer(sent)
         # one whose reply is awaited, those in the line behind it, and one that waits for a place there
@@ -390,7 +390,7 @@ def test_who_sends_nothing_or_reads_nothing_holds_nobody_up(stack: Stack, client
 def test_both_gateways_answer(stack: Stack) -> None:
     pids = stack.pids()
     for index in (0, 1):
-        with asleep(pids[f"gateway-{1 - index}"]):
+        with sigstopped(pids[f"gateway-{1 - index}"]):
             # the kernel may choose the one that sleeps: then another connection is made
             wait_until(lambda: _answers(stack), what=f"gateway-{index} answers")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from millstream.services.wire.records import WorkerRecord
 from tests.kit import models, v2
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 ABOVE = 2.0**30  # further than any trial of an upload goes
@@ -25,7 +25,7 @@ OFF = "millstream_batching_off"
 
 def ask_together(stack: Stack, model: str, rows: list[v2.Array]) -> list[v2.Array]:
     """One request for each row, which find the workers asleep: they could share runs."""
-    with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
+    with sigstopped(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
         sent = [stack.send(f"/v2/models/{model}/infer", *v2.request({"x": row})) for row in rows]
         wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= len(rows))
     outputs = []

@@ -149,7 +149,7 @@ def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> 
     for name, pid in stack.pids().items():
         if name != "redis":
             os.kill(pid, signal.SIGKILL)
-            stack.heard(f"{name} was ended by SIGKILL")
+            stack.wait_for_line(f"{name} was ended by SIGKILL")
             wait_until(lambda: stack.pids().get(name, pid) != pid)  # noqa: B023
     stack.reconnect()
     stack.settled("lasting", 1)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.kit import models, v2
-from tests.kit.stack import Stack, asleep, assert_quiet, running_stack
+from tests.kit.stack import Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 LANE_ROWS_MAX = 16
@@ -108,7 +108,7 @@ def index(*values: int) -> v2.Array:
 
 def test_only_the_request_at_fault_gets_the_models_error(stack: Stack, tmp_path: Path) -> None:
     model = Model(stack, "lookup", models.lookup(tmp_path / "m.onnx"))
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         first = model.fill_slots(index(1), "index")
         rows = [index(0), index(1, 2), index(9), index(3), index(7, -8), index(4)]
         sent = [model.send(each, "index") for each in rows]
@@ -135,7 +135,7 @@ def test_only_the_request_at_fault_gets_the_models_error(stack: Stack, tmp_path:
 def test_what_expired_is_told_so_and_never_runs(stack: Stack, tmp_path: Path) -> None:
     model = Model(stack, "expired", models.scale(tmp_path / "m.onnx"))
     x = np.ones((1, 2), np.float32)
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         leased = model.send(x, timeout_us=200_000)
         model.until("stream_entries", 1)
         patient = model.send(x)
@@ -156,7 +156,7 @@ def test_what_expired_is_told_so_and_never_runs(stack: Stack, tmp_path: Path) ->
 def test_a_caller_that_goes_away_is_dropped_from_the_lane(stack: Stack, tmp_path: Path) -> None:
     model = Model(stack, "gone", models.scale(tmp_path / "m.onnx"))
     x = np.ones((1, 2), np.float32)
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         first = model.fill_slots(x)
         sent = [model.send(x) for _ in range(4)]
         model.until("lane_rows", 4)
@@ -173,7 +173,7 @@ def test_a_full_lane_refuses_and_then_the_full_gateway(stack: Stack, tmp_path: P
     one, other = Model(stack, "full", path), Model(stack, "other", path)
     x = np.ones((1, 2), np.float32)
     before = stack.metrics()
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         accepted = one.fill_slots(x)
         accepted += [one.send(x) for _ in range(LANE_ROWS_MAX)]
         one.until("lane_rows", LANE_ROWS_MAX)
@@ -201,7 +201,7 @@ def test_a_wait_that_would_outlast_the_deadline_is_refused_at_once(stack: Stack,
     path = models.slow(tmp_path / "m.onnx", rounds=2000)
     model = Model(stack, "slow", path, config='{"rows_max": 1}')
     x = np.ones((1, 128), np.float32)
-    with asleep(stack.pids()["cpu-0"]):
+    with sigstopped(stack.pids()["cpu-0"]):
         accepted = model.fill_slots(x)
         accepted += [model.send(x) for _ in range(10)]
         model.until("lane_rows", 10)

@@ -19,7 +19,7 @@ from millstream.services.wire.batch import BATCH_FORMATS
 from tests.kit import models, other_release, v2
 from tests.kit.fleet import fleet
 from tests.kit.redis_server import redis_server
-from tests.kit.stack import asleep
+from tests.kit.stack import sigstopped
 from tests.kit.wait import wait_until
 
 OURS = BATCH_FORMATS[-1]
@@ -115,7 +115,7 @@ def written(address: RedisAddress, http: httpx.Client, *workers: int) -> int:
         return None
 
     with client(address) as redis, ThreadPoolExecutor(1) as threads:
-        with asleep(*workers):
+        with sigstopped(*workers):
             asked = threads.submit(infer, http, 1)
             found = wait_until(lambda: look(redis), what="a batch in Redis")
         asked.result()

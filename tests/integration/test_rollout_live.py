@@ -16,7 +16,7 @@ import numpy as np
 from millstream.services.model.manifest import Manifest
 from tests.kit import models, v2
 from tests.kit.load import Answer, Load, constant_load
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 X = np.array([[1, 2], [3, 4]], np.float32)
@@ -84,7 +84,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving(stack: Stack
     stack.push("damaged", models.scale(path, factor=2.0))
     with constant_load(stack.port, "/v2/models/damaged/infer", BODIES, callers=2) as load:
         load.more(10)
-        with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
+        with sigstopped(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
             # published and asked for; on its way to the workers the disk loses a bit
             reply = stack.http.put(
                 "/admin/v1/models/damaged/versions/2", content=models.scale(path, factor=3.0).read_bytes()
@@ -133,11 +133,11 @@ def test_stopping_answers_what_was_accepted(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, gateways=2, models={"last": path}) as stack:
         body, headers = BODIES[1]
-        with asleep(stack.pids()["cpu-0"]):
+        with sigstopped(stack.pids()["cpu-0"]):
             sent = [stack.send("/v2/models/last/infer", body, headers) for _ in range(20)]
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 20)
             stack.process.send_signal(signal.SIGTERM)
-            stack.heard("SIGTERM: answering requests in flight, then stopping")
+            stack.wait_for_line("SIGTERM: answering requests in flight, then stopping")
         for connection in sent:
             reply = connection.getresponse()
             got = v2.outputs(reply.read(), dict(reply.getheaders()))

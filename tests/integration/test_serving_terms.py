@@ -24,7 +24,7 @@ from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository
 from tests.kit import models, v2
-from tests.kit.stack import Stack, asleep, assert_quiet, running_stack
+from tests.kit.stack import Stack, assert_quiet, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 WORKERS = 2
@@ -187,7 +187,7 @@ def test_a_queue_policy_refuses_and_counts_as_the_reference_does(stack: Stack, t
     wait_until(lambda: stack.http.get("/v2/models/line/ready").status_code == 200)
     # its timeout of a microsecond says nothing: the version has a policy of its own
     body, headers = v2.request({"x": np.ones((1, 128), np.float32)}, parameters={"timeout": 1})
-    with asleep(stack.pids()["cpu-0"]):  # nothing runs: what is not sent ahead waits
+    with sigstopped(stack.pids()["cpu-0"]):  # nothing runs: what is not sent ahead waits
         calls = [stack.send("/v2/models/line/infer", body, headers) for _ in range(40)]
         waiting = [call for call in calls if select.select([call.sock], [], [], 0.5)[0]]
         assert len(waiting) > 20

@@ -157,7 +157,7 @@ def test_runs_that_were_merged_count_once_and_a_restart_loses_nothing(stack: Sta
     pids = stack.pids()
     for name in ("gateway-0", "gateway-1", "cpu-0"):
         os.kill(pids[name], signal.SIGKILL)
-        stack.heard(f"{name} was ended by SIGKILL")
+        stack.wait_for_line(f"{name} was ended by SIGKILL")
     stack.reconnect()
 
     def after() -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.kit import models
 from tests.kit.load import constant_load
-from tests.kit.stack import Stack, asleep, running_stack
+from tests.kit.stack import Stack, running_stack, sigstopped
 from tests.kit.wait import wait_until
 
 LABELS = "cat\ndog\n"
@@ -339,7 +339,7 @@ def test_a_load_waits_for_a_worker_that_has_not_heard_of_the_unload(stack: Stack
     stack.push("again", times(tmp_path / "again.onnx", 5))
     where = "/v2/repository/models/again"
     with ThreadPoolExecutor(1) as threads:
-        with asleep(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
+        with sigstopped(*(pid for name, pid in stack.pids().items() if name.startswith("cpu-"))):
             assert stack.http.post(f"{where}/unload").status_code == 200
             loading = threads.submit(lambda: stack.http.post(f"{where}/load"))
             with pytest.raises(TimeoutError):  # its record still says that it is ready

@@ -276,7 +276,7 @@ def test_a_gateway_that_crashes_half_way_through_leaves_nothing(tmp_path: Path) 
             wait_until(lambda: _document(stack.http, "crashed"))
             pid = stack.pids()["gateway-0"]
             os.kill(pid, signal.SIGKILL)
-            stack.heard("gateway-0 was ended by SIGKILL: restarting it")
+            stack.wait_for_line("gateway-0 was ended by SIGKILL: restarting it")
             assert wire.recv(1) == b""
         wait_until(lambda: stack.pids().get("gateway-0", pid) != pid)
         wait_until(lambda: not staged(stack), what="nothing is staged")

@@ -112,7 +112,7 @@ class LaneBench:
         inputs = [InputTensor((rows, 4), ROW * rows, 16 * rows)]
         return Request(inputs, rows, priority, self.now, self.now + timeout_s, responder)
 
-    def come(self, requests: int) -> None:
+    def add_requests(self, requests: int) -> None:
         """Add this many requests of one row in one turn of the event loop."""
         for _ in range(requests):
             self.lane.add(self.request(), 16)

@@ -1,7 +1,6 @@
 """A pool in a real Redis: the calls of gateways and workers, and a snapshot of its keys that checks the invariants.
 
-put, reclaim (a gateway's scripts) ── worker(name) -> millstream.workers.consumer.Consumer ── picture() -> Picture ──
-broken()
+put, reclaim (scripts of gateways) ── worker(name) -> Consumer ── snapshot() -> RedisSnapshot ── broken()
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Entry(NamedTuple):
 
 
 @dataclass
-class Picture:
+class RedisSnapshot:
     """All keys of a pool at one moment.
 
     `expiring` are streams that have an expiry; `others` are keys of no known kind.
@@ -220,9 +219,9 @@ class Pool:
         consumer.add_lanes(lanes)
         return consumer
 
-    def next(self, name: str, *finished: Lease, in_hand: int = 0, wanted: int = 4) -> list[Lease]:
+    def next(self, name: str, *finished: Lease, leased: int = 0, wanted: int = 4) -> list[Lease]:
         consumer = self.worker(name)
-        consumer.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], in_hand, wanted)
+        consumer.send_next([Finished(lease, reply(lease, name), b"") for lease in finished], leased, wanted)
         return consumer.receive_next()
 
     def wait(self, name: str, *finished: Lease, wanted: int = 4, timeout_s: float = 1) -> list[Lease]:
@@ -238,8 +237,8 @@ class Pool:
 
     # State.
 
-    def picture(self) -> Picture:
-        picture = Picture()
+    def snapshot(self) -> RedisSnapshot:
+        snapshot = RedisSnapshot()
         prefix = self.keys.prefix.decode()
         tag = b"ms:*:{%s[:}]*" % self.keys.of_installation.installation.encode()
         found = sorted(key.decode() for key in self.redis.keys(tag))
@@ -266,21 +265,21 @@ class Pool:
         answers = iter(pipeline.execute(raise_on_error=False))
         for key, kind, name in kinds:
             if kind == "stream":
-                picture.streams.add(name)
+                snapshot.streams.add(name)
                 if next(answers) >= 0:
-                    picture.expiring.add(name)
-                picture.entries += _entries(name, next(answers), next(answers))
+                    snapshot.expiring.add(name)
+                snapshot.entries += _entries(name, next(answers), next(answers))
             elif kind in read:
-                setattr(picture, kind, _merged(kind, name, next(answers), getattr(picture, kind)))
+                setattr(snapshot, kind, _merged(kind, name, next(answers), getattr(snapshot, kind)))
             else:
-                picture.others.add(key)
-        return picture
+                snapshot.others.add(key)
+        return snapshot
 
-    def check(self) -> Picture:
+    def check(self) -> RedisSnapshot:
         """Return the current state. Raises AssertionError if it violates an invariant."""
-        picture = self.picture()
-        assert picture.broken() == [], picture
-        return picture
+        snapshot = self.snapshot()
+        assert snapshot.broken() == [], snapshot
+        return snapshot
 
 
 def reply(lease: Lease, worker: str) -> bytes:

@@ -48,7 +48,7 @@ class Stack:
         self._ended = False  # there will be no more output
         self._installation = settings.get("installation_name")
         self.shm_dir = disk.seen(Path(str(settings.get("shm_dir", "/dev/shm"))))
-        self._heard = threading.Condition()
+        self._line_added = threading.Condition()
         assert settings.keys() <= Settings.model_fields.keys()
         environment = {f"MILLSTREAM_{name.upper()}": str(value) for name, value in settings.items()}
         self.process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Stack:
         self._listener = threading.Thread(target=self._listen, name="stack", daemon=True)
         self._listener.start()
         try:
-            self.url = self.heard(READY, START_S_MAX).removeprefix("ready ").strip()
+            self.url = self.wait_for_line(READY, START_S_MAX).removeprefix("ready ").strip()
         except BaseException:
             self.kill()
             raise
@@ -115,26 +115,26 @@ class Stack:
     @property
     def grpc(self) -> str:
         """HOST:PORT for gRPC clients."""
-        return self.heard("grpc  ").split()[-1]
+        return self.wait_for_line("grpc  ").split()[-1]
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._heard:
+            with self._line_added:
                 self.lines.append(line.rstrip("\n"))
-                self._heard.notify_all()
-        with self._heard:
+                self._line_added.notify_all()
+        with self._line_added:
             self._ended = True
-            self._heard.notify_all()
+            self._line_added.notify_all()
 
-    def heard(self, text: str, timeout_s: float = WAIT_S) -> str:
+    def wait_for_line(self, text: str, timeout_s: float = WAIT_S) -> str:
         """Wait for an output line that contains `text`, also an earlier one, and return it."""
 
         def find() -> str | None:
             return next((line for line in self.lines if text in line), None)
 
-        with self._heard:
-            self._heard.wait_for(lambda: find() or self._ended, timeout_s)
+        with self._line_added:
+            self._line_added.wait_for(lambda: find() or self._ended, timeout_s)
             found = find()
         if found is None:
             raise AssertionError(f"{text!r} is not in the output:\n" + "\n".join([*self.lines, self.logs()]))
@@ -200,7 +200,7 @@ class Stack:
         with httpx.Client(
             base_url=self.url, headers=self.headers, timeout=WAIT_S, limits=limits, trust_env=False
         ) as caller:
-            with asleep(*others):
+            with sigstopped(*others):
                 assert caller.get("/v2/health/live").status_code == 200
             yield caller
 
@@ -328,7 +328,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
 
 
 @contextmanager
-def asleep(*pids: int) -> Iterator[None]:
+def sigstopped(*pids: int) -> Iterator[None]:
     """Stop processes with SIGSTOP while the block runs."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from millstream.services.queue.server import Binary
 from millstream.services.wire.batch import decode_reply
 from millstream.workers.lease import Lease
-from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Picture, Pool, keys, names, reply
+from tests.kit.pool import ATTEMPTS_MAX, LEASE_MS, Pool, RedisSnapshot, keys, names, reply
 from tests.kit.redis_server import binaries, redis_server
 from tests.kit.state_machines import machine_settings
 
@@ -82,7 +82,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.pool = pool
         self.others = others
         self.theirs: dict[bytes, bytes] = {}
-        self.picture = Picture()
+        self.snapshot = RedisSnapshot()
         self.batches: dict[str, Batch] = {}
         self.workers: dict[str, Worker] = {}
         self.replies: dict[str, list[bytes]] = {gateway: [] for gateway in GATEWAYS}
@@ -121,7 +121,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         self._put(name)
 
     def _put(self, name: str) -> None:
-        batch, before = self.batches[name], self.picture
+        batch, before = self.batches[name], self.snapshot
         able = {worker: score for worker, score in before.idle.items() if batch.lane in before.lanes.get(worker, ())}
         delivered = self.pool.put(
             batch.lane,
@@ -132,9 +132,9 @@ class ExchangeMachine(RuleBasedStateMachine):
             fill=batch.fill,
         )
         assert delivered == bool(able)
-        self.picture = self.pool.picture()
+        self.snapshot = self.pool.snapshot()
         if able:
-            [worker] = [entry.worker for entry in self.picture.entries if entry.name == name]
+            [worker] = [entry.worker for entry in self.snapshot.entries if entry.name == name]
             assert able[str(worker)] == min(able.values())
 
     @rule(gateway=st.sampled_from(GATEWAYS))
@@ -148,8 +148,8 @@ class ExchangeMachine(RuleBasedStateMachine):
         """A gateway waits no longer for one of its batches."""
         name = data.draw(st.sampled_from(sorted(self.batches)))
         lane = self.batches[name].lane
-        [entry] = [entry for entry in self.picture.entries if entry.name == name]
-        held = any(lane in lanes for lanes in self.picture.lanes.values())
+        [entry] = [entry for entry in self.snapshot.entries if entry.name == name]
+        held = any(lane in lanes for lanes in self.snapshot.lanes.values())
         assert self.pool.withdraw(lane, name) == (entry.worker is None and not held)
         if entry.worker is None and not held:
             del self.batches[name]
@@ -157,7 +157,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def reclaim(self, data: st.DataObject) -> None:
         """The lease time has passed for some: surely dead or frozen ones, perhaps one whose heartbeat was only late."""
-        registered = sorted(self.picture.workers)
+        registered = sorted(self.snapshot.workers)
         silent = data.draw(st.sets(st.sampled_from(registered))) if registered else set()
         self.pool.silence(*silent)
         self._reclaimed(silent, self.pool.reclaim())
@@ -170,7 +170,7 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     def _reclaimed(self, workers: set[str], result: tuple[int, int, int], *, died: bool = False) -> None:
         again = given_up = 0
-        for entry in self.picture.entries:
+        for entry in self.snapshot.entries:
             if entry.worker in workers:
                 batch = self.batches[entry.name]
                 alone = self.workers[entry.worker].alone == entry.name
@@ -191,7 +191,7 @@ class ExchangeMachine(RuleBasedStateMachine):
     def _in_any_order(self, workers: set[str]) -> None:
         """Batches of several workers are given up in no particular order."""
         for gateway, expected in self.replies.items():
-            there = self.pool.picture().replies.get(gateway, [])
+            there = self.pool.snapshot().replies.get(gateway, [])
             assert sorted(there) == sorted(expected), workers
             expected[:] = there
 
@@ -216,14 +216,14 @@ class ExchangeMachine(RuleBasedStateMachine):
                 self._hold(worker, lanes)
             else:
                 self._next(worker, [], 0, 4)
-            self.picture = self.pool.picture()
+            self.snapshot = self.pool.snapshot()
 
     def _hold(self, worker: Worker, lanes: set[str]) -> None:
         worker.lanes |= lanes
         self.pool.worker(worker.name).add_lanes(sorted(lanes))
 
     def _beat(self, worker: Worker) -> None:
-        held = self.picture.lanes.get(worker.name, set())
+        held = self.snapshot.lanes.get(worker.name, set())
         known = self.pool.worker(worker.name).beat(b"{}", LEASE_MS)
         assert known == (worker.known and bool(held))
         if not known:
@@ -251,11 +251,11 @@ class ExchangeMachine(RuleBasedStateMachine):
         self.pool.worker(worker.name).remove_lane(lane)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
-    @rule(data=st.data(), wanted=st.integers(0, 4), in_hand=st.integers(0, 1))
-    def next(self, data: st.DataObject, wanted: int, in_hand: int) -> None:
+    @rule(data=st.data(), wanted=st.integers(0, 4), leased=st.integers(0, 1))
+    def next(self, data: st.DataObject, wanted: int, leased: int) -> None:
         worker = self._awake(data)
         finished = data.draw(st.integers(0, len(worker.hand)))
-        self._next(worker, worker.hand[:finished], in_hand, wanted)
+        self._next(worker, worker.hand[:finished], leased, wanted)
 
     @precondition(lambda self: any(worker.awake for worker in self.workers.values()))
     @rule(data=st.data(), wanted=st.integers(1, 4))
@@ -272,34 +272,34 @@ class ExchangeMachine(RuleBasedStateMachine):
         hand = list(worker.hand)
         self._next(worker, hand[:finished], 0, wanted)
         worker.hand = hand
-        before = self.pool.picture()
+        before = self.pool.snapshot()
         recovered = self.pool.worker(worker.name).recover(hand)
         known = keys(hand)
         missing = [entry.name for entry in before.entries if entry.worker == worker.name and entry.key not in known]
         assert sorted(names(recovered)) == sorted(missing)
         worker.hand = hand + recovered
 
-    def _next(self, worker: Worker, finished: list[Lease], in_hand: int | None, wanted: int) -> None:
-        """`in_hand` None: the worker's hands are empty, and it blocks on its inbox if there is nothing for it."""
-        before = self.picture
+    def _next(self, worker: Worker, finished: list[Lease], leased: int | None, wanted: int) -> None:
+        """Send replies and lease; with `leased` None the worker leases nothing and blocks on its inbox."""
+        before = self.snapshot
         mine = {entry.key for entry in before.entries if entry.worker == worker.name}
-        if in_hand is None:
+        if leased is None:
             got = self.pool.wait(worker.name, *finished, wanted=wanted, timeout_s=0.001)
         else:
-            got = self.pool.next(worker.name, *finished, in_hand=in_hand, wanted=wanted)
+            got = self.pool.next(worker.name, *finished, leased=leased, wanted=wanted)
         for lease in finished:
             if mine.intersection(keys([lease])):
                 self._end(lease.header.name, reply(lease, worker.name))
         worker.hand = [lease for lease in worker.hand if lease not in finished] + got
         if wanted == 0:
             assert got == []
-            assert worker.name not in self.pool.picture().idle
+            assert worker.name not in self.pool.snapshot().idle
         elif before.inbox.get(worker.name):
             assert keys(got) == before.inbox[worker.name][:wanted]
         else:
             self._check_leased(worker, before, got, wanted)
 
-    def _check_leased(self, worker: Worker, before: Picture, got: list[Lease], wanted: int) -> None:
+    def _check_leased(self, worker: Worker, before: RedisSnapshot, got: list[Lease], wanted: int) -> None:
         """The front of the lane whose turn it is, a fair part of it; nothing only if there is nothing.
 
         Its turn has the most urgent one that had no more than its share, else the one that had least.
@@ -307,7 +307,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         able = [(tag, lane) for lane, tag in before.ready.items() if lane in before.lanes.get(worker.name, ())]
         if not able:
             assert got == []
-            assert worker.name in self.pool.picture().idle
+            assert worker.name in self.pool.snapshot().idle
             return
         now = max(before.vtimes.get("", 0), min(able)[0])
         lane = min((before.deadlines[lane], tag, lane) for tag, lane in able if tag <= now)[2]
@@ -316,18 +316,18 @@ class ExchangeMachine(RuleBasedStateMachine):
         fitting = math.floor(1 / first.fill) if first.fill else wanted
         count = max(1, min(wanted, fitting, math.ceil(len(waiting) / max(1, len(before.workers)))))
         assert names(got) == waiting[:count]
-        after = self.pool.picture()
+        after = self.pool.snapshot()
         assert after.vtimes.get("", 0) == now
         left = after.ready if count < len(waiting) else after.vtimes
         assert left[lane] == now + sum(self.batches[name].cost_ms for name in waiting[:count])
 
-    @precondition(lambda self: any(w.awake and self.picture.inbox.get(w.name) for w in self.workers.values()))
+    @precondition(lambda self: any(w.awake and self.snapshot.inbox.get(w.name) for w in self.workers.values()))
     @rule(data=st.data())
     def wait(self, data: st.DataObject) -> None:
-        able = sorted(w.name for w in self.workers.values() if w.awake and self.picture.inbox.get(w.name))
+        able = sorted(w.name for w in self.workers.values() if w.awake and self.snapshot.inbox.get(w.name))
         worker = self.workers[data.draw(st.sampled_from(able))]
         got = self.pool.wait(worker.name)
-        assert keys(got) == self.picture.inbox[worker.name][:4]
+        assert keys(got) == self.snapshot.inbox[worker.name][:4]
         worker.hand += got
 
     @rule(data=st.data(), lane=st.sampled_from(LANES), joins=st.booleans(), tries=st.booleans())
@@ -339,30 +339,30 @@ class ExchangeMachine(RuleBasedStateMachine):
             self.join({lane}, ["beat", "hold", "next"])
         if not any(worker.awake and worker.hand for worker in self.workers.values()):
             self.put(lane, GATEWAYS[0], 1, 1, 0.25)
-        has = [w for w in self.workers.values() if w.awake and (w.hand or self.picture.inbox.get(w.name))]
+        has = [w for w in self.workers.values() if w.awake and (w.hand or self.snapshot.inbox.get(w.name))]
         if not has:
             return
         worker = data.draw(st.sampled_from(has))
         if not worker.hand:
             worker.hand += self.pool.wait(worker.name)
-            self.picture = self.pool.picture()
+            self.snapshot = self.pool.snapshot()
         lease = data.draw(st.sampled_from(worker.hand))
         tried = data.draw(st.sets(st.sampled_from(sorted(self.workers)))) if tries else set()
-        before = self.picture
+        before = self.snapshot
         self.pool.worker(worker.name)._pass_on(
             lease.lane, lease.entry, [other.encode() for other in tried], ValueError("from another release")
         )
         worker.hand.remove(lease)
         mine = {entry.key for entry in before.entries if entry.worker == worker.name}
         if not mine.intersection(keys([lease])):
-            assert self.pool.picture() == before
+            assert self.pool.snapshot() == before
             return
         others = {other for other in before.workers if lease.lane in before.lanes.get(other, ())}
         others -= tried | {worker.name}
         if not others:
             self._end(lease.header.name, b"\2" + lease.header.name.encode())
             return
-        after = self.pool.picture()
+        after = self.pool.snapshot()
         [now] = [str(entry.worker) for entry in after.entries if entry.key in keys([lease])]
         assert now in (others & set(before.idle) or others)
         assert after.inbox[now][-1:] == keys([lease])
@@ -417,7 +417,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         """Redis restarts empty; gateways put again what has no answer, as new batches."""
         self._clear()
         self.pool.next_millisecond()  # a restart takes longer than that, so entries get other ids than before
-        self.picture = Picture()
+        self.snapshot = RedisSnapshot()
         for worker in list(self.workers.values()):
             worker.known, worker.alone = False, ""
             if worker.dead:
@@ -434,22 +434,22 @@ class ExchangeMachine(RuleBasedStateMachine):
 
     @invariant()
     def sound(self) -> None:
-        picture = self.picture = self.pool.picture()
-        assert picture.broken() == []
-        held = set().union(*picture.lanes.values())
-        assert held == picture.streams - picture.expiring, "a stream stays exactly as long as a worker holds its lane"
-        assert {entry.name: entry.attempt for entry in picture.entries} == {
+        snapshot = self.snapshot = self.pool.snapshot()
+        assert snapshot.broken() == []
+        held = set().union(*snapshot.lanes.values())
+        assert held == snapshot.streams - snapshot.expiring, "a stream stays exactly as long as a worker holds its lane"
+        assert {entry.name: entry.attempt for entry in snapshot.entries} == {
             name: batch.attempt for name, batch in self.batches.items()
         }
-        assert {gateway: replies for gateway, replies in self.replies.items() if replies} == picture.replies
+        assert {gateway: replies for gateway, replies in self.replies.items() if replies} == snapshot.replies
         for worker in self.workers.values():
-            leased = {entry.key for entry in picture.entries if entry.worker == worker.name}
-            has = {*keys(worker.hand), *picture.inbox.get(worker.name, ())}
+            leased = {entry.key for entry in snapshot.entries if entry.worker == worker.name}
+            has = {*keys(worker.hand), *snapshot.inbox.get(worker.name, ())}
             assert leased <= has, f"{worker.name} leases what it does not have"
             if worker.known:
-                assert picture.lanes.get(worker.name, set()) == worker.lanes
-        assert {str(entry.worker) for entry in picture.entries if entry.worker} <= set(self.workers)
-        assert picture.workers <= set(self.workers)
+                assert snapshot.lanes.get(worker.name, set()) == worker.lanes
+        assert {str(entry.worker) for entry in snapshot.entries if entry.worker} <= set(self.workers)
+        assert snapshot.workers <= set(self.workers)
         assert self._of_others() == self.theirs, "another installation lost or got something"
 
     def teardown(self) -> None:

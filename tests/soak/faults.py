@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from tests.kit import v2
-from tests.kit.stack import Stack, asleep, children
+from tests.kit.stack import Stack, children, sigstopped
 from tests.kit.wait import wait_until
 from tests.soak.callers import Callers
 from tests.soak.hostile import HostileCallers
@@ -121,7 +121,7 @@ class Faults:
         wait_until(lambda: self._stack.pids().get(name, pid) != pid, what=f"{name} is back")
 
     def _freeze(self, prefix: str, seconds: float) -> None:
-        with asleep(self._pick(prefix)[1]):
+        with sigstopped(self._pick(prefix)[1]):
             time.sleep(seconds)
 
     def _empty(self) -> None:

@@ -26,13 +26,13 @@ def bench_of(home: Path, seconds: float, instances: int) -> LaneBench:
 
 def test_while_a_short_run_is_out_the_next_batch_waits_until_it_is_as_full(tmp_path):
     bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
-    bench.come(3)
+    bench.add_requests(3)
     assert bench.put == [3]
-    bench.come(2)
+    bench.add_requests(2)
     assert bench.put == [3]
-    bench.come(1)
+    bench.add_requests(1)
     assert bench.put == [3, 3]
-    bench.come(1)
+    bench.add_requests(1)
     bench.answer()
     bench.answer()
     assert bench.put == [1]  # nothing is out any more: whatever waits leaves
@@ -44,7 +44,7 @@ def test_while_a_short_run_is_out_the_next_batch_waits_until_it_is_as_full(tmp_p
 def test_behind_a_longer_run_a_batch_is_sent_ahead_however_small(tmp_path, seconds, most):
     bench = bench_of(tmp_path, seconds, instances=1)
     for requests in (3, 1, 2, 5, 1):
-        bench.come(requests)
+        bench.add_requests(requests)
     assert bench.put == [3, 1, 2][:most]
     bench.answer()
     assert bench.put == ([1, 2, 6] if most > DEPTH else [1, 8])
@@ -53,37 +53,37 @@ def test_behind_a_longer_run_a_batch_is_sent_ahead_however_small(tmp_path, secon
 
 def test_every_idle_instance_gets_a_batch_at_once(tmp_path):
     bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=2)
-    bench.come(3)
-    bench.come(1)
+    bench.add_requests(3)
+    bench.add_requests(1)
     assert bench.put == [3, 1]
-    bench.come(1)  # as full as the last one
+    bench.add_requests(1)  # as full as the last one
     assert bench.put == [3, 1, 1]
 
 
 def test_a_request_larger_than_a_batch_holds_back_no_full_batch(tmp_path):
     bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
     bench.lane.add(bench.request(rows=100), 100 * len(ROW))
-    bench.come(15)
+    bench.add_requests(15)
     assert bench.put == [100]
-    bench.come(1)
+    bench.add_requests(1)
     assert bench.put == [100, 16]
 
 
 def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came_soon(tmp_path):
     bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
-    bench.come(1)
+    bench.add_requests(1)
     assert bench.pass_time(SPIN_S / 2) == 0  # nothing is known yet
     bench.answer()
     for _ in range(3):
-        bench.come(1)
+        bench.add_requests(1)
         assert bench.pass_time(SPIN_S / 2) == 10
         bench.answer()
         bench.pass_time(SPIN_S)
         assert bench.pass_time(SPIN_S) == 0
-    bench.come(1)
+    bench.add_requests(1)
     assert 0 < bench.pass_time(SPIN_S * 10) < 10  # not for ever
     bench.answer()
-    bench.come(1)
+    bench.add_requests(1)
     assert bench.pass_time(SPIN_S / 2) == 0  # the last one took long
     bench.answer()
 
@@ -91,7 +91,7 @@ def test_the_loop_turns_for_the_reply_to_a_lone_batch_if_the_last_one_came_soon(
 def test_the_loop_does_not_turn_for_a_batch_of_many(tmp_path):
     bench = bench_of(tmp_path, SHORT_RUN_S / 10, instances=1)
     for _ in range(2):
-        bench.come(10)
+        bench.add_requests(10)
         assert bench.pass_time(SPIN_S / 2) == 0
         bench.answer()
 
@@ -105,7 +105,7 @@ def test_an_idle_lane_tries_what_looks_hopeless(tmp_path):
 
 def test_what_would_be_answered_too_late_is_refused_with_a_time_to_come_back(tmp_path):
     bench = LaneBench(tmp_path, {1: 0.1, 4: 0.1})
-    bench.come(4)
+    bench.add_requests(4)
     bench.lane.add(bench.request(timeout_s=0.25), 16)  # behind one run
     with pytest.raises(Failure, match=r"would answer in about 0\.200 s") as refused:
         bench.lane.add(bench.request(timeout_s=0.15), 16)
@@ -117,7 +117,7 @@ def test_what_would_be_answered_too_late_is_refused_with_a_time_to_come_back(tmp
 
 def test_a_request_in_a_hurry_is_admitted_before_those_that_can_wait(tmp_path):
     bench = LaneBench(tmp_path, {1: 0.1})
-    bench.come(10)
+    bench.add_requests(10)
     with pytest.raises(Failure):
         bench.lane.add(bench.request(timeout_s=0.25), 16)  # two runs are out
     hurried = bench.request(timeout_s=0.35)
@@ -129,7 +129,7 @@ def test_a_request_in_a_hurry_is_admitted_before_those_that_can_wait(tmp_path):
 
 def test_requests_that_can_be_met_no_more_do_not_run(tmp_path):
     bench = LaneBench(tmp_path, {1: 0.1})
-    bench.come(2)
+    bench.add_requests(2)
     late = bench.request(timeout_s=0.31)
     bench.lane.add(late, 16)
     bench.now = 0.28  # the first run took its time
@@ -158,7 +158,7 @@ def test_a_lane_learns_how_fast_replies_come(tmp_path):
     """Others share the workers: a batch comes back in three times its run."""
     bench = LaneBench(tmp_path, {1: 0.1})
     for _ in range(100):
-        bench.come(1)
+        bench.add_requests(1)
         if len(bench.put) == DEPTH:
             bench.now += 0.3
             bench.answer()
@@ -170,22 +170,22 @@ def test_a_lane_learns_how_fast_replies_come(tmp_path):
 def test_while_other_lanes_are_in_use_runs_are_short(tmp_path):
     bench = LaneBench(tmp_path, {1: TURN_S / 2, 4: TURN_S, 16: TURN_S * 3})
     other = bench.another("other", {1: TURN_S / 2})
-    bench.come(16)
-    bench.come(16)
+    bench.add_requests(16)
+    bench.add_requests(16)
     assert bench.put[:2] == [16, 16]
     bench.now += 1
     other.add(bench.request(), 16)
     bench.turn()
     while bench.put:
         bench.answer()
-    bench.come(16)
+    bench.add_requests(16)
     assert bench.put == [4, 4, 4]
     bench.now += SEVERAL_S
     bench.answer()
     assert bench.put == [4, 4, 4]  # what was left; the next batch is a full one again
     while bench.put:
         bench.answer()
-    bench.come(16)
+    bench.add_requests(16)
     assert bench.put == [16]
 
 
@@ -194,14 +194,14 @@ def test_runs_are_not_cut_to_pieces_that_take_hardly_less(tmp_path):
     other = bench.another("other", {1: TURN_S})
     other.add(bench.request(), 16)
     bench.turn()
-    bench.come(16)
+    bench.add_requests(16)
     assert bench.put == [1, 8, 8]
 
 
 def test_what_waits_for_a_version_that_goes_is_sent_before_it_goes(tmp_path):
     bench = bench_of(tmp_path, LONG_RUN_S, instances=1)
     for requests in (3, 1, 2, 5, 30):
-        bench.come(requests)
+        bench.add_requests(requests)
     assert bench.put == [3, 1]
     bench.lane.close()
     assert sum(bench.put) == 41
@@ -212,7 +212,7 @@ def test_what_waits_for_a_version_that_goes_is_sent_before_it_goes(tmp_path):
 
 def test_what_waits_for_a_version_that_never_was_ready_is_told_that_it_is_gone(tmp_path):
     bench = bench_of(tmp_path, LONG_RUN_S, instances=0)
-    bench.come(2)
+    bench.add_requests(2)
     bench.lane.close()
     assert (bench.put, bench.lane.idle, bench.admission.requests) == ([], True, 0)
 
@@ -270,7 +270,7 @@ def test_requests_that_bring_too_much_together_leave_apart(tmp_path):
 def test_a_deadline_that_a_worker_takes_for_passed_too_early_is_the_gateways_to_keep(tmp_path):
     """The clock of Redis' machine was set: until both have measured it again, worker and gateway disagree."""
     bench = bench_of(tmp_path, SHORT_RUN_S, instances=1)
-    bench.come(2)
+    bench.add_requests(2)
     assert bench.put == [2]
     bench.answer(failures={0: [Code.EXPIRED.value, "too late"], 1: [Code.EXPIRED.value, "too late"]})
     assert bench.put == [1, 1]

@@ -44,8 +44,8 @@ def heard() -> Heard:
 def bench_of(home: Path, **config: object) -> LaneBench:
     """One worker that runs one row after the other, both of its slots taken."""
     bench = LaneBench(home, {1: RUN_S}, config=ModelConfig.model_validate({"timeout_ms_default": 10_000, **config}))
-    bench.come(1)
-    bench.come(1)
+    bench.add_requests(1)
+    bench.add_requests(1)
     assert bench.put == [1, 1]
     return bench
 
@@ -166,7 +166,7 @@ def test_without_a_policy_a_requests_timeout_is_its_deadline(tmp_path: Path, hea
 
 def test_batches_are_cut_to_the_largest_preferred_size_that_is_there(tmp_path: Path) -> None:
     bench = LaneBench(tmp_path, {1: RUN_S, 16: RUN_S}, config=ModelConfig(rows_preferred=(4, 8)))
-    bench.come(13)
+    bench.add_requests(13)
     assert bench.put == [8, 4]
     bench.answer()
     assert bench.put == [4, 1]
@@ -185,11 +185,11 @@ def test_a_request_is_never_split_for_a_preferred_size(tmp_path: Path) -> None:
 def test_a_batch_of_a_preferred_size_is_not_delayed(tmp_path: Path) -> None:
     config = ModelConfig(rows_preferred=(4, 8), queue_delay_ms_max=1000)
     bench = LaneBench(tmp_path, {1: RUN_S, 16: RUN_S}, config=config)
-    bench.come(3)
+    bench.add_requests(3)
     assert bench.put == []
-    bench.come(1)
+    bench.add_requests(1)
     assert bench.put == [4]
-    bench.come(1)
+    bench.add_requests(1)
     bench.now = 1.1
     bench.lane.tick(bench.now)
     assert bench.put == [4, 1]
@@ -198,22 +198,22 @@ def test_a_batch_of_a_preferred_size_is_not_delayed(tmp_path: Path) -> None:
 def test_between_preferred_sizes_requests_wait_for_the_delay_and_then_go_together(tmp_path: Path) -> None:
     config = ModelConfig(rows_preferred=(4, 8), queue_delay_ms_max=1000)
     bench = LaneBench(tmp_path, {1: RUN_S, 16: RUN_S}, config=config)
-    bench.come(6)
+    bench.add_requests(6)
     assert bench.put == [4], "the largest preferred size that is there leaves at once"
-    bench.come(1)
+    bench.add_requests(1)
     bench.answer()
     assert bench.put == [], "three are no preferred size: they wait for a fourth"
     bench.now = 0.9
     bench.lane.tick(bench.now)
     assert bench.put == []
     bench.now = 1.1
-    bench.come(2)
+    bench.add_requests(2)
     assert bench.put == [5], "the delay has passed: what waits goes in one batch, cut to no preferred size"
 
 
 def test_preferred_sizes_count_more_than_what_was_measured_as_efficient(tmp_path: Path) -> None:
     bench = LaneBench(tmp_path, {1: RUN_S}, config=ModelConfig(rows_preferred=(6,)))
-    bench.come(7)
+    bench.add_requests(7)
     assert bench.put == [6, 1]
 
 

@@ -355,13 +355,13 @@ def test_a_lane_traces_only_while_something_is_traced(tmp_path: Path) -> None:
     traces.sampler = lambda _: Sampler(1, True, lambda wanted: wanted)
     for traced in (False, True):
         traces.on = traced
-        bench.come(1)
+        bench.add_requests(1)
         bench.answer()
         assert len(traces.kept) == traced
     [(_, entries)] = traces.kept
     assert [entry["tensor"]["name"] for entry in entries[2:]] == ["x", "y"]
     traces.kept.clear()
-    bench.come(1)
+    bench.add_requests(1)
     bench.answer(failures={0: [Code.MODEL.value, "no"]})
     assert len(traces.kept[0][1]) == 2  # the request's tensors were let go when it failed
 
