@@ -12,7 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.upload import Upload, parse_config, receive, wait_until_ready
-from millstream.gateway.admin.upload_form import CONFIG_BYTES_MAX, UploadForm
+from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
 from millstream.gateway.protocols.http.body import declared_bytes, disconnected
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -26,7 +26,7 @@ router = APIRouter(prefix="/admin/v1", responses=documented(400, 409, 413, 415, 
 WAIT_S_MAX = 600.0
 
 #: limit on the bytes of a form besides the model: the config, and boundaries and headers of two parts
-_FORM_BYTES_MAX = CONFIG_BYTES_MAX + 64 * 1024
+_FORM_BYTES_MAX = CONFIG_PART_BYTES_MAX + 64 * 1024
 
 _CONFIG_EXAMPLE = '{"rows_max": 32, "pool": "cpu"}'
 _BODY: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream.gateway.protocols.http.multipart import MultipartReader, Sink
 from millstream.services.errors import Code, Failure, invalid
 
-CONFIG_BYTES_MAX = 64 * 1024
+CONFIG_PART_BYTES_MAX = 64 * 1024
 
 _MODEL, _CONFIG = "model", "config"
 _NAME_CHARACTERS_MAX = 80  # of a part's name in a message
@@ -56,6 +56,8 @@ class UploadForm:
 
     def _add_config(self, piece: bytes) -> None:
         assert self._config is not None
-        if len(self._config) + len(piece) > CONFIG_BYTES_MAX:
-            raise Failure(Code.TOO_LARGE, f"the part 'config' is larger than the limit of {CONFIG_BYTES_MAX} bytes")
+        if len(self._config) + len(piece) > CONFIG_PART_BYTES_MAX:
+            raise Failure(
+                Code.TOO_LARGE, f"the part 'config' is larger than the limit of {CONFIG_PART_BYTES_MAX} bytes"
+            )
         self._config.extend(piece)

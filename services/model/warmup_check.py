@@ -11,7 +11,7 @@ from millstream.services.model.manifest import ModelConfig, Warmup, WarmupInput
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.model.version_files import is_readable_inside
 
-INPUT_BYTES_MAX = 1 << 28  # of one input of a warm-up request
+WARMUP_BYTES_MAX = 1 << 28  # of one input of a warm-up request
 
 
 def check_warmups(config: ModelConfig, signature: Signature, folder: Path) -> list[str]:
@@ -34,7 +34,7 @@ def check_warmups(config: ModelConfig, signature: Signature, folder: Path) -> li
             why = _defect(entry, specs[name], warmup, signature.batching)
             if why is None and entry.file is not None:
                 files.append(entry.file)
-                inside = is_readable_inside(folder, entry.file, INPUT_BYTES_MAX)
+                inside = is_readable_inside(folder, entry.file, WARMUP_BYTES_MAX)
                 why = None if inside else f"there is no plain file {entry.file[:200]!r}"
             if why is not None:
                 raise invalid(f"{where}: input {name!r}: {why}")
@@ -49,4 +49,4 @@ def _defect(entry: WarmupInput, spec: TensorSpec, warmup: Warmup, batching: bool
         return f"shape {list(entry.shape)} does not fit {list(dims)}"
     item = 8 if entry.datatype == BYTES else ITEM_BYTES[entry.datatype]
     size = math.prod(entry.shape) * (warmup.rows if batching else 1) * item
-    return f"{size} bytes are more than the {INPUT_BYTES_MAX} allowed" if size > INPUT_BYTES_MAX else None
+    return f"{size} bytes are more than the {WARMUP_BYTES_MAX} allowed" if size > WARMUP_BYTES_MAX else None

@@ -17,7 +17,7 @@ from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
 from millstream.services.model.manifest import Warmup, WarmupInput
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 from millstream.services.model.version_files import read_inside
-from millstream.services.model.warmup_check import INPUT_BYTES_MAX as WARMUP_BYTES_MAX
+from millstream.services.model.warmup_check import WARMUP_BYTES_MAX
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.gateway.admin.upload_form import CONFIG_BYTES_MAX, UploadForm
+from millstream.gateway.admin.upload_form import CONFIG_PART_BYTES_MAX, UploadForm
 from millstream.gateway.protocols.http.multipart import is_form
 from millstream.services.errors import Code, Failure
 
@@ -83,9 +83,9 @@ def test_a_bad_form_is_refused_with_the_reason(content_type: str, body: bytes, s
 
 
 def test_a_long_config_is_refused() -> None:
-    assert parse([form(("model", b"m"), ("config", b" " * CONFIG_BYTES_MAX))])[0] == b"m"
+    assert parse([form(("model", b"m"), ("config", b" " * CONFIG_PART_BYTES_MAX))])[0] == b"m"
     with pytest.raises(Failure, match="larger than the limit") as refused:
-        parse([form(("config", b" " * (CONFIG_BYTES_MAX + 1)))])
+        parse([form(("config", b" " * (CONFIG_PART_BYTES_MAX + 1)))])
     assert refused.value.code is Code.TOO_LARGE
 
 

@@ -17,13 +17,13 @@ from typing import Any
 from grpc.aio import EOF
 
 from millstream.gateway.connection.receive_budget import SMALL_BYTES_MAX, ReceiveBudget
+from millstream.gateway.connection.request_reader import SENT_BYTES_MIN
 from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
 from millstream.gateway.protocols.grpc.tcp_info import Address, address_of
 from millstream.services.errors import Code, Failure, invalid
 
 #: Period of the checks of unfinished reads. What a client can send in between is not bounded.
 TICK_S = 0.025
-SENT_BYTES_MIN = 64 * 1024  # a client that sends this many bytes a second is not slow
 #: Reads younger than this are not ended to make room for others.
 CROWDED_S_MIN = 1.0
 _SMALL_BYTES_MAX = 16 * 1024  # a smaller unary message that was delivered at once is not counted as delivered

@@ -18,6 +18,7 @@ from millstream.gateway.tensors.json_document import parse_json
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.interfaces import IndexEntry
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.triton_config.config import CONFIG_BYTES_MAX
 
 router = APIRouter(prefix="/v2/repository")
 protected = APIRouter(prefix="/v2/repository")
@@ -25,7 +26,6 @@ protected = APIRouter(prefix="/v2/repository")
 SMALL_BYTES_MAX = 64 * 1024
 #: Of a load with files in its body, which is in memory as a whole. Larger models are uploaded or served from a folder.
 LOAD_BYTES_MAX = 256 << 20
-CONFIG_BYTES_MAX = 1 << 20
 _VALUES_MAX = 100_000
 _DECODED_AT_ONCE = 1 << 20  # characters of base64: a multiple of four
 _FILE = "file:"
