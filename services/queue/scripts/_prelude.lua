@@ -1,23 +1,23 @@
--- What the scripts of a pool share. A Redis script cannot call another, so the loader puts before each script these names
--- and those of the functions below that it uses: each function that is defined costs time in every call.
+-- The names and functions that the scripts of a pool share. A Redis script cannot call another, so the loader puts the
+-- names, and the functions that a script uses, before that script: every definition costs time in each call.
 -- KEYS: ready, deadlines, vtimes, idle, workers; a script's own keys follow from KEYS[6]
 -- ARGV: prefix of the pool's keys; a script's own arguments follow from ARGV[2]
--- Redis runs one script at a time, so that a script sees no change but its own.
--- Which streams and workers a script comes to touch is known only inside it. Their keys are made from the prefix, which
--- carries the pool's hash tag: on a cluster all of them are in the slot of KEYS.
+-- Redis runs one script at a time, so a script sees no changes except its own.
+-- A script finds out while it runs which streams and workers it uses. Their keys are built from the prefix, which
+-- contains the pool's hash tag: on a cluster all of them are in the slot of KEYS.
 local READY, DEADLINES, VTIMES, IDLE, WORKERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local PREFIX = ARGV[1]
 
--- A stream entry is {id, {name, value, ...}}. Its fields have the same order everywhere: e (encoded batch), a (attempt),
--- d (deadline, ms), g (the gateway's reply list), b (name of the batch), c (cost: ms that it runs), f (fill: its part of
--- a full run; at 1 and more nothing fits beside it). These are the positions of their values.
+-- A stream entry is {id, {name, value, ...}}. Its fields are always in this order: e (encoded batch), a (attempt),
+-- d (deadline, ms), g (the gateway's reply list), b (name of the batch), c (cost: expected run time, ms), f (fill: its
+-- share of a full run; with 1 or more no other batch fits into the run). These are the positions of their values.
 local ID, FIELDS = 1, 2
 local BATCH, ATTEMPT, DEADLINE, REPLIES, NAME, COST, FILL = 2, 4, 6, 8, 10, 12, 14
 local GROUP = 'w' -- a lane's stream has one consumer group, whose consumers are the workers
 
 local PAGE = 32 -- members of a sorted set that are read at a time
-local REPLIES_LIFE_S = 60 -- a reply list that its gateway does not read for so long expires
-local UNSERVED_LIFE_S = 3660 -- a stream that no worker serves expires then: no deadline is more than an hour away
+local REPLIES_LIFE_S = 60 -- a reply list expires when its gateway has not read it for this time
+local UNSERVED_LIFE_S = 3660 -- lifetime of a stream that no worker serves; longer than the longest deadline, an hour
 
 -- clock() -> milliseconds on the Redis clock
 local function clock()
@@ -26,7 +26,7 @@ local function clock()
 end
 
 -- lease(stream, worker, count) -> the next undelivered entries, now leased by the worker.
--- Creates the group where it is missing: a Redis that evicts keys may have evicted the stream with its group.
+-- Creates the group if it is missing: a Redis that evicts keys may have evicted the stream with its group.
 local function lease(stream, worker, count)
   local got = redis.pcall('XREADGROUP', 'GROUP', GROUP, worker, 'COUNT', count, 'STREAMS', stream, '>')
   if got and got.err then
@@ -71,8 +71,8 @@ local function offer(lane)
   end
 end
 
--- undelivered(lane) -> how many entries of a lane are leased by no worker; all of them when there is no group, because
--- no worker ever served the lane.
+-- undelivered(lane) -> number of entries of a lane that no worker leases. Without a group it is all of them, because no
+-- worker ever served the lane.
 local function undelivered(lane)
   local stream = PREFIX .. 'stream:' .. lane
   local pending = redis.pcall('XPENDING', stream, GROUP)
@@ -80,8 +80,8 @@ local function undelivered(lane)
   return redis.call('XLEN', stream) - pending[1]
 end
 
--- mark_ready(lane, deadline): the lane has an undelivered entry with this deadline. Its virtual time is where its
--- earlier runs left it, but not behind the pool's.
+-- mark_ready(lane, deadline): the lane has an undelivered entry with this deadline. Its virtual time is the
+-- one that its earlier runs led to, but at least the pool's.
 local function mark_ready(lane, deadline)
   if redis.call('HSETNX', DEADLINES, lane, deadline) == 1 then
     local vtimes = redis.call('ZMSCORE', VTIMES, '', lane)
@@ -132,9 +132,9 @@ local function is_served(lane)
   return false
 end
 
--- drop_if_unused(lane) -> 1 when the stream was deleted. To be called after a worker stopped serving the lane. If no
--- other worker serves it, an empty stream is deleted at once, and a stream with batches expires when the deadline of
--- each of them is over.
+-- drop_if_unused(lane) -> 1 when the stream was deleted. Call it after a worker stopped serving the lane. If no
+-- other worker serves it, an empty stream is deleted at once, and a stream with batches expires when all
+-- their deadlines have passed.
 local function drop_if_unused(lane)
   if is_served(lane) then return 0 end
   local stream = PREFIX .. 'stream:' .. lane

@@ -1,4 +1,4 @@
--- add_lanes (worker): the worker serves these lanes from now on; what already waits in them becomes deliverable.
+-- add_lanes (worker): the worker serves these lanes from now on; batches that already wait in them can be delivered.
 -- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains
 -- ARGV: prefix, worker, then lanes
 -- returns the number of lanes that the worker serves now

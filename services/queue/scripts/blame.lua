@@ -1,11 +1,11 @@
--- blame (gateway): count that a version ended a worker, or that a run of it had to be terminated. A version that does so
+-- blame (gateway): count that a version ended a worker, or that a run of it was terminated. A version that does so
 -- repeatedly is refused for a while, each time for longer.
 -- KEYS: blamed versions (hash), marker of the event that is counted
 -- ARGV: version (name of its lane); '': count nothing
 -- returns {1 if the event was counted, else 0; then for each refused version: {version, recent deaths, ms to go}}
--- The count halves every minute. A count of five refuses the version for ten seconds. While a refusal is remembered one
--- more event is enough, and each refusal lasts twice as long as the one before, ten minutes at most. One refusal is
--- forgotten for every ten minutes in which the version was not refused.
+-- The count halves every minute. A count of five refuses the version for ten seconds. While a refusal is remembered,
+-- one more event refuses it again, for twice as long as the time before, ten minutes at most. One refusal is forgotten for
+-- every ten minutes in which the version was not refused.
 local BLAMED, COUNTED = KEYS[1], KEYS[2]
 local version = ARGV[1]
 local HALF_LIFE_MS, LIMIT, FIRST_MS, MOST_MS, FORGET_MS = 60000, 5, 10000, 600000, 600000
@@ -14,7 +14,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local counted = 0
 
 -- decayed(text) -> count as of now, refusals that are remembered, end of the last refusal (ms).
--- The text is what the hash stores: count, the time (ms) at which it was right, refusals, end of the last refusal.
+-- The hash stores this text: count, the time (ms) of that count, refusals, end of the last refusal.
 local function decayed(text)
   local count, at, refusals, till = string.match(text or '', '(%S+) (%S+) (%S+) (%S+)')
   if not count then return 0, 0, now end

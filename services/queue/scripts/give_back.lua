@@ -1,8 +1,8 @@
--- give_back (worker): a run takes long. Everything else that the worker leases is put again, for other workers; no
+-- give_back (worker): put again, for other workers, all batches that the worker leases except those of a long run. No
 -- attempt is used up.
 -- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains, its inbox
 -- ARGV: prefix, worker, then names of the batches that it runs
--- returns how many batches were put again
+-- returns the number of batches that were put again
 local LANES, DRAINING, INBOX = KEYS[6], KEYS[7], KEYS[8]
 local worker = ARGV[2]
 local running, given = {}, 0

@@ -1,12 +1,12 @@
--- next (worker): send replies and acknowledge what is finished; then lease what is most urgent, else become idle.
+-- next (worker): send replies and acknowledge finished batches; then lease the most urgent ones, else become idle.
 -- KEYS: ready, deadlines, vtimes, idle, workers, inbox of the worker, lanes that it serves
 -- ARGV: prefix, worker, batches that it leases already, most entries wanted (0: reply only, lease nothing),
 --       1: leave entries in the inbox, on which the worker blocks next; 0: return them, number of finished batches,
 --       then for each of them: lane, entry id, reply list, reply, blob key or '', key of the reply's blob or ''
--- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or how many are
--- in the inbox; none: the worker is idle now
--- A lease that was lost (reclaimed while the worker was frozen) acknowledges nothing: its reply is dropped, because
--- another worker runs the batch and answers.
+-- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or the number
+-- of entries in the inbox; empty or 0: the worker is idle now
+-- If a lease was lost (reclaimed while the worker was frozen), nothing is acknowledged and the reply is dropped: another
+-- worker runs the batch and answers.
 local INBOX, LANES = KEYS[6], KEYS[7]
 local worker, leased_already, wanted, leave, finished = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
 local FORGET_MS = 1000 -- of virtual time, after which lanes that are behind it are removed from vtimes
@@ -41,8 +41,8 @@ end
 -- Lanes share the workers by time (start-time fair queueing, Goyal et al. 1996): a run advances the virtual time of its
 -- lane by its cost, and the lane with the least virtual time is next. The pool's virtual time, kept in `vtimes` under
 -- the name '', is that of the lane that was chosen last. A lane behind it counts as equal to it: a lane gains no credit
--- by being idle. Among lanes with equal virtual time the earliest deadline is first. When nothing waits, all virtual
--- times begin at 0 again.
+-- by being idle. Among lanes with equal virtual time the one with the earliest deadline is first. When no
+-- batch waits, all virtual times start at 0 again.
 local function choose()
   local start = 0
   while true do
@@ -78,7 +78,7 @@ local function choose()
 end
 
 -- take(lane) -> entries from the front of a lane, leased now: one entry and those that fit into one run with it; and
--- how many entries waited.
+-- the number of entries that waited.
 local function take(lane)
   local stream = PREFIX .. 'stream:' .. lane
   local left = undelivered(lane)

@@ -3,10 +3,10 @@
 -- ARGV: prefix, lease (ms), most attempts, a worker that is gone or '' (all that are silent), 1: it died,
 --       1: the batches that it was running then are known, and their names
 -- returns {workers removed, batches put again, batches given up}
--- Batches are put again, with two exceptions that are given up: a batch that a worker was running when it died, and a
--- batch that was tried too often. The reply of a batch that is given up is byte 1 and its name, and the gateway decides
--- what to do. If it is not known what the worker was running, each batch that it had for the first attempt is suspect,
--- and so is the batch that the worker said it ran alone.
+-- Batches are put again, except for two kinds that are given up: a batch that a worker was running when it died, and a
+-- batch with too many attempts. The reply of a batch that is given up is byte 1 and its name, and the gateway decides
+-- what to do. If it is not known what the worker was running, each batch that it leased for the first attempt is
+-- suspect, and so is the batch that it had noted to run alone.
 local lease_ms, attempts_max, gone, died, known =
   ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5] == '1', ARGV[6] == '1'
 local ran = {}

@@ -1,7 +1,7 @@
--- recover (worker): a connection broke, and perhaps an answer that brought leases was lost with it. Returns what the
--- worker leases without having it. The inbox is part of that: it is emptied, and the worker is not idle.
+-- recover (worker): return the leases of the worker that it does not know, after its connection broke: the answer with
+-- them may be lost. They include the entries in the inbox, which is emptied; the worker is no longer idle.
 -- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains, its inbox
--- ARGV: prefix, worker, then for each entry that it has: lane, entry id
+-- ARGV: prefix, worker, then for each entry that it knows: lane, entry id
 -- returns a list of {lane, id, batch, attempt}
 local LANES, DRAINING, INBOX = KEYS[6], KEYS[7], KEYS[8]
 local worker = ARGV[2]

@@ -1,4 +1,4 @@
--- remove_lane (worker): the worker serves this lane no longer; an empty stream is deleted with the last worker.
+-- remove_lane (worker): the worker stops serving this lane; after the last worker an empty stream is deleted.
 -- KEYS: ready, deadlines, vtimes, idle, workers, lanes that the worker serves, lanes that it drains, stream of the lane
 -- ARGV: prefix, worker, lane
 -- returns 1 when the stream was deleted

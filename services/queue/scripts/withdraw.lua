@@ -1,5 +1,5 @@
--- withdraw (gateway): no request waits for a batch any longer. If no worker serves its lane, it is removed here: nothing
--- else would remove it before its stream expires. Otherwise a worker runs it, or finds that it is too late.
+-- withdraw (gateway): remove a batch for which no request waits, if no worker serves its lane: otherwise it would stay
+-- until its stream expires. A lane with workers is left alone: a worker runs the batch, or finds that it is too late.
 -- KEYS: ready, deadlines, vtimes, idle, workers, stream of the lane
 -- ARGV: prefix, lane, batch name
 -- returns 1 when the batch was removed
