@@ -34,7 +34,7 @@ INBOX_WAIT_S = 0.5  # an idle worker checks at this interval whether it should s
 #: The next lease is taken before a run only if the run is expected to be shorter than this. During the run no other
 #: worker can take that batch, and no more urgent batch can overtake it.
 AHEAD_RUN_S_MAX = 0.1
-LONG_RUN_S = 0.001  # the same limit while several lanes are active
+SHARED_AHEAD_RUN_S_MAX = 0.001  # the same limit while several lanes are active
 SHARED_S = 1.0  # how long after a change of lanes several lanes count as active
 BACKOFF_S_MIN = 0.05
 BACKOFF_S_MAX = 1.0
@@ -143,7 +143,7 @@ class Worker:
             self._lane, self._lane_changed = lane, now
         model = self._models.get(lane)
         run_s = model.run_s(sum([lease.rows for lease in group])) if model is not None else 0.0
-        return run_s < (LONG_RUN_S if now < self._lane_changed + SHARED_S else AHEAD_RUN_S_MAX)
+        return run_s < (SHARED_AHEAD_RUN_S_MAX if now < self._lane_changed + SHARED_S else AHEAD_RUN_S_MAX)
 
     def _run_isolated(self, consumer: Consumer, group: list[Lease]) -> None:
         """Run a batch that a worker died with; all other replies are sent first, so that a crash loses none."""
