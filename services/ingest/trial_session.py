@@ -46,13 +46,13 @@ class Session:
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return all outputs for the inputs, both in the model's order. Raises TrialError."""
         return self.run_named(
-            {tensor.name: _fed(tensor, array) for tensor, array in zip(self._inputs, arrays, strict=True)}
+            {tensor.name: _to_feed(tensor, array) for tensor, array in zip(self._inputs, arrays, strict=True)}
         )
 
     def run_as_worker(self, signature: Signature, arrays: Mapping[str, Array]) -> list[Array]:
         """Return all outputs for inputs by name in a worker's form: text as `bytes`. Raises TrialError."""
         datatypes = {spec.name: spec.datatype for spec in signature.inputs}
-        return self.run_named({name: _fed_by_worker(datatypes[name], array) for name, array in arrays.items()})
+        return self.run_named({name: _to_feed_as_worker(datatypes[name], array) for name, array in arrays.items()})
 
     def run_named(self, feed: Mapping[str, Any]) -> list[Array]:
         """Return all outputs for inputs by name in the form that ONNX Runtime accepts. Raises TrialError."""
@@ -60,7 +60,7 @@ class Session:
         try:
             if all(tensor.datatype != "BF16" for tensor in self._outputs):
                 return [np.asarray(output) for output in self._session.run(names, feed)]
-            values = {name: _value(fed) for name, fed in feed.items()}
+            values = {name: _to_ort_value(fed) for name, fed in feed.items()}
             results = self._session.run_with_ort_values(names, values)
         except Exception as error:
             raise TrialError(library_message(str(error)) or type(error).__name__) from error
@@ -79,24 +79,24 @@ def _options(*, memory_pattern: bool) -> Any:
     return options
 
 
-def _fed(tensor: ModelTensor, array: Array) -> Any:
+def _to_feed(tensor: ModelTensor, array: Array) -> Any:
     if tensor.datatype == "BF16":
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, TensorProto.BFLOAT16)
     return array
 
 
-def _fed_by_worker(datatype: str, array: Array) -> Any:
+def _to_feed_as_worker(datatype: str, array: Array) -> Any:
     if datatype == BYTES:
         try:
             texts = [element.decode() for element in array.ravel().tolist()]
         except UnicodeDecodeError as error:
             raise TrialError("text that is not UTF-8") from error
         return np.array(texts, dtype=object).reshape(array.shape)
-    return _fed(ModelTensor("", datatype, ()), np.ascontiguousarray(array).reshape(array.shape))
+    return _to_feed(ModelTensor("", datatype, ()), np.ascontiguousarray(array).reshape(array.shape))
 
 
-def _value(fed: Any) -> Any:
-    return onnxruntime.OrtValue.ortvalue_from_numpy(fed) if isinstance(fed, np.ndarray) else fed
+def _to_ort_value(feed: Any) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
 
 
 def _bits(value: Any) -> Array:

@@ -172,7 +172,7 @@ class FolderRepository:
         """Rename the model's folder away, then remove it. Raises Failure(NOT_FOUND)."""
         folder = self._models / check_name(model)
         with storage_errors(self._root), reserve_staging(self._staging) as trash, self._changing():
-            if not self._has(model):
+            if not self._is_stored(model):
                 raise not_found(f"there is no model {model!r}")
             folder.rename(trash.path)
             fsync(self._models)
@@ -251,11 +251,11 @@ class FolderRepository:
 
     def _listed(self, model: str) -> bool:
         try:
-            return self._has(model)
+            return self._is_stored(model)
         except (Failure, OSError):  # unreadable: list it, so that reading it reports the error and other models work
             return True
 
-    def _has(self, model: str) -> bool:
+    def _is_stored(self, model: str) -> bool:
         path = self._models / model / "endpoint.json"
         return bool(self._list_again_if_changed(lambda: path.exists() or self._versions(model)))
 
@@ -310,7 +310,7 @@ class FolderRepository:
         return numbers.highest if numbers else 0
 
     def _missing(self, model: str, version: int) -> Failure:
-        if self._has(model):
+        if self._is_stored(model):
             return not_found(f"model {model!r} has no version {version}")
         return not_found(f"there is no model {model!r}")
 

@@ -51,14 +51,14 @@ def measure(server: Server, folder: Path, request: pb.ModelInferRequest, calls: 
     path.write_bytes(struct.pack(">BI", 0, len(body)) + body)
     _h2load(server, path, calls, WARM_UP_S)
     before = cpu_s(server.pid)
-    said = _h2load(server, path, calls, min(seconds, SECONDS_MAX))
+    output = _h2load(server, path, calls, min(seconds, SECONDS_MAX))
     spent = cpu_s(server.pid) - before
-    done = int(_found(r"(\d+) succeeded", said))
-    if done != int(_found(r"requests: (\d+) total", said)) or not done:
-        raise LoadError(f"{server.grpc} did not answer every call: {said}")
+    done = int(_match(r"(\d+) succeeded", output))
+    if done != int(_match(r"requests: (\d+) total", output)) or not done:
+        raise LoadError(f"{server.grpc} did not answer every call: {output}")
     return Load(
         rate=done / min(seconds, SECONDS_MAX),
-        p50_us=_mean_us(said),
+        p50_us=_mean_us(output),
         p99_us=0,  # h2load reports only the mean
         cpu_us=spent / done * 1e6,
     )
@@ -74,15 +74,15 @@ def _h2load(server: Server, path: Path, calls: int, seconds: int) -> str:
     return done.stdout
 
 
-def _found(pattern: str, text: str) -> str:
+def _match(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
     if found is None:
-        raise LoadError(f"h2load said something else than expected: {text}")
+        raise LoadError(f"h2load output something else than expected: {text}")
     return found[1]
 
 
-def _mean_us(said: str) -> float:
+def _mean_us(output: str) -> float:
     """Return the mean in microseconds, the third number of `time for request: MIN MAX MEAN SD`."""
-    number = _found(r"time for request:\s+\S+\s+\S+\s+(\S+)", said)
-    value, unit = _found(r"([\d.]+)", number), number.lstrip("0123456789.")
+    number = _match(r"time for request:\s+\S+\s+\S+\s+(\S+)", output)
+    value, unit = _match(r"([\d.]+)", number), number.lstrip("0123456789.")
     return float(value) * _UNITS_US[unit]

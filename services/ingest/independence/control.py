@@ -108,10 +108,10 @@ def loop(call: Call, context: Context) -> list[AnyValue]:
 
     def step(state: list[AnyValue]) -> list[AnyValue]:
         outputs = context.run(body, [iteration, going, *state])
-        goes_on = outputs[0]
-        if isinstance(goes_on, Mixed):
-            raise Dependent(f"whether it goes on depends on rows: {goes_on.culprit}: {goes_on.reason}")
-        _check_control(goes_on, "whether it goes on")
+        continues = outputs[0]
+        if isinstance(continues, Mixed):
+            raise Dependent(f"whether it continues depends on rows: {continues.culprit}: {continues.reason}")
+        _check_control(continues, "whether it continues")
         return outputs[1:]
 
     state, scans = _repeat(context.symbols, first, step)

@@ -277,10 +277,10 @@ def _gather(call: Call, operands: list[Content]) -> Content | None:
     chosen = np.array([constant(element) for element in indices.flat], np.int64).reshape(indices.shape)
     if ((chosen < -data.shape[axis]) | (chosen >= data.shape[axis])).any():
         return None
-    return _taken(data, chosen, axis)
+    return _take_elements(data, chosen, axis)
 
 
-def _taken(data: Content, chosen: np.ndarray[Any, Any], axis: int) -> Content:
+def _take_elements(data: Content, chosen: np.ndarray[Any, Any], axis: int) -> Content:
     flat = np.take(data, chosen.reshape(-1), axis=axis)  # of no axes, numpy returns the element itself
     return flat.reshape(data.shape[:axis] + chosen.shape + data.shape[axis + 1 :])
 

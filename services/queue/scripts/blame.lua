@@ -4,8 +4,8 @@
 -- ARGV: version (name of its lane); '': count nothing
 -- returns {1 if the event was counted, else 0; then for each refused version: {version, recent deaths, ms to go}}
 -- The count halves every minute. A count of five refuses the version for ten seconds. While a refusal is remembered,
--- one more event refuses it again, for twice as long as the time before, ten minutes at most. One refusal is forgotten for
--- every ten minutes in which the version was not refused.
+-- one more event refuses it again, for twice as long as the time before, ten minutes at most. One refusal is forgotten
+-- for every ten minutes in which the version was not refused.
 local BLAMED, COUNTED = KEYS[1], KEYS[2]
 local version = ARGV[1]
 local HALF_LIFE_MS, LIMIT, FIRST_MS, MOST_MS, FORGET_MS = 60000, 5, 10000, 600000, 600000

@@ -5,8 +5,8 @@
 --       then for each of them: lane, entry id, reply list, reply, blob key or '', key of the reply's blob or ''
 -- returns a list of packed entries (from the inbox) or of {lane, id, batch, attempt} (from a stream), or the number
 -- of entries in the inbox; empty or 0: the worker is idle now
--- If a lease was lost (reclaimed while the worker was frozen), nothing is acknowledged and the reply is dropped: another
--- worker runs the batch and answers.
+-- If a lease was lost (reclaimed while the worker was frozen), nothing is acknowledged and the reply is dropped:
+-- another worker runs the batch and answers.
 local INBOX, LANES = KEYS[6], KEYS[7]
 local worker, leased_already, wanted, leave, finished = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5] == '1', ARGV[6]
 local FORGET_MS = 1000 -- of virtual time, after which lanes that are behind it are removed from vtimes
