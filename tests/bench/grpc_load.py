@@ -77,7 +77,7 @@ def _h2load(server: Server, path: Path, calls: int, seconds: int) -> str:
 def _match(pattern: str, text: str) -> str:
     found = re.search(pattern, text)
     if found is None:
-        raise LoadError(f"h2load output something else than expected: {text}")
+        raise LoadError(f"unexpected output of h2load: {text}")
     return found[1]
 
 
