@@ -25,7 +25,7 @@ class ClusterEvents:
         self._quarantine = quarantine
         self._cluster_state = cluster_state
         self._tasks: set[asyncio.Task[None]] = set()
-        quarantine.tell = self._publish_quarantined
+        quarantine.publish = self._publish_quarantined
         self.handlers: dict[str, Callable[[str], Awaitable[None]]] = {
             "died": self._on_death,
             "poison": self._on_quarantined,

@@ -1,6 +1,6 @@
 """Admits requests, or refuses them: 429 for a lane, 503 for a whole gateway.
 
-request ─> LaneAdmission (rows that wait in one lane, time until the answer) ─> Admission (requests and bytes in flight)
+request ─> LaneAdmission (waiting rows of one lane, time until the answer) ─> Admission (requests and bytes in flight)
 
 The permit travels with the request as `permit_bytes` and is released exactly once, when the request is done.
 """
@@ -18,7 +18,14 @@ from millstream.services.metrics.registry import Counter, Gauge
 
 
 class Admission:
-    """Refuses with UNAVAILABLE (503) when the gateway is full. Bounds the requests and bytes in flight."""
+    """Counts the requests and bytes in flight of one gateway. Refuses with UNAVAILABLE (503) when it is full.
+
+    Args:
+        requests_max: limit on the requests in flight.
+        bytes_max: limit on the bytes of their messages.
+        in_flight: shows the number of requests in flight.
+        refused: counts refused requests.
+    """
 
     __slots__ = ("_bytes_max", "_gauge", "_refused", "_requests_max", "bytes", "closed", "requests")
 
@@ -29,10 +36,10 @@ class Admission:
         self._refused = refused
         self.requests = 0
         self.bytes = 0
-        self.closed = False  # draining: requests in flight are answered, further ones are refused
+        self.closed = False  # True while draining: requests in flight are answered, new ones refused
 
     def admit(self, request: Request, size_bytes: int) -> None:
-        """Give a request its permit. Raises Failure(UNAVAILABLE) with a time after which to retry."""
+        """Give a request its permit, or raise Failure(UNAVAILABLE) with a time after which to retry."""
         if self.requests >= self._requests_max or self.bytes + size_bytes > self._bytes_max or self.closed:
             self._refused.add()
             if self.closed:
@@ -58,9 +65,9 @@ class LaneAdmission:
     """Refuses with OVERLOADED (429) when a lane is full, or would answer a request after its deadline.
 
     Args:
-        model: the lane's, for messages.
-        rows_waiting_max: the most rows that may wait in the lane, unless one request has more.
-        policy: the lane's sizes and estimates.
+        model: name of the lane's model, for messages.
+        rows_waiting_max: limit on the waiting rows of the lane, unless one request has more.
+        policy: the lane's batch sizes and estimates.
         batcher: the lane's waiting requests.
         metrics: count the refusals.
     """
@@ -77,16 +84,16 @@ class LaneAdmission:
         self._metrics = metrics
 
     def check(self, request: Request, rows_waiting: int, batches_in_flight: int) -> None:
-        """Raises Failure(OVERLOADED) with a time after which to retry.
+        """Raise Failure(OVERLOADED), with a time after which to retry, if the lane cannot take the request.
 
         Args:
-            request: not in the lane yet.
-            rows_waiting: of the batcher.
-            batches_in_flight: the lane's batches without a reply.
+            request: a request that is not in the lane yet.
+            rows_waiting: rows in the batcher.
+            batches_in_flight: number of the lane's batches without a reply.
         """
         if rows_waiting and rows_waiting + request.rows > self._rows_waiting_max:
             raise self._full(rows_waiting)
-        # A cheap upper bound: the request waits for a full batch behind everything. If that is late, look closely.
+        # A cheap upper bound: the request waits behind all others for a full batch. If that is late, estimate exactly.
         policy = self._policy
         estimator = policy.estimator
         behind_s = rows_waiting // policy.batch_rows * estimator.step_s + estimator.full_s + estimator.margin_s
@@ -105,7 +112,7 @@ class LaneAdmission:
         )
 
     def _check_time(self, request: Request) -> None:
-        """Raises Failure(OVERLOADED) if the request would be answered after its deadline."""
+        """Raise Failure(OVERLOADED) if the request would be answered after its deadline."""
         rows_ahead = self._batcher.rows_ahead(request.priority, request.deadline)
         late_s = self._policy.estimator.answer_at(rows_ahead, request) - request.deadline
         if late_s <= 0:

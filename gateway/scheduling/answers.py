@@ -22,7 +22,7 @@ log = logging.getLogger("millstream.lane")
 
 
 class Answers:
-    """For one lane."""
+    """Answers the requests of one lane, releases their permits, and counts them."""
 
     __slots__ = ("_admission", "_clock", "_metrics")
 
@@ -34,12 +34,12 @@ class Answers:
     def answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put_at: float, now: float) -> None:
         """Answer the requests of a batch that are not done yet.
 
-        One call answers all of them if none is done and all have one responder.
+        If none is done and all have the same responder, one call of the responder answers all.
 
         Args:
             live: the requests that did not fail, in the order of `outputs`.
-            outputs: of these requests.
-            header: of the reply.
+            outputs: the outputs of these requests.
+            header: the header of the batch's reply.
             put_at: when the batch was put.
             now: when the reply came.
         """
@@ -48,7 +48,7 @@ class Answers:
             return
         self._finish(waiting)
         rows = sum([request.rows for request in waiting if request.counted])
-        # Counted before they are answered: a caller that has its answer finds it in the metrics.
+        # Counted before they are answered, so that a caller with its answer finds it in the metrics.
         self._metrics.answered(
             [now - request.arrival for request in waiting if request.counted], rows, header, now - put_at
         )
@@ -63,12 +63,12 @@ class Answers:
             log.exception("answers could not be delivered")
 
     def fail(self, requests: Sequence[Request], failure: Failure, reason: Reason | None = None) -> None:
-        """Answer with `failure` those of the requests that are not done yet. `reason`: None takes the code's own."""
+        """Answer the requests that are not done yet with `failure`. `reason` None: it follows from the code."""
         for request in requests:
             if request.done:
                 continue
             self._finish((request,))
-            request.inputs = ()  # it will not run
+            request.inputs = ()  # frees the tensors: it will not run
             if request.counted:
                 self._metrics.failed(failure.code, self._clock() - request.arrival, reason)
             try:
@@ -82,7 +82,7 @@ class Answers:
         self._metrics.failed(Code.CANCELLED, self._clock() - request.arrival)
 
     def _finish(self, requests: Sequence[Request]) -> None:
-        """Mark admitted requests as done. Nothing else does: a request that is done gets no second answer."""
+        """Mark admitted requests as done, so that none is answered twice. Only this method marks them."""
         for request in requests:
             request.done = True
         self._admission.release(requests)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from millstream.services.model.profile import Profile
 
-#: Bounds a run while other lanes of the pool are in use, because they wait for it. Where TURN_RUNS times the run of one
+#: Bounds a run while other lanes of the pool are in use, because they wait for it. If TURN_RUNS times the run of one
 #: row is longer, that is the bound: splitting a batch into runs that are hardly shorter gains nothing.
 TURN_S = 0.01
 TURN_RUNS = 1.5
@@ -24,10 +24,10 @@ def shared_rows(profile: Profile, rows_efficient: int) -> int:
         rows_efficient: rows of an efficient run.
     """
     within = profile.rows_within(max(TURN_S, TURN_RUNS * profile.predict(1)), rows_efficient)
-    # A size that the workers want to try has no measurement and is predicted to gain nothing. The try tells.
+    # Workers may ask for a size that was never measured: the profile predicts no gain for it. Try it.
     return rows_efficient if within == profile.largest else within
 
 
 def preferred_rows(preferred: Iterable[int], rows: int, rows_waiting: int) -> int:
-    """Return the largest preferred size within `rows` and the waiting rows; `rows` where there is none."""
+    """Return the largest preferred size within `rows` and the waiting rows; `rows` if there is none."""
     return max((size for size in preferred if size <= min(rows, rows_waiting)), default=rows)

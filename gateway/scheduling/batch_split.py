@@ -10,11 +10,11 @@ from millstream.gateway.scheduling.request import Request
 def parts_within(batch: list[Request], bytes_max: int) -> Iterator[list[Request]]:
     """Yield the requests of `batch`, in order, in parts of at most `bytes_max` bytes or of one request."""
     part: list[Request] = []
-    left = bytes_max
+    free_bytes = bytes_max
     for request in batch:
-        if part and request.permit_bytes > left:
+        if part and request.permit_bytes > free_bytes:
             yield part
-            part, left = [], bytes_max
+            part, free_bytes = [], bytes_max
         part.append(request)
-        left -= request.permit_bytes
+        free_bytes -= request.permit_bytes
     yield part

@@ -13,12 +13,12 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from millstream.gateway.scheduling.request import Request
 
-RANK_DEFAULT = 16  # of requests that name no priority; priority 1 is the highest
-RANK_MAX = 32
-DELAYED = -1  # the priority of requests that wait behind all others, without aging
-_RANK_DELAYED = 1 << 20  # too far from other ranks for aging
+RANK_DEFAULT = 16  # rank of requests that name no priority; priority 1 is the highest
+RANK_MAX = 32  # larger priorities count as this one
+DELAYED = -1  # priority of requests that wait behind all others and do not age
+_RANK_DELAYED = 1 << 20  # rank of delayed requests, so large that aging cannot bring them forward
 AGING_S = 1.0
-COMPACT_MIN = 256  # least entries of requests that left before the queues are compacted
+COMPACT_MIN = 256  # with fewer stale entries the queues are not compacted
 COUNTED_MAX = 256  # requests that `rows_ahead` counts one by one; beyond that it returns a bound
 
 _Entry = tuple[float, int, Request]
@@ -44,11 +44,11 @@ class _DeadlineQueue:
             heapq.heappush(self.heap, entry)
 
     def head(self) -> Request | None:
-        """Return the first request that still waits; drop entries before it whose requests left."""
+        """Return the first request that still waits, and drop the stale entries before it."""
         queue, heap = self.queue, self.heap
-        while queue and _left(queue[0]):
+        while queue and _is_stale(queue[0]):
             queue.popleft()
-        while heap and _left(heap[0]):
+        while heap and _is_stale(heap[0]):
             heapq.heappop(heap)
         if heap and not (queue and queue[0] < heap[0]):
             return heap[0][2]
@@ -62,7 +62,7 @@ class _DeadlineQueue:
             self.queue.popleft()
 
     def rows_until(self, deadline: float) -> int | None:
-        """Return the rows that wait with this deadline or an earlier one; None if all do, or too many to count."""
+        """Return the rows that wait until `deadline` or earlier; None if that is all rows, or too many to count."""
         queue, heap = self.queue, self.heap
         if not heap and (not queue or queue[-1][0] <= deadline):
             return None
@@ -72,12 +72,14 @@ class _DeadlineQueue:
             if heap[i][0] <= deadline and len(counted) < COUNTED_MAX:
                 counted.append(heap[i])
                 at += [child for child in (2 * i + 1, 2 * i + 2) if child < len(heap)]
-        return None if len(counted) >= COUNTED_MAX else sum([entry[2].rows for entry in counted if not _left(entry)])
+        return (
+            None if len(counted) >= COUNTED_MAX else sum([entry[2].rows for entry in counted if not _is_stale(entry)])
+        )
 
     def compact(self) -> None:
-        """Drop the entries of requests that left."""
-        self.queue = deque(entry for entry in self.queue if not _left(entry))
-        self.heap = [entry for entry in self.heap if not _left(entry)]
+        """Drop stale entries."""
+        self.queue = deque(entry for entry in self.queue if not _is_stale(entry))
+        self.heap = [entry for entry in self.heap if not _is_stale(entry)]
         heapq.heapify(self.heap)
 
     def clear(self) -> None:
@@ -91,7 +93,7 @@ class _DeadlineQueue:
         return itertools.chain(self.queue, self.heap)
 
 
-def _left(entry: _Entry) -> bool:
+def _is_stale(entry: _Entry) -> bool:
     request = entry[2]
     return request.taken or request.done
 
@@ -121,7 +123,7 @@ class _PriorityLevel:
             line.push(entry)
 
     def compact(self) -> None:
-        """Drop the entries of requests that left."""
+        """Drop stale entries."""
         self.order.compact()
         for shape, line in list(self.by_shape.items()):
             line.compact()
@@ -134,37 +136,37 @@ class _PriorityLevel:
 
 
 class Batcher:
-    """Requests of one version that wait for a slot. A request is in it from `add` until `take`, `expire` or `discard`.
+    """The waiting requests of one version. A request waits from `add` until `take`, `expire`, `drain` or `discard`.
 
-    Entries of a request that left are removed lazily: when they reach the front, when they outnumber the entries of
-    waiting requests, and when no request waits.
+    Entries of a request that no longer waits are stale. They are removed lazily: when they reach the front, when they
+    outnumber the other entries, and when no request waits.
 
     Args:
-        aging_s: wait after which a priority counts as the next higher one.
+        aging_s: seconds of waiting after which a priority counts as the next higher one.
         rank_max: larger priorities count as this one.
     """
 
     def __init__(self, aging_s: float = AGING_S, rank_max: int = RANK_MAX) -> None:
-        self.rows = 0  # of all requests that wait
+        self.rows = 0  # rows of all waiting requests
         self.count = 0
         self._aging_s = aging_s
         self._rank_max = rank_max
         self._levels: dict[int, _PriorityLevel] = {}
         self._shapes: dict[int, Hashable] = {}
         self._numbers = itertools.count()
-        self._left = 0  # requests that left since the last compaction: a bound on stale entries
+        self._stale_max = 0  # upper bound on the stale entries, counted since the last compaction
 
     def add(self, request: Request, shape: Hashable) -> None:
-        """Queue a request. `shape`: equal for requests that may share a batch; None if all requests have one shape."""
+        """Queue a request. `shape` is equal for requests that may share a batch; None: all requests may."""
         rank = _rank(request.priority, self._rank_max)
         level = self._levels.get(rank)
         if level is None:
             level = self._levels[rank] = _PriorityLevel()
         level.push((request.deadline, next(self._numbers), request), shape)
-        if self._left > 2 * self.count + COMPACT_MIN:
+        if self._stale_max > 2 * self.count + COMPACT_MIN:
             for other in self._levels.values():
                 other.compact()
-            self._left = 0
+            self._stale_max = 0
         if shape is not None:
             self._shapes[id(request)] = shape
         level.rows += request.rows
@@ -172,11 +174,11 @@ class Batcher:
         self.count += 1
 
     def discard(self, request: Request) -> None:
-        """Take out a waiting request that is done (answered or cancelled), and free its tensors."""
-        self._leave((request,))
+        """Remove a waiting request that is done (answered or cancelled), and free its tensors."""
+        self._remove((request,))
         request.inputs = ()
 
-    def _leave(self, requests: Sequence[Request]) -> None:
+    def _remove(self, requests: Sequence[Request]) -> None:
         rows = sum([request.rows for request in requests])
         self.rows -= rows
         if len(self._levels) == 1:
@@ -186,14 +188,14 @@ class Batcher:
             for request in requests:
                 self._levels[_rank(request.priority, self._rank_max)].rows -= request.rows
         self.count -= len(requests)
-        self._left += len(requests)
+        self._stale_max += len(requests)
         if self._shapes:
             for request in requests:
                 self._shapes.pop(id(request), None)
         if not self.count:
             for level in self._levels.values():
                 level.clear()
-            self._left = 0
+            self._stale_max = 0
 
     def earliest(self) -> Request:
         """Return the waiting request with the earliest deadline. Raises ValueError when no request waits."""
@@ -201,9 +203,9 @@ class Batcher:
         return heads[0] if len(heads) == 1 else min(heads, key=lambda head: head.deadline)
 
     def rows_ahead(self, priority: int, deadline: float) -> int:
-        """Return the rows before a request: of higher priorities, and of its own priority with no later deadline.
+        """Return the rows ahead of a request: of higher priorities, and of its priority with no later deadline.
 
-        Ignores aging. If more than COUNTED_MAX requests would have to be counted, all rows of its priority count.
+        Ignores aging. If more than COUNTED_MAX requests had to be counted, all rows of its priority count.
         """
         rank = _rank(priority, self._rank_max)
         ahead = 0
@@ -216,9 +218,9 @@ class Batcher:
         return ahead
 
     def take(self, now: float, rows_max: int) -> list[Request]:
-        """Take out and return the next batch: at most `rows_max` rows, but at least one request if any waits.
+        """Remove and return the next batch: at most `rows_max` rows, but at least one request if any waits.
 
-        `now` is used for aging only. Requests past their deadline must have been taken out with `expire` before.
+        `now` is used only for aging. Call `expire` first: requests past their deadline are not skipped.
         """
         if not self.count:
             return []
@@ -239,7 +241,7 @@ class Batcher:
                 del level.by_shape[shape]
             if room <= 0:
                 break
-        self._leave(batch)
+        self._remove(batch)
         return batch
 
     def _by_urgency(self, now: float) -> list[_PriorityLevel]:
@@ -256,29 +258,29 @@ class Batcher:
         return [level for _, _, level in ranked]
 
     def expire(self, now: float) -> list[Request]:
-        """Take out and return every waiting request whose deadline has passed."""
+        """Remove and return every waiting request whose deadline has passed."""
         expired: list[Request] = []
         for level in self._levels.values():
             while (head := level.order.head()) is not None and head.deadline <= now:
                 level.order.pop()
                 head.taken = True
-                self._leave((head,))
+                self._remove((head,))
                 expired.append(head)
         return expired
 
     def drain(self) -> list[Request]:
-        """Take out and return all waiting requests."""
+        """Remove and return all waiting requests."""
         return self.expire(float("inf"))
 
     def oldest_arrival(self) -> float:
-        """Return the earliest arrival of the waiting requests, infinity if none waits; visits all of them."""
+        """Return the earliest arrival of the waiting requests, infinity if none waits. Visits all of them."""
         waiting = (entry[2] for level in self._levels.values() for entry in level.order)
         arrivals = (request.arrival for request in waiting if not (request.taken or request.done))
         return min(arrivals, default=float("inf"))
 
 
 def _fill(batch: list[Request], line: _DeadlineQueue, room: int) -> int:
-    """Move requests to the batch while they fit; return the rows left, 0 if one did not fit."""
+    """Move requests to the batch while they fit. Returns the rows that are still free, 0 once a request did not fit."""
     queue = line.queue
     while queue or line.heap:
         if line.heap:

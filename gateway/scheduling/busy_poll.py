@@ -1,4 +1,4 @@
-"""Keeps the event loop turning while the reply to a lone batch is due, since waking a sleeping process takes longer."""
+"""Keeps the event loop turning while the reply to a lone batch is due: waking a sleeping process would take longer."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from millstream.services.process.spin_wait import Spin
 
 
 class BusyPoll:
-    """For one lane. Times are seconds.
+    """The busy-polling of one lane. Times are seconds.
 
     Args:
-        limit_s: the longest poll; 0 turns polling off.
-        soon: calls a function in the next turn of the event loop.
+        limit_s: duration of the longest poll; 0 turns polling off.
+        soon: schedules a function for the next turn of the event loop.
         clock: the lane's clock.
-        in_flight: how many batches of the lane have no reply yet.
+        in_flight: returns how many batches of the lane have no reply yet.
     """
 
-    __slots__ = ("_clock", "_in_flight", "_on", "_soon", "_spin", "_until")
+    __slots__ = ("_clock", "_in_flight", "_polling", "_soon", "_spin", "_until")
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class BusyPoll:
         self._soon = soon
         self._clock = clock
         self._in_flight = in_flight
-        self._on = False
+        self._polling = False
         self._until = 0.0
 
     def begin(self, now: float) -> None:
@@ -38,15 +38,15 @@ class BusyPoll:
         limit_s = self._spin.seconds
         if limit_s:
             self._until = now + limit_s
-            if not self._on:
-                self._on = True
+            if not self._polling:
+                self._polling = True
                 self._soon(self._turn)
 
     def record_wait(self, seconds: float, requests: int) -> None:
-        """Note how long the reply to a batch of `requests` took."""
+        """Record how long the reply to a batch of `requests` took."""
         self._spin.record_wait(seconds, requests)
 
     def _turn(self) -> None:
-        self._on = self._in_flight() > 0 and self._clock() < self._until
-        if self._on:
+        self._polling = self._in_flight() > 0 and self._clock() < self._until
+        if self._polling:
             self._soon(self._turn)

@@ -1,4 +1,4 @@
-"""Runs tensors for adapters that are coroutines: one await from inputs to what the adapter reads from the reply.
+"""Runs inference for adapters that are coroutines: one await from the inputs to what the adapter reads from the reply.
 
 find ─> ModelRoute ─> the adapter builds inputs with route.plans ─> call ─> lane ……… read(reply) ─> result of call
 """
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class RequestOptions(NamedTuple):
-    """`timeout_s`: None takes the version's own. `priority`: as in Request."""
+    """Options that a caller may set for one request."""
 
-    timeout_s: float | None = None
-    priority: int = 0
+    timeout_s: float | None = None  # None: the version's own timeout
+    priority: int = 0  # as in Request
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -67,7 +67,7 @@ class _Responder:
 
 
 class Caller:
-    """For one gateway.
+    """Runs the requests of coroutine adapters in one gateway.
 
     Args:
         find: returns the route of a model and version as written in a path (None: no version). Raises
@@ -93,16 +93,16 @@ class Caller:
         """Run `inputs` and return `read` of the reply. Cancelling drops the request unless it has left the lane.
 
         Args:
-            route: of the version.
-            inputs: in the order of the version's signature.
-            rows: of the inputs.
-            size_bytes: of the request, for admission.
-            read: called in the event loop; keeps no view of the tensors it is given.
+            route: the version's route.
+            inputs: the inputs, in the order of the version's signature.
+            rows: the rows of the inputs.
+            size_bytes: the size of the request, for admission.
+            read: called in the event loop; must keep no view of the reply's tensors.
             options: timeout and priority.
-            permit: holds the reply in the reply budget; None: the permit of the HTTP request that this task answers.
+            permit: counts the reply in the reply budget; None: the permit of the HTTP request that this task answers.
 
         Raises:
-            Failure: the request was refused, or has no reply.
+            Failure: the request was refused or failed.
         """
         lane = route.lane
         now = time.monotonic()

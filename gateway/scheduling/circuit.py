@@ -13,9 +13,16 @@ log = logging.getLogger("millstream.lane")
 
 
 class Circuit:
-    """`open_until`: the instant at which an open circuit closes; 0 while it is closed.
+    """The circuit of one lane.
 
-    `blame(content_id, event)`: counts an event against the version, for all gateways (scheduling/circuit_breaker.py).
+    `open_until`: the instant at which an open circuit closes; 0 while it is closed.
+
+    Args:
+        manifest: the version's.
+        gauge: is 1 while the circuit is open.
+        clock: returns seconds.
+        blame: counts an event (its second argument) against a content id, for all gateways
+            (scheduling/circuit_breaker.py).
     """
 
     __slots__ = ("_blame", "_clock", "_deaths", "_gauge", "_manifest", "open_until")
@@ -40,7 +47,7 @@ class Circuit:
         self._gauge.set(1)
 
     def check(self) -> None:
-        """Close the circuit if its time is over. Raises Failure(UNAVAILABLE) while it is open."""
+        """Raise Failure(UNAVAILABLE) while the circuit is open; close it when its time is over."""
         if self.is_open():
             raise self.failure()
         self.open_until = 0.0
@@ -50,7 +57,7 @@ class Circuit:
         return self._clock() < self.open_until
 
     def failure(self) -> Failure:
-        """Return the Failure of a request that an open circuit refuses."""
+        """Return the Failure with which an open circuit refuses a request."""
         left_s = max(1.0, self.open_until - self._clock())
         name = f"version {self._manifest.version} of model '{self._manifest.model}'"
         why = f"{name} ended its worker {self._deaths} times recently: it is refused for {left_s:.0f} s"

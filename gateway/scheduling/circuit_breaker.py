@@ -1,4 +1,4 @@
-"""Refuses versions that keep ending workers, for a while. All gateways count together, in Redis.
+"""Refuses, for some time, versions that repeatedly end their workers. All gateways count together, in Redis.
 
 a worker's death, an endless run ─> count ─> Redis ─(four times per lease, in every gateway)─> refresh ─> Lane.block
 """
@@ -21,7 +21,13 @@ log = logging.getLogger("millstream.circuit_breaker")
 
 
 class CircuitBreaker:
-    """For one gateway. `link`: returns the link to a pool, None while there is none. `lanes`: returns all lanes."""
+    """The circuit breaker of one gateway.
+
+    Args:
+        link: returns the link to a pool; None while there is no link.
+        lanes: returns all lanes.
+        registry: counts the events of each version.
+    """
 
     def __init__(
         self, link: Callable[[str], ProducerLink | None], lanes: Callable[[], list[Lane]], registry: MetricsRegistry
@@ -46,11 +52,11 @@ class CircuitBreaker:
             self._registry.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
 
     async def refresh(self, pool: str) -> None:
-        """Read which versions of a pool are refused now, and block their lanes."""
+        """Block the lanes of the versions of a pool that are refused now."""
         await self._call_blame(pool, "", "")
 
     async def _call_blame(self, pool: str, content_id: str, event: str) -> bool:
-        """Return whether the event was counted; block the lanes of versions that are refused."""
+        """Call the blame script, and block the lanes of refused versions. Returns whether the event was counted."""
         link = self._link(pool)
         if link is None or not link.writable:
             return False
@@ -66,10 +72,10 @@ class CircuitBreaker:
             return False
         counted, *refused = reply
         if refused:
-            left = {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
+            blocks = {name.decode(): (deaths, ms / 1000) for name, deaths, ms in refused}
             for lane in self._lanes():
-                if lane.content_id in left:
-                    lane.block(*left[lane.content_id])
+                if lane.content_id in blocks:
+                    lane.block(*blocks[lane.content_id])
         return bool(counted)
 
     async def stop(self) -> None:

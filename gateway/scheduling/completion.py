@@ -23,7 +23,7 @@ log = logging.getLogger("millstream.lane")
 
 
 class Completion:
-    """For one lane. `dispatch`: sends waiting requests."""
+    """Completes the batches of one lane. `dispatch` sends waiting requests."""
 
     __slots__ = ("_answers", "_dispatch", "_in_flight", "_metrics", "_packer", "_recovery", "_traces")
 
@@ -46,7 +46,7 @@ class Completion:
         self._dispatch = dispatch
 
     def resolve(self, batch: InFlightBatch, header: ReplyHeader, inline: memoryview) -> None:
-        """Complete a batch with its reply. `inline`: the tensors that came with the reply."""
+        """Complete a batch with its reply. `inline` has the tensors that came within the reply."""
         now = self._in_flight.replied(batch)
         self._dispatch()
         requests, failures = batch.requests, header.failures
@@ -63,7 +63,7 @@ class Completion:
             self._in_flight.free_slices(batch, max(batch.attempt, header.attempt))
 
     def _unpack(self, name: str, header: ReplyHeader, inline: memoryview, live: list[Request]) -> Outputs | None:
-        """Return the outputs of the requests; None, and the requests fail, where the reply cannot be read."""
+        """Return the outputs of the requests. If the reply cannot be read, fail the requests and return None."""
         try:
             return self._packer.unpack(header, inline, live)
         except (ValueError, IndexError) as error:

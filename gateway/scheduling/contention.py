@@ -1,12 +1,12 @@
-"""Tells whether several lanes of a pool are in use, as this gateway sees it: then runs must be short. Pure."""
+"""Tells whether other lanes of a pool are in use, as far as this gateway sees: then runs must be short. Pure."""
 
 from __future__ import annotations
 
-SEVERAL_S = 1.0  # a lane counts as in use for this long after its last batch
+IN_USE_S = 1.0  # a lane counts as in use for this long after its last batch
 
 
 class Contention:
-    """For the lanes of one pool. Instants are seconds on one clock."""
+    """Which lanes of one pool are in use. Instants are seconds on one clock."""
 
     __slots__ = ("_last", "_last_at", "_other_at")
 
@@ -16,7 +16,7 @@ class Contention:
         self._other_at = float("-inf")  # when another lane put its last batch
 
     def put(self, lane: object, now: float) -> None:
-        """Note that a lane put a batch."""
+        """Record that a lane put a batch."""
         if lane is not self._last:
             self._last, self._other_at = lane, self._last_at
         self._last_at = now
@@ -24,4 +24,4 @@ class Contention:
     def others_active(self, lane: object, now: float) -> bool:
         """Whether a lane other than `lane` is in use."""
         at = self._other_at if lane is self._last else self._last_at
-        return now - at < SEVERAL_S
+        return now - at < IN_USE_S

@@ -1,7 +1,7 @@
 """Decides when a batch leaves a lane, and how many batches may be in flight. Pure; batch_size.py decides its rows.
 
 workers' report, other lanes in use ─> credits, batch_rows
-what waits, what is in flight, the time ─> rows_to_take ─> rows of the next batch, HOLD or EXPIRE
+waiting requests, batches in flight, time ─> rows_to_take ─> rows of the next batch, HOLD or EXPIRE
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from millstream.gateway.scheduling.request import Request
 from millstream.services.model.manifest import ModelConfig
 from millstream.services.model.profile import Profile
 
-DEPTH = 2  # batches per instance: one runs, the next one is already at the worker
+DEPTH = 2  # batches in flight per instance: one runs, the next waits at the worker
 SHORT_RUN_S = 0.001  # shorter runs end before a batch sent ahead could arrive
 #: Shorter runs are comparable to the queue's round trip. A worker asks for more when it starts a run, with the reply
 #: that frees a slot: the slot is refilled one run plus one round trip later. One extra batch fills the gap.
@@ -25,7 +25,7 @@ EXPIRE = -1  # returned by `rows_to_take`: the request with the earliest deadlin
 
 
 class DispatchPolicy:
-    """Sizes and counts of one lane's batches. Instants are seconds on the lane's clock; the caller passes the time in.
+    """Decides the size and number of one lane's batches. Instants are seconds on the lane's clock, passed in.
 
     `credits`: batches that may be in flight. `batch_rows`: rows that run together now. `others_active`: whether other
     lanes of the pool are in use.
@@ -65,7 +65,7 @@ class DispatchPolicy:
         self._has_queue_rules = QueueRules.needed(config)
 
     def update(self, instances: int, profile: Profile, rows_efficient: int, *, batching_off: bool) -> None:
-        """Take over what the workers report.
+        """Apply what the workers report.
 
         Args:
             instances: ready instances.
@@ -79,7 +79,7 @@ class DispatchPolicy:
         self._resize()
 
     def share_pool(self, others_active: bool) -> None:
-        """Size batches anew after other lanes of the pool came into use, or went out of use."""
+        """Resize batches after a change of whether other lanes of the pool are in use."""
         self.others_active = others_active
         self._resize()
 
@@ -97,7 +97,7 @@ class DispatchPolicy:
         return self._profile.predict(rows)
 
     def record_put(self, rows: int, run_s: float, now: float) -> None:
-        """Note that a batch left whose run takes `run_s` by the profile."""
+        """Record that a batch left. By the profile, its run takes `run_s`."""
         # A batch sent ahead hides the queue's round trip behind the run before it. Shorter runs than the round trip
         # hide nothing: then a batch with fewer rows than the last one only costs more for each request.
         self._rows_ahead_min = min(rows, self.batch_rows) if run_s < SHORT_RUN_S else 0
@@ -107,9 +107,9 @@ class DispatchPolicy:
         """Return the most rows of the batch to send now, or HOLD, or EXPIRE.
 
         Args:
-            waiting: at least one request.
-            in_flight: the lane's batches without a reply, fewer than `credits`.
-            now: the time.
+            waiting: the waiting requests, at least one.
+            in_flight: number of the lane's batches without a reply, less than `credits`.
+            now: the current instant.
         """
         estimator = self.estimator
         first = waiting.earliest()
@@ -130,23 +130,23 @@ class DispatchPolicy:
         return self._preferred_size(rows, waiting, now) if self._preferred else rows
 
     def _is_delayed(self, waiting: Batcher, now: float) -> bool:
-        """Whether the version's queue delay asks to wait for a fuller batch; the expirer dispatches again later."""
+        """Whether to wait for a fuller batch, as the version's queue delay asks; the expirer dispatches again later."""
         enough = min((self.batch_rows, *self._preferred))
         return waiting.rows < enough and now - waiting.oldest_arrival() < self._delay_s
 
     def _preferred_size(self, rows: int, waiting: Batcher, now: float) -> int:
         """Return the largest preferred size within `rows` and the waiting rows; `rows` where there is none.
 
-        After the queue delay all that waits is sent: as in Triton, a preferred size is worth that delay, no more.
+        After the queue delay all waiting requests are sent: as in Triton, a preferred size is worth no longer wait.
         """
         if self._delay_s and now - waiting.oldest_arrival() >= self._delay_s:
             return rows
         return preferred_rows(self._preferred, rows, waiting.rows)
 
     def _least_s(self, first: Request, rows_waiting: int) -> float:
-        """Return the time that must be left for `first` to be part of the next batch.
+        """Return the seconds that must be left for `first` to join the next batch.
 
-        While the other requests can fill a batch, `first` gets no smaller one: that would make all the others late.
+        While the other requests can fill a batch, no smaller batch is sent for `first`: it would make the others late.
         """
         if rows_waiting - first.rows >= self.batch_rows:
             return self.estimator.planned_s(first)

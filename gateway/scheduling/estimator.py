@@ -1,4 +1,4 @@
-"""Predicts when a lane answers a request, from measured run times and from how fast replies really come. Pure.
+"""Predicts when a lane answers a request, from measured run times and from the real rate of replies. Pure.
 
 put(run) ─> free_at, the instant at which a worker can begin the next batch <─ replied(run), which corrects `slowdown`
 """
@@ -10,9 +10,9 @@ from millstream.services.model.profile import Profile
 
 SLOWDOWN_SHARE = 1 / 16  # weight of the newest reply in the slowdown, a moving average
 SLOWDOWN_MIN = 0.25
-SLOWDOWN_MAX = 64.0  # bounds the predictions of a lane that gets less than a 64th of its workers
-OUTLIER = 4.0  # times the slowdown: a longer wait counts as that
-DEVIATIONS = 3.0  # mean deviations of the slowdown in `margin_s`
+SLOWDOWN_MAX = 64.0  # bounds the predictions of a lane that gets less than 1/64 of its workers' time
+OUTLIER = 4.0  # a ratio above this many times the slowdown is cut to it
+DEVIATIONS = 3.0  # how many mean deviations of the slowdown `margin_s` covers
 
 
 class LatencyEstimator:
@@ -51,12 +51,12 @@ class LatencyEstimator:
         self._rows_full = 1
         self._instances = 0
         self._count = 0  # batches in flight
-        self._work_s = 0.0  # their predicted runs
-        self._since = 0.0  # when the last reply came, or the put that ended an idle time
-        self._busy = False  # whether `_since` is a reply's
+        self._work_s = 0.0  # seconds of their predicted runs
+        self._since = 0.0  # instant of the last reply, or of the put that ended an idle time
+        self._busy = False  # whether `_since` is the instant of a reply
 
     def update(self, instances: int, profile: Profile, rows_full: int) -> None:
-        """Take over what is known of the lane's instances. `rows_full`: rows of a full batch."""
+        """Apply the number of instances and their profile. `rows_full`: rows of a full batch."""
         # Compare a measured size: the prediction for other sizes may change without a change of any run time.
         ran = min(rows_full, self._profile.largest)
         known_s, measured_s = self._profile.predict(ran), profile.predict(ran)
@@ -75,7 +75,7 @@ class LatencyEstimator:
         self.margin_s = full_s * self._deviation * DEVIATIONS
 
     def put(self, run_s: float, now: float) -> None:
-        """Note that a batch was put whose run takes `run_s` by the profile."""
+        """Record that a batch was put. By the profile, its run takes `run_s`."""
         if not self._count:
             self._since, self._busy, self._work_s = now, False, 0.0
         self._count += 1
@@ -83,10 +83,10 @@ class LatencyEstimator:
         self._predict_free()
 
     def replied(self, run_s: float, now: float) -> None:
-        """Note the reply to a batch, and correct the slowdown."""
-        at_once = min(self._count, max(1, self._instances))
+        """Record the reply to a batch, and correct the slowdown."""
+        parallel = min(self._count, max(1, self._instances))
         if run_s:
-            ratio = (now - self._since) * at_once / run_s
+            ratio = (now - self._since) * parallel / run_s
             # After an idle time the ratio contains the queue's round trip, which does not count under load.
             if self._busy or ratio < self.slowdown:
                 # The bound by OUTLIER: a single pause of Redis or of a worker is no slowdown.
@@ -95,16 +95,16 @@ class LatencyEstimator:
                 self._deviation += (abs(off) - self._deviation) * SLOWDOWN_SHARE
                 self._scale()
         self._since, self._busy = now, True
-        self.gone(run_s)
+        self.removed(run_s)
 
-    def gone(self, run_s: float) -> None:
-        """Note that a batch is no longer in flight: it has a reply, or was forgotten."""
+    def removed(self, run_s: float) -> None:
+        """Record that a batch is no longer in flight: it has a reply, or was forgotten."""
         self._count -= 1
         self._work_s = max(0.0, self._work_s - run_s)
         self._predict_free()
 
     def _predict_free(self) -> None:
-        """Set `free_at`: the next batch begins when enough batches are done that an instance is free."""
+        """Set `free_at`: the next batch begins when enough batches are done for an instance to be free."""
         count, instances = self._count, self._instances
         if count < instances or not count:
             self.free_at = 0.0
@@ -117,13 +117,13 @@ class LatencyEstimator:
         return self._profile.predict(rows) * self.slowdown
 
     def rows_within(self, seconds: float) -> int:
-        """Return the most rows, at least one, whose run takes at most `seconds`."""
+        """Return the largest number of rows, at least 1, whose run takes at most `seconds`."""
         return self._profile.rows_within(seconds / self.slowdown, self._rows_full)
 
     def planned_s(self, request: Request) -> float:
         """Return the longest run that a request should be part of: half of its timeout, or a run of its own if longer.
 
-        Half, because a request may arrive when a run has just begun (as in Nexus, Shen et al. 2019).
+        Half the timeout, because a request may arrive when a run has just begun (as in Nexus, Shen et al. 2019).
         """
         timeout_s = request.deadline - request.arrival
         if 2 * self.full_s <= timeout_s:

@@ -1,4 +1,4 @@
-"""Loop that answers requests whose deadline passed, and ticks the lanes that wait for a time.
+"""Loop that answers requests whose deadline passed, and ticks the lanes that wait for an instant.
 
 every TICK_S ─> batches in flight past a deadline: recovery.expire ─> lanes in `ticking`: Lane.tick ─> count_traffic
 """
@@ -19,11 +19,11 @@ TICK_S = 0.02  # bounds how late a request gets the answer that its deadline pas
 
 
 class Expirer:
-    """Await `run` in the gateway's event loop.
+    """The expirer of one gateway. Await `run` in the gateway's event loop.
 
     Args:
         pending: the gateway's batches in flight, by name.
-        ticking: the lanes for which `Lane.tick` has something to do.
+        ticking: the lanes whose `tick` is to be called.
         count_traffic: called once per tick.
     """
 

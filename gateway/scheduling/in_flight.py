@@ -1,6 +1,6 @@
-"""One lane's batches that were put and have no reply yet, and the shared-memory slices that cool down after them.
+"""One lane's batches that were put and have no reply yet, and the shared-memory slices that cool down after their use.
 
-requests ─> put: pack, register, send ─> InFlightBatch ─> replied (its credit is free), or forget (no reply is expected)
+requests ─> put: pack, register, send ─> InFlightBatch ─> replied (frees its credit), or forget (no reply is expected)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream.services.wire.batch import ShmSlice
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.lane import Lane
 
-COST_MS_MIN = 0.05  # a batch's cost in its lane's share of the workers, however short the run: what surrounds the run
+COST_MS_MIN = 0.05  # least cost of a batch in its lane's share of the workers: each run has overhead around it
 
 
 @dataclass(slots=True, eq=False)
@@ -32,14 +32,14 @@ class InFlightBatch:
     name: str
     lane: Lane
     requests: list[Request]
-    slices: list[ShmSlice]  # of shared memory, with its tensors
-    attempt: int  # 1, or 2 and more after a worker died with it
+    slices: list[ShmSlice]  # shared memory with its tensors
+    attempt: int  # 1; 2 and more after a worker died with it
     put_at: float
-    run_s: float  # how long its run takes by the lane's profile
+    run_s: float  # seconds that its run takes by the lane's profile
     losses: int  # how often it, or its reply, was lost on the way before
-    earliest: float  # deadline of its requests
-    latest: float
-    inputs: Sequence[InputTensor] = ()  # those of its only request, kept after that request was answered
+    earliest: float  # earliest deadline of its requests
+    latest: float  # latest deadline of its requests
+    inputs: Sequence[InputTensor] = ()  # inputs of its only request, kept after that request was answered
 
 
 class InFlight:
@@ -58,7 +58,7 @@ class InFlight:
         self._policy = policy
         self._metrics = metrics
         self._poll = BusyPoll(context.spin_s_max, context.soon, context.clock, lambda: self.count)
-        self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # with the instant at which they are free
+        self._cooling: deque[tuple[float, list[ShmSlice]]] = deque()  # (instant at which they are free, slices)
 
     def batches(self) -> list[InFlightBatch]:
         return [batch for batch in self._context.pending.values() if batch.lane is self._lane]
@@ -69,11 +69,11 @@ class InFlight:
         """Send requests as one batch.
 
         Args:
-            requests: at least one.
-            now: the time.
-            attempt: 2 and more after a worker died with them.
+            requests: the requests, at least one.
+            now: the current instant.
+            attempt: 1; 2 and more after a worker died with these requests.
             losses: how often they, or their reply, were lost on the way before.
-            deadlines: False: the worker gets no deadlines.
+            deadlines: whether the worker gets their deadlines.
         """
         context, policy, lane = self._context, self._policy, self._lane
         link = context.link
@@ -100,7 +100,7 @@ class InFlight:
             self._poll.begin(now)
 
     def retry(self, requests: list[Request], attempt: int, losses: int = 0, *, deadlines: bool = True) -> None:
-        """Send requests now that were in flight before; arguments are those of `put`."""
+        """Send requests again that were in flight before. Arguments as in `put`."""
         self.put(requests, self._context.clock(), attempt, losses, deadlines=deadlines)
 
     @property
@@ -109,7 +109,7 @@ class InFlight:
         return self._context.link.connected
 
     def replied(self, batch: InFlightBatch) -> float:
-        """Note the reply to a batch: its credit is free. Returns the time."""
+        """Record the reply to a batch, which frees its credit. Returns the current instant."""
         del self._context.pending[batch.name]
         self.count -= 1
         self.replied_at = now = self._context.clock()
@@ -118,18 +118,18 @@ class InFlight:
         return now
 
     def forget(self, batch: InFlightBatch) -> None:
-        """Expect no reply to a batch any longer: withdraw it, and free its credit."""
+        """Withdraw a batch and free its credit: no reply is expected."""
         del self._context.pending[batch.name]
         self.count -= 1
-        self._policy.estimator.gone(batch.run_s)
+        self._policy.estimator.removed(batch.run_s)
         self._context.link.withdraw(self._lane.content_id, batch.name)
         if batch.slices:
             self._cool_down(batch.slices)
 
     def free_slices(self, batch: InFlightBatch, attempt: int) -> None:
-        """Give back the shared memory of a batch that was answered, at its `attempt`.
+        """Give back the shared memory of a batch that was answered at this `attempt`.
 
-        After a second attempt the worker of the first one may be frozen and write to the slices later: they cool down.
+        After a second attempt the slices cool down first: the worker of the first may be frozen, and write later.
         """
         if attempt > 1:
             self._cool_down(batch.slices)
@@ -141,7 +141,7 @@ class InFlight:
         self._context.ticking.add(self._lane)
 
     def tick(self, now: float) -> bool:
-        """Give back slices that have cooled down. Returns whether others still cool."""
+        """Give back slices that have cooled down. Returns whether others are still cooling down."""
         while self._cooling and self._cooling[0][0] <= now:
             self._packer.free(self._cooling.popleft()[1])
         return bool(self._cooling)

@@ -1,4 +1,4 @@
-"""What coroutine adapters share between reading a body and writing a reply."""
+"""Runs inputs and counts refused requests, for adapters that are coroutines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.errors import Failure
 
 @contextmanager
 def count_rejections(route: ModelRoute) -> Iterator[None]:
-    """Count a Failure in the block as a refused request of the route's version."""
+    """Count a Failure raised in the block as a refused request of the route's version."""
     try:
         yield
     except Failure as failure:

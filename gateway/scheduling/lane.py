@@ -1,4 +1,4 @@
-"""The queue of one version in this gateway: admits requests, lets them wait, and sends batches while credits are free.
+"""The queue of one version in this gateway: admits requests, queues them, and sends batches while credits are free.
 
 add ─> batcher ─(credit free)─> in_flight.put ……… reply ─> completion.resolve ─> credit free, each request answered
 Credits are slots in the workers: ready instances x DEPTH. While all are taken, requests wait and batches fill.
@@ -33,10 +33,10 @@ from millstream.services.model.signature import Signature
 
 
 class Lane:
-    """Called in the event loop only.
+    """The queue of one version. Call it only in the event loop.
 
-    `failed`: why no instance can serve. `completion` takes the replies to its batches; `recovery` takes batches that
-    were lost, refused or expired.
+    `failed`: why no instance can serve; None if one can. `completion` takes the replies to its batches; `recovery`
+    takes batches that were lost, refused or expired.
     """
 
     def __init__(self, manifest: Manifest, context: PoolContext, packer: Packer, metrics: LaneMetrics) -> None:
@@ -111,15 +111,15 @@ class Lane:
         batch_format: int | None = None,
         batching_off: bool = False,
     ) -> None:
-        """Take over what the workers report of the version.
+        """Apply what the workers report about the version.
 
         Args:
             instances: ready instances.
             profile: measured run times.
             rows_efficient: rows of an efficient run.
-            same_host: whether all its workers share memory with this gateway.
-            failed: why no instance can serve; None if one can, or may come.
-            batch_format: the format that its workers read; None: the newest.
+            same_host: whether all workers of the version share memory with this gateway.
+            failed: why no instance can serve; None if one can, or may still be loaded.
+            batch_format: the format that the workers read; None: the newest.
             batching_off: each request runs alone, because rows of this version were found to influence each other.
         """
         self._packer.batch_format = batch_format
@@ -134,8 +134,8 @@ class Lane:
         """Admit a request: it is sent in the next turn of the event loop, or waits for a credit.
 
         Args:
-            request: not admitted before.
-            size_bytes: of the request's message.
+            request: a request that was not admitted before.
+            size_bytes: size of the request's message.
             single: whether its protocol brings one request per turn of the event loop.
 
         Raises:
@@ -166,7 +166,7 @@ class Lane:
     def _answer_no_rows(self, request: Request) -> None:
         """Answer a request for no rows without a run. Raises Failure(UNAVAILABLE).
 
-        The signature says all that a run could, and many models fail on an empty batch.
+        The signature already gives the answer, and many models fail on an empty batch.
         """
         if self.failed is not None:
             raise self._cannot_serve()
@@ -175,7 +175,7 @@ class Lane:
         request.responder.answer_one(request, no_rows(self.manifest.signature))
 
     def _check_refused(self, request: Request) -> None:
-        """Raises Failure: UNAVAILABLE (no instance can serve, the circuit is open), MODEL (in quarantine)."""
+        """Raise Failure: UNAVAILABLE (no instance can serve, or the circuit is open), MODEL (in quarantine)."""
         if self.failed is not None:
             raise self._cannot_serve()
         if self.circuit.open_until:
@@ -196,7 +196,7 @@ class Lane:
         self._metrics.record_rejection(code)
 
     def probe(self, request: Request) -> None:
-        """Send a readiness probe, in a batch of its own: it shares no run with requests that are counted.
+        """Send a readiness probe in a batch of its own, apart from requests that are counted.
 
         Skipped while requests wait or all credits are taken: their replies prove readiness as well. Raises Failure.
         """
@@ -207,7 +207,7 @@ class Lane:
         self._in_flight.put([request], self._context.clock())
 
     def cancel(self, request: Request) -> None:
-        """Drop a request whose caller went away. One that is in flight runs and gets no reply."""
+        """Drop a request whose caller went away. A request in flight still runs, but gets no reply."""
         if request.done:
             return
         self._answers.cancel(request)
@@ -235,7 +235,7 @@ class Lane:
                 self._send(rows, now)
 
     def _schedule(self, *, coalesce: bool) -> None:
-        """Dispatch in the next turn: other requests of this turn of the event loop share the batch."""
+        """Dispatch in the next turn of the event loop, so that other requests of this turn share the batch."""
         self._scheduled = True
         if coalesce:
             self._coalescer.begin()
@@ -247,12 +247,13 @@ class Lane:
         self.dispatch()
 
     def _send(self, rows: int, now: float) -> None:
-        """Send the next `rows` rows: as one batch, or as several where they are too large to travel together."""
+        """Send the next `rows` rows as one batch, or as several if they exceed the batch's limit in bytes."""
         batch = self._batcher.take(now, rows)
         if self._rules is not None:
             self._rules.leave(batch)
         bytes_max = self._context.batch_bytes_max
-        if self._context.admission.bytes <= bytes_max:  # of all requests in this gateway: this batch is no larger
+        # The bytes of all requests in this gateway bound those of this batch.
+        if self._context.admission.bytes <= bytes_max:
             self._in_flight.put(batch, now)
             return
         for part in parts_within(batch, bytes_max):
@@ -268,9 +269,9 @@ class Lane:
             self._answers.fail(expired, failure)
 
     def _end_wait(self, rules: QueueRules, request: Request, now: float) -> bool:
-        """Delay or refuse a request at the end of its wait, as the version's queue policy says.
+        """Requeue or refuse a request at the end of its wait, as the version's queue policy says.
 
-        Returns False, and does neither, if its deadline has passed, too.
+        Returns False, and does neither, if the deadline of its answer has passed, too.
         """
         rules.leave((request,))
         if rules.requeue_as_delayed(request, now):
@@ -284,7 +285,7 @@ class Lane:
         return True
 
     def tick(self, now: float) -> None:
-        """Look after deadlines, delayed batches, cooling shared memory and the circuit; the expirer calls this."""
+        """Handle expired requests, delayed batches, cooling shared memory and the circuit. The expirer calls this."""
         batcher = self._batcher
         if batcher.count:
             self._expire(now)
@@ -298,7 +299,7 @@ class Lane:
             self._context.ticking.discard(self)
 
     def block(self, deaths: int, seconds: float) -> None:
-        """Refuse requests for `seconds`, the waiting ones too: the version recently ended its worker `deaths` times."""
+        """Refuse waiting and new requests for `seconds`: the version recently ended its worker `deaths` times."""
         self.circuit.open(deaths, seconds)
         waiting = self._batcher.drain()
         if self._rules is not None:
@@ -307,13 +308,13 @@ class Lane:
         self._context.ticking.add(self)
 
     def abandon(self, failure: Failure) -> None:
-        """Fail every request that waits or is in flight: the gateway stops."""
+        """Fail every request that waits or is in flight, because the gateway stops."""
         self._answers.fail(self._batcher.drain(), failure)
         for batch in self._in_flight.batches():
             self._answers.fail(batch.requests, failure)
 
     def close(self) -> None:
-        """Send what waits, since the version is removed: its workers run all that they were sent before they unload it.
+        """Send the waiting requests of a removed version: its workers run them before they unload it.
 
         Requests that cannot be sent fail with NOT_FOUND. Batches in flight are still answered.
         """
@@ -321,12 +322,12 @@ class Lane:
         self._expire(now)
         while self._batcher.count and self.ready and self.link.writable:
             self._send(self._policy.batch_rows, now)
-        gone = Failure(
+        not_found = Failure(
             Code.NOT_FOUND,
             f"Request for unknown model: '{self.manifest.model}' version {self.manifest.version} is not found",
             subject=Subject.VERSION,
         )
-        self._answers.fail(self._batcher.drain(), gone)
+        self._answers.fail(self._batcher.drain(), not_found)
         self._metrics.close()
 
 

@@ -14,7 +14,7 @@ from millstream.services.wire.batch import ReplyHeader
 
 
 class LaneMetrics:
-    """Series of one version in one pool, and of its content id."""
+    """The series of one version in one pool, and of its content id."""
 
     def __init__(self, registry: MetricsRegistry, manifest: Manifest) -> None:
         self._registry = registry
@@ -54,19 +54,19 @@ class LaneMetrics:
         self._waiting.set(rows)
 
     def batch(self, header: ReplyHeader, requests: int) -> None:
-        """Count the reply to a batch of `requests`, without readiness probes; all waited equally long in the stream."""
+        """Count the reply to a batch of `requests` (probes excluded), which all waited equally long in the stream."""
         self._queue_wait.observe(header.queue_s, requests)
         (self._batches_failed if header.failures else self._batches_ok).add()
         if header.runs and requests:
             self._ran(header)
 
     def _ran(self, header: ReplyHeader) -> None:
-        """Count the runs of a reply. Where a run was bisected, each part gets its share of the time by rows."""
+        """Count the runs of a reply. The parts of a bisected run share its time in proportion to their rows."""
         self._sums.add_to(Field.EXECUTIONS, len(header.runs))
-        self._last.set(time.time())  # noqa: TID251 - for people
-        whole = sum(header.runs) or 1
+        self._last.set(time.time())  # noqa: TID251 - shown to people
+        rows_total = sum(header.runs) or 1
         for rows in header.runs:
-            share = rows / whole
+            share = rows / rows_total
             sums = self._runs.get(rows)
             if sums is None:
                 label = inference.rows_label(rows)
@@ -74,13 +74,13 @@ class LaneMetrics:
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
     def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
-        """Count answered requests of one batch. Their times are similar, so few buckets get one update each.
+        """Count the answered requests of one batch. Their times are similar, so only a few buckets are updated.
 
         Args:
             seconds: from arrival to answer, per request; sorted in place.
-            rows: of all these requests.
-            header: of the reply.
-            since_put_s: how long ago their batch was put.
+            rows: rows of all these requests.
+            header: the header of the batch's reply.
+            since_put_s: seconds since the batch was put.
         """
         if not seconds:
             return
@@ -117,7 +117,7 @@ class LaneMetrics:
         self.record_rejection(code, reason)
 
     def record_rejection(self, code: Code, reason: Reason | None = None) -> None:
-        """Count an outcome without its time, which says nothing about how long answers take."""
+        """Count a refused request, without its time: a refusal does not show how long answers take."""
         self._registry.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 

@@ -25,27 +25,28 @@ from millstream.services.wire.batch import ABSENT as ABSENT_INNER
 from millstream.services.wire.batch import BatchHeader, BatchInput, ReplyHeader, ShmSlice, encode_batch
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
-FORGET_PART = 16  # a smaller reply lowers the learned row size by this part of it
+FORGET_PART = 16  # a smaller reply lowers the learned row size by 1/16
 INLINE_BYTES_MAX = 256 * 1024  # larger inline tensors bypass the script, in a key of their own (a blob)
 
 
 class Packed(NamedTuple):
-    """An encoded batch.
-
-    `blob`: bytes for its blob key, b"" if it has none. `slices`: its shared memory, given back after the reply.
-    `segment_bytes`: bytes of input tensors in shared memory; slots for outputs do not count, since they are empty.
-    """
+    """An encoded batch."""
 
     entry: bytes
-    blob: bytes
-    slices: list[ShmSlice]
-    segment_bytes: int
+    blob: bytes  # bytes for its blob key; b"": it has none
+    slices: list[ShmSlice]  # its shared memory, given back after the reply
+    segment_bytes: int  # input tensors in shared memory; slots for outputs do not count, since they are empty
 
 
 class Packer:
-    """For one version.
+    """Serialises the batches of one version.
 
     The bytes of an output's row are known from the signature, or learned: about the largest of recent replies.
+
+    Args:
+        signature: the version's.
+        segments: shared memory; None: no tensor goes through shared memory.
+        tensor_bytes_min: size from which a tensor goes through shared memory.
     """
 
     def __init__(self, signature: Signature, segments: SegmentPool | None, tensor_bytes_min: int) -> None:
@@ -60,7 +61,7 @@ class Packer:
         self._row_bytes_known = sum(self._row_bytes)
 
     def rows_within(self, bytes_max: int) -> int:
-        """Return the most rows, at least one, whose outputs are not known to exceed `bytes_max` together."""
+        """Return the largest number of rows, at least 1, whose outputs of known size fit into `bytes_max`."""
         return max(1, bytes_max // max(1, self._row_bytes_known))
 
     def pack(
@@ -76,12 +77,12 @@ class Packer:
         """Return the encoded batch.
 
         Args:
-            name: of the batch.
-            replies: the key of the list that takes the reply.
+            name: name of the batch.
+            replies: key of the Redis list that takes the reply.
             requests: at least one; their inputs have compatible shapes.
             now: monotonic seconds.
-            redis_ms: Redis' clock at the same instant, in milliseconds; the worker knows this clock, too.
-            deadlines: False: the batch has no deadlines.
+            redis_ms: milliseconds of Redis' clock at the same instant; the worker follows that clock, too.
+            deadlines: whether the batch carries the requests' deadlines.
         """
         rows = [request.rows for request in requests]
         slices: list[ShmSlice] = []
@@ -92,7 +93,7 @@ class Packer:
         skew = redis_ms - now * 1000
         for i, spec in enumerate(self._signature.inputs):
             if spec.optional and first[i].shape == ABSENT.shape:
-                inputs.append(_ABSENT_INPUT)  # in all requests: others would not share the batch
+                inputs.append(_ABSENT_INPUT)  # absent in all requests: others could not share the batch
                 continue
             parts = [request.inputs[i] for request in requests]
             size = parts[0].size_bytes if len(parts) == 1 else sum([part.size_bytes for part in parts])
@@ -156,8 +157,8 @@ class Packer:
                 offset += size_bytes
             if self._learn and total:
                 # Forget slowly: one large reply must not reserve as much for all later batches.
-                known = self._row_bytes[i]
-                self._row_bytes[i] = max(-(-size_bytes // total), known - known // FORGET_PART)
+                learned = self._row_bytes[i]
+                self._row_bytes[i] = max(-(-size_bytes // total), learned - learned // FORGET_PART)
             if datatype == BYTES:
                 columns.append(Column(BYTES, inner, self._elements(sizes or [], raw, len(live))))
             else:
@@ -187,7 +188,7 @@ def _flat(data: Any) -> Any:
 
 
 def _row_bytes(spec: TensorSpec, batching: bool) -> int:
-    """Return the bytes of a row, or of the output if the version does not batch; 0 if the signature does not say."""
+    """Return the bytes of an output's row, or of the output if the version does not batch; 0 if unknown."""
     dims = spec.shape[1:] if batching else spec.shape
     if spec.datatype == BYTES or any(d < 0 for d in dims):
         return 0

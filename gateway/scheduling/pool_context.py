@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PoolContext:
-    """Times are seconds."""
+    """The parts and limits that the lanes of one pool share. Times are seconds."""
 
     link: ProducerLink  # to the pool's Redis
     pending: dict[str, InFlightBatch]  # the gateway's batches in flight, by name
     admission: Admission
     quarantine: Quarantine
-    rows_waiting_max: int  # of each lane
-    spin_s_max: float  # the longest that the event loop busy-polls for a reply
+    rows_waiting_max: int  # limit on the waiting rows of each lane
+    spin_s_max: float  # longest time that the event loop busy-polls for a reply
     rest_s: float  # cool-down of shared memory that a frozen worker may still write to
-    soon: Callable[[Callable[[], None]], object]  # calls a function in the next turn of the event loop
-    later: Callable[[float, Callable[[int], None], int], object]  # calls a function with an argument after some seconds
+    soon: Callable[[Callable[[], None]], object]  # schedules a function for the next turn of the event loop
+    later: Callable[[float, Callable[[int], None], int], object]  # schedules a call after some seconds
     clock: Callable[[], float] = time.monotonic
     pressure: CpuPressure = field(default_factory=CpuPressure)
     contention: Contention = field(default_factory=Contention)
     traces: Traces = field(default_factory=Traces)
-    batch_bytes_max: int = 64 << 20  # requests that are larger together share no batch
-    reply_bytes_max: int = 256 << 20  # rows whose outputs are known to be larger together share no batch
-    ticking: set[Lane] = field(default_factory=set)  # lanes that wait for a time; the others cost the expirer nothing
-    #: counts an event, by its name, against the content id of a version
+    batch_bytes_max: int = 64 << 20  # limit on the requests of a batch; a larger one is sent alone
+    reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
+    ticking: set[Lane] = field(default_factory=set)  # lanes that wait for an instant; others cost the expirer nothing
+    #: counts an event (second argument: its name) against a content id (first argument)
     circuit_breaker: Callable[[str, str], None] = lambda _content_id, _event: None

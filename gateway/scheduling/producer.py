@@ -31,8 +31,8 @@ NOT_READ = "no worker of this version can read what this gateway sends: restart 
 class Producer:
     """Puts batches and receives replies for all lanes of one gateway.
 
-    `pending`: batches in flight, by name. `ticking`: lanes for which `Lane.tick` has something to do. `lanes`: returns
-    all lanes; set when the router exists.
+    `pending`: batches in flight, by name. `ticking`: lanes whose `tick` is to be called. `lanes`: returns all lanes;
+    set when the router exists.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Producer:
         self._received = registry.counter(catalogue.REDIS_BYTES, "gateway_in")
 
     async def link(self, pool: str) -> ProducerLink:
-        """Return the connection to a pool. Raises OSError, Failure or what Redis answers to a first connection."""
+        """Return the connection to a pool. Raises OSError, Failure, or Redis' error on the first connection."""
         link = self._links.get(pool)
         if link is None:
             link = ProducerLink(
@@ -91,7 +91,7 @@ class Producer:
             await link.stop()
 
     async def settle(self) -> None:
-        """Return when every lane is idle: each admitted request is answered. Deadlines bound the wait."""
+        """Wait until every lane is idle: then each admitted request is answered. Deadlines bound the wait."""
         while not all(lane.idle for lane in self.lanes()):
             await asyncio.sleep(TICK_S)
 
@@ -137,9 +137,9 @@ class Producer:
     def _restored(self, pool: str, lost: bool) -> None:
         """Put all batches in flight to a pool again after a reconnect. A batch that runs twice is answered once.
 
-        Also where Redis kept its data (`lost` is False): a batch or a reply may have been lost with the connection.
+        Also if Redis kept its data (`lost` is False): a batch or a reply may have been lost with the connection.
         """
-        log.info("pool %s: connected; Redis %s", pool, "lost what it had" if lost else "has what it had")
+        log.info("pool %s: connected; Redis %s", pool, "lost its data" if lost else "kept its data")
         for batch in list(self.pending.values()):
             if batch.lane.link is self._links.get(pool):
                 batch.lane.recovery.put_again(batch)
@@ -147,7 +147,7 @@ class Producer:
             lane.dispatch()
 
     def _put_done(self, name: str, reply: Any) -> None:
-        """Take the answer to a put: an Exception if Redis refused, a Failure if the connection broke (`_restored`)."""
+        """Handle the reply to a put: an Exception if Redis refused, a Failure if the connection broke (`_restored`)."""
         batch = self.pending.get(name)
         if batch is None or isinstance(reply, Failure):
             return

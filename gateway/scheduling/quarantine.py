@@ -1,4 +1,4 @@
-"""Refuses requests that killed workers, or whose runs had to be ended, for REST_S, whichever client sends them.
+"""Refuses, for REST_S, requests that killed workers or whose runs had to be ended, from any client.
 
 Requests are recognised by a digest of the version and the inputs.
 """
@@ -26,9 +26,9 @@ _WHY = {
 
 
 class Quarantine:
-    """One per gateway. No request is digested while it is empty, which is nearly always.
+    """The quarantine of one gateway. While it is empty, which is nearly always, no request is digested.
 
-    `empty`: whether no request is refused. `tell(text)`: publishes a new entry to the other gateways, which `learn` it.
+    `empty`: whether no request is refused. `publish(text)`: sends a new entry to the other gateways, which `learn` it.
 
     Args:
         gauge: shows the number of entries.
@@ -37,7 +37,7 @@ class Quarantine:
     """
 
     def __init__(self, gauge: Gauge, refused: Counter, clock: Callable[[], float] = time.monotonic) -> None:
-        self.tell: Callable[[str], None] = lambda _: None
+        self.publish: Callable[[str], None] = lambda _: None
         self.empty = True
         self._until: OrderedDict[bytes, float] = OrderedDict()
         self._why: dict[bytes, str] = {}
@@ -49,19 +49,19 @@ class Quarantine:
         return len(self._until)
 
     def add(self, content_id: str, request: Request, why: str) -> None:
-        """Refuse requests like this one from now on. `why`: DIED (workers died) or ENDED (its run was ended)."""
+        """Refuse equal requests from now on. `why`: DIED (workers died) or ENDED (the run was ended)."""
         digest = _digest(content_id, request)
         self._add(digest, why)
-        self.tell(f"{digest.hex()} {why}")
+        self.publish(f"{digest.hex()} {why}")
 
     def learn(self, text: str) -> None:
-        """Add an entry that another gateway published. Raises ValueError if the text is no digest."""
+        """Add an entry that another gateway published. Raises ValueError if `text` has no digest."""
         digest, _, why = text.partition(" ")
-        known = bytes.fromhex(digest)
-        if len(known) != DIGEST_BYTES:
+        entry = bytes.fromhex(digest)
+        if len(entry) != DIGEST_BYTES:
             raise ValueError(f"no digest: {digest[:64]}")
-        if known not in self._until:
-            self._add(known, why)
+        if entry not in self._until:
+            self._add(entry, why)
 
     def _add(self, digest: bytes, why: str) -> None:
         self._until[digest] = self._clock() + REST_S
@@ -80,7 +80,7 @@ class Quarantine:
         self._why.pop(digest, None)
 
     def check(self, content_id: str, request: Request) -> None:
-        """Raises Failure(MODEL) for a request that is in quarantine."""
+        """Raise Failure(MODEL) for a request that is in quarantine."""
         now = self._clock()
         while self._until and next(iter(self._until.values())) <= now:
             self._forget_oldest()

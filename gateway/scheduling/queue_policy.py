@@ -20,7 +20,7 @@ RETRY_AFTER_S = 0.1
 
 
 class QueueRules:
-    """For one version, if `needed` says that its config asks for rules, in one gateway."""
+    """The queue rules of one version in one gateway. Build it only if `needed` returns True."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._levels = config.priority_levels
@@ -39,8 +39,8 @@ class QueueRules:
     def prepare(self, request: Request) -> None:
         """Set a request's priority and deadline by the rules. Raises Failure(OVERLOADED) when too many requests wait.
 
-        A priority that is no level counts as not given, as in Triton. With a queue policy the request's own timeout is
-        no deadline: it only shortens the wait, if the policy allows that.
+        A priority that is not one of the levels is replaced by the default, as in Triton. With a queue policy the
+        request's own timeout is no deadline: it only shortens the wait, if the policy allows that.
         """
         if self._levels and not 1 <= request.priority <= self._levels:
             request.priority = self._default
@@ -59,12 +59,12 @@ class QueueRules:
         request.wait_until = min(request.answer_by, request.arrival + wait_s)
 
     def enter(self, request: Request) -> None:
-        """Note that a request waits from now on."""
+        """Record that a request waits from now on."""
         request.deadline = request.wait_until
         self._counts[request.level] += 1
 
     def leave(self, requests: Iterable[Request]) -> None:
-        """Note that requests no longer wait."""
+        """Record that requests no longer wait."""
         for request in requests:
             request.deadline = request.answer_by
             self._counts[request.level] -= 1
@@ -72,7 +72,7 @@ class QueueRules:
                 del self._counts[request.level]
 
     def requeue_as_delayed(self, request: Request, now: float) -> bool:
-        """Whether a request at the end of its wait waits again, behind all others; its priority is then set."""
+        """Return whether a request at the end of its wait waits again, behind all others. If so, set its priority."""
         if now >= request.answer_by or self._policy_of(request).timeout_action != "delay":
             return False
         request.priority = DELAYED

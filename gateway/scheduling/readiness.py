@@ -26,19 +26,19 @@ log = logging.getLogger("millstream.readiness")
 
 EVERY_S = 0.5  # pause between two rounds of probes
 FRESH_S = 2.5  # a model is ready for this long after its last reply
-TIMEOUT_S = 2.0  # of a probe
-AT_ONCE_MAX = 32  # probes per round; with more idle models they take turns
+TIMEOUT_S = 2.0  # timeout of a probe
+AT_ONCE_MAX = 32  # probes per round; if more models are idle, they take turns
 #: Versions with larger inputs are not probed: they count as answering while live workers report them ready.
 PROBE_BYTES_MAX = 4 << 20
-REST = 20  # pause between probes of a model, in runs: probes take at most a twentieth of its time
+PAUSE_RUNS = 20  # pause between probes of a model, in runs: probes take at most 1/20 of its time
 
 
 class ReadinessProbe:
-    """For one gateway.
+    """The readiness probe of one gateway.
 
     Args:
         lanes: returns the lanes of the serving versions.
-        connected: whether Redis takes batches.
+        connected: returns whether Redis takes batches.
         workers: returns the number of live workers.
         drain: tells whether the gateway is draining.
     """
@@ -52,12 +52,12 @@ class ReadinessProbe:
         self._small: WeakKeyDictionary[Lane, bool] = WeakKeyDictionary()
         self._task: asyncio.Task[None] | None = None
         self._drain = drain
-        self._empty_at = float("-inf")  # when there was no model last
+        self._empty_at = float("-inf")  # instant at which there was last no model
 
     def ready(self) -> bool:
         """Whether requests are being answered. A gateway with workers and no model yet is ready for its first model.
 
-        When the first model comes the gateway stays ready until a first reply can have arrived.
+        When the first model is added, the gateway stays ready until a first reply can have arrived.
         """
         if self._drain.draining or not self._connected() or not self._workers():
             return False
@@ -67,7 +67,7 @@ class ReadinessProbe:
         return any(self._fresh(lane, len(lanes)) for lane in lanes)
 
     def answering(self, content_id: str) -> bool:
-        """Whether a serving version answers. Others, and those without a reply yet, are as ready as the gateway."""
+        """Whether a serving version answers. Others, and versions without a reply yet, are as ready as the gateway."""
         if not self.ready():
             return False
         lanes = self._lanes()
@@ -78,16 +78,16 @@ class ReadinessProbe:
 
     def _probed(self, lane: Lane) -> bool:
         """Whether a probe of the lane is small enough to be sent regularly."""
-        known = self._small.get(lane)
-        if known is None:
-            known = self._small[lane] = probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
-        return known
+        small = self._small.get(lane)
+        if small is None:
+            small = self._small[lane] = probe_bytes(lane.manifest.signature) <= PROBE_BYTES_MAX
+        return small
 
     def _fresh(self, lane: Lane, lanes: int) -> bool:
         if not self._probed(lane):
             return lane.ready
         turns = 1 + (lanes - 1) // AT_ONCE_MAX
-        longest_s = FRESH_S + max(EVERY_S * (turns - 1), REST * lane.run_s - EVERY_S)
+        longest_s = FRESH_S + max(EVERY_S * (turns - 1), PAUSE_RUNS * lane.run_s - EVERY_S)
         return lane.replied_at > time.monotonic() - longest_s
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class ReadinessProbe:
             for lane in lanes
             if lane.ready
             and not lane.circuit.open_until
-            and lane.replied_at <= now - max(EVERY_S, REST * lane.run_s)
+            and lane.replied_at <= now - max(EVERY_S, PAUSE_RUNS * lane.run_s)
             and self._probed(lane)
         ]
         idle.sort(key=lambda lane: lane.replied_at)  # the longest without a reply comes first

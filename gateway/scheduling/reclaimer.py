@@ -23,13 +23,13 @@ log = logging.getLogger("millstream.reclaimer")
 
 
 class Reclaimer:
-    """Await `run` in the gateway's event loop.
+    """The reclaimer of one gateway. Await `run` in the gateway's event loop.
 
     Args:
-        links: the gateway's connections to pools, by pool.
-        circuit_breaker: learns here which versions are refused.
+        links: the gateway's connections, by pool.
+        circuit_breaker: is refreshed after each pool was reclaimed.
         registry: counts reclaimed batches.
-        lease_s: a worker that sends no heartbeat for this long has lost its leases.
+        lease_s: seconds without a heartbeat after which a worker loses its leases.
     """
 
     def __init__(

@@ -23,21 +23,19 @@ log = logging.getLogger("millstream.lane")
 
 LOST = "the connection to Redis broke each time this batch or its reply was sent"
 SUSPECT = 2  # the attempt of a request that runs alone, because a worker died with its batch
-LOSSES_MAX = (
-    8  # times that a batch or its reply is lost on its way; beyond that the batch itself may break the connection
-)
+LOSSES_MAX = 8  # losses of a batch or its reply; beyond that the batch itself may break the connection
 #: A worker that reports an expiry this long before the deadline has a clock that differs from the gateway's.
 DOUBT_S = 0.1
 ABANDON_S = 10.0  # a batch without a reply is forgotten this long after its latest deadline, which frees its credit
 
 
 class Recovery:
-    """For one lane.
+    """Recovers the requests of one lane.
 
     Args:
-        content_id: the version's.
-        in_flight: the lane's batches.
-        answers: fails requests.
+        content_id: content id of the version.
+        in_flight: the lane's batches in flight.
+        answers: answers requests with a Failure.
         circuit: refuses the version while it is open.
         quarantine: refuses requests that killed workers, or whose runs were endless.
         dispatch: sends waiting requests; called after a credit became free.
@@ -66,32 +64,32 @@ class Recovery:
 
         Args:
             batch: the batch.
-            why: the message to its requests after more than LOSSES_MAX losses.
+            why: the error message to its requests after LOSSES_MAX losses.
         """
         if not self._in_flight.connected:
             return  # it stays in flight: after a reconnect all batches in flight are put again
         self._in_flight.forget(batch)
-        left = [request for request in batch.requests if not request.done]
-        if left and batch.losses < LOSSES_MAX:
-            self._in_flight.retry(left, batch.attempt, batch.losses + 1)
+        unanswered = [request for request in batch.requests if not request.done]
+        if unanswered and batch.losses < LOSSES_MAX:
+            self._in_flight.retry(unanswered, batch.attempt, batch.losses + 1)
             return
-        self._answers.fail(left, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
+        self._answers.fail(unanswered, Failure(Code.UNAVAILABLE, why, retry_after_s=1))
         self._dispatch()
 
     def give_up(self, batch: InFlightBatch) -> None:
-        """Recover from a worker's death: run each request alone. One that kills a worker again is at fault."""
+        """Recover from a worker's death: run each request alone. A request that kills a worker again is quarantined."""
         if not self._in_flight.connected:
             return
-        left = [request for request in batch.requests if not request.done]
+        unanswered = [request for request in batch.requests if not request.done]
         self._in_flight.forget(batch)
         if batch.attempt >= SUSPECT:
-            for request in left:
+            for request in unanswered:
                 self._quarantine.add(self._content_id, request, DIED)
-            self._answers.fail(left, Failure(Code.MODEL, "the worker died every time it ran this request"))
+            self._answers.fail(unanswered, Failure(Code.MODEL, "the worker died every time it ran this request"))
         elif self._circuit.is_open():
-            self._answers.fail(left, self._circuit.failure())
+            self._answers.fail(unanswered, self._circuit.failure())
         else:
-            for request in left:
+            for request in unanswered:
                 self._in_flight.retry([request], SUSPECT)
         self._dispatch()
 
@@ -107,14 +105,14 @@ class Recovery:
         late = [request for request in batch.requests if request.deadline <= now and not request.done]
         if late:
             if len(batch.requests) == 1:
-                batch.inputs = late[0].inputs  # for the quarantine, in case that its run turns out to be endless
+                batch.inputs = late[0].inputs  # for the quarantine, in case its run turns out to be endless
             self._answers.fail(late, Failure(Code.EXPIRED, "the deadline passed before the model answered"))
         if now > batch.latest + ABANDON_S:
             self._in_flight.forget(batch)
             self._dispatch()
 
     def recover_request(self, request: Request, batch: InFlightBatch, code: str, message: str) -> None:
-        """Run a request again, or fail it, as its `code` and `message` in the reply to its batch ask for."""
+        """Run a request again, or fail it, depending on its `code` and `message` in the reply to its batch."""
         if code == AGAIN:
             self._run_alone(request, batch)
         elif (
@@ -129,7 +127,7 @@ class Recovery:
             self._answers.fail((request,), _failure(request, Code(code), message))
 
     def _run_alone(self, request: Request, batch: InFlightBatch) -> None:
-        """Run a request again whose outputs had no room in the reply of its batch; fail it if it was alone already."""
+        """Run a request alone whose outputs did not fit into its batch's reply; fail it if it already ran alone."""
         if request.done:
             return
         if self._in_flight.connected and len(batch.requests) > 1:
@@ -139,7 +137,7 @@ class Recovery:
             self._answers.fail((request,), Failure(Code.UNAVAILABLE, lost, retry_after_s=1))
 
     def _run_without_deadline(self, request: Request, batch: InFlightBatch) -> None:
-        """Run a request again that a worker took for expired too early: a clock was set between two measurements.
+        """Run a request again that a worker expired too early: a clock was set between two measurements.
 
         The gateway keeps the deadline. The worker gets none this time, so this happens once.
         """
@@ -152,7 +150,7 @@ class Recovery:
         self._in_flight.retry([request], batch.attempt, batch.losses, deadlines=False)
 
     def _fail_endless(self, request: Request, batch: InFlightBatch, message: str) -> None:
-        """Fail a request whose run took longer than any should and was ended, and refuse it when it is sent again."""
+        """Fail a request whose run was ended because it took too long, and quarantine the request."""
         expired = request.done or request.deadline <= self._in_flight.replied_at
         if request.done:  # its deadline passed meanwhile
             request.inputs = batch.inputs
@@ -163,7 +161,7 @@ class Recovery:
 
 
 def _failure(request: Request, code: Code, message: str) -> Failure:
-    """Return a worker's failure of a request. If the model fails on a tensor without elements, that is invalid."""
+    """Return the Failure that a worker reported for a request. A model's failure on an empty tensor becomes INVALID."""
     if code is Code.MODEL and any(not tensor.size_bytes and tensor.shape != ABSENT.shape for tensor in request.inputs):
         return Failure(Code.INVALID, f"the model takes no input without elements: {message}")
     return Failure(code, message)

@@ -16,13 +16,13 @@ from millstream.services.errors import Failure
 class Request:
     """One caller's unit of work. Times are seconds on the monotonic clock of this process."""
 
-    permit_bytes = 0
+    permit_bytes = 0  # what admission counts for it
     done = False  # answered or cancelled
     taken = False  # no longer waits: it left the lane in a batch, or expired
     counted = True  # False: a readiness probe, which the metrics of requests leave out
-    level = 0  # this and the next two are set by the queue rules of a version (scheduling/queue_policy.py)
-    wait_until = 0.0
-    answer_by = 0.0
+    level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
+    wait_until = 0.0  # end of the wait in the queue
+    answer_by = 0.0  # deadline of the answer
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Request:
 
     @property
     def id(self) -> str:
-        """The id that the caller gave it; "" if it gave none."""
+        """The request id from the caller; "" if the caller sent none."""
         return ""
 
 
@@ -50,7 +50,7 @@ class Responder(Protocol):
     """Turns answers into replies of a protocol. One method is called, once per request, after the request is done."""
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
-        """Answer all requests of a batch; what their replies have in common is made once."""
+        """Answer all requests of a batch. The common parts of their replies are made once."""
 
     def answer_one(self, request: Request, reply: Reply) -> None: ...
 

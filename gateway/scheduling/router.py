@@ -1,6 +1,6 @@
 """Holds each version's lane and codec, and resolves paths to them. Follows the catalog's snapshots.
 
-A path is resolved by one dict look-up. Activating a version replaces the dict: no request sees a partial change.
+Resolving a path is one dict lookup. Activating a version replaces the dict, so that no request sees a partial change.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Path = tuple[str, str | None]
 class Codec(NamedTuple):
     """How requests of one version are read and replies to them written.
 
-    `decoder`, `responder`: of the fast path's protocol; that protocol alone knows what its decoder takes and returns.
-    `failure`: why the version cannot be served, such as label files that cannot be read; "": it can.
+    `decoder`, `responder`: those of the fast path's protocol, which alone knows what its decoder takes and returns.
+    `failure`: why the version cannot be served, for example unreadable label files; "": it can be served.
     """
 
     extensions: Extensions
@@ -59,7 +59,7 @@ class Codec(NamedTuple):
 
 
 class ModelRoute(NamedTuple):
-    """A version that takes requests: the lane in which they wait, and what reads them and writes replies."""
+    """A version that takes requests: its lane, and the parts that read requests and write replies."""
 
     lane: Lane
     plans: InputPlans
@@ -74,8 +74,8 @@ class Router:
 
     Args:
         segments: shared memory for large tensors; None: all tensors go through Redis.
-        host: the token of the host whose workers share memory with this gateway.
-        codec_of: makes the codec of a version. It blocks where the version has label files.
+        host: token of the host whose workers share memory with this gateway.
+        codec_of: makes the codec of a version. It blocks if the version has label files.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Router:
         self._by_content_id: dict[str, ModelRoute] = {}
         self._routes_of: dict[str, dict[Path, ModelRoute]] = {}  # by model
         self._unrouted: set[str] = set()  # models with a version that could not be routed
-        self.serving: list[Lane] = []  # of the versions that answer requests that name none
+        self.serving: list[Lane] = []  # lanes of the versions that answer requests without a version
         self._unservable: dict[str, str] = {}  # content id -> why its codec cannot serve it
         self._closed: list[Lane] = []
         self._snapshot = Snapshot({}, ())
@@ -121,35 +121,35 @@ class Router:
             return
         routes, routes_of, by_content_id = dict(self.routes), dict(self._routes_of), dict(self._by_content_id)
         unrouted: set[str] = set()
-        gone: list[Lane] = []
+        removed: list[Lane] = []
         for count, name in enumerate(names):
             if count % TURN_MODELS == 0:  # thousands of models at a first start must not delay requests
                 await asyncio.sleep(0)
             before = routes_of.pop(name, {})
-            now, whole = await self._routes(snapshot.models[name]) if name in snapshot.models else ({}, True)
-            if not whole:
+            now, complete = await self._routes(snapshot.models[name]) if name in snapshot.models else ({}, True)
+            if not complete:
                 unrouted.add(name)
             if now:
                 routes_of[name] = now
             for path in before:
                 del routes[path]
             routes |= now
-            left = {route.lane.content_id: route for route in now.values()}
-            gone += [by_content_id.pop(content_id).lane for content_id in _content_ids(before) - left.keys()]
-            by_content_id |= left
+            kept = {route.lane.content_id: route for route in now.values()}
+            removed += [by_content_id.pop(content_id).lane for content_id in _content_ids(before) - kept.keys()]
+            by_content_id |= kept
         self._snapshot, self.routes, self._routes_of, self._by_content_id = snapshot, routes, routes_of, by_content_id
         self._unrouted = unrouted
         self.serving = [route.lane for (_, version), route in routes.items() if version is None]
-        for lane in gone:
-            log.debug("gone: %s", lane.content_id)
+        for lane in removed:
+            log.debug("lane closed: %s", lane.content_id)
             self._unservable.pop(lane.content_id, None)
             lane.close()
             self._closed.append(lane)
 
     async def _routes(self, model: ModelView) -> tuple[dict[Path, ModelRoute], bool]:
-        """Return the paths of a model's loaded versions, and whether these are all; `apply` tries the others again."""
+        """Return the routes of a model's loaded versions, and whether these are all; `apply` retries the others."""
         routes: dict[Path, ModelRoute] = {}
-        whole = True
+        complete = True
         for number, view in model.versions.items():
             if not view.loaded:
                 continue
@@ -157,10 +157,10 @@ class Router:
                 routes[model.name, str(number)] = await self._route(view)
             except (Failure, OSError) as error:
                 log.warning("version %s of %s is not reachable: %s", number, model.name, error)
-                whole = False
+                complete = False
         if model.serving is not None and (model.name, str(model.serving)) in routes:
             routes[model.name, None] = routes[model.name, str(model.serving)]
-        return routes, whole
+        return routes, complete
 
     async def _route(self, view: VersionView) -> ModelRoute:
         manifest = view.manifest
@@ -168,7 +168,7 @@ class Router:
         if route is None:
             context = await self._context(manifest.config.pool)
             rows_max = manifest.config.rows_max if manifest.signature.batching else 1
-            log.debug("new: %s", manifest.content_id)
+            log.debug("lane opened: %s", manifest.content_id)
             lane = Lane(
                 manifest,
                 context,
@@ -184,7 +184,7 @@ class Router:
         return route
 
     async def _codec(self, manifest: Manifest, plans: InputPlans) -> Codec:
-        """Return the codec of a version. A codec's failure refuses its version, with the reason, and no other."""
+        """Return the codec of a version. A codec's failure refuses only its version, with the reason."""
         codec_of = self._codec_of
         codec = (
             await asyncio.to_thread(codec_of, manifest, plans) if manifest.config.labels else codec_of(manifest, plans)
@@ -219,13 +219,13 @@ class Router:
         batch_format = agreed_format(BATCH_FORMATS, [replica.worker.batch_formats for replica in ready])
         unread = _UNREAD if ready and batch_format is None else None
         ready = [replica for replica in ready if batch_format in replica.worker.batch_formats]
-        # Each worker measures by itself: take the profile of the one that has measured most sizes.
-        knows = max(ready, key=lambda replica: max(replica.instance.profile, default=0)).instance if ready else None
-        profile = Profile(knows.profile if knows is not None else {})
+        # Each worker measures by itself: use the profile of the worker that has measured the largest batch.
+        measured = max(ready, key=lambda replica: max(replica.instance.profile, default=0)).instance if ready else None
+        profile = Profile(measured.profile if measured is not None else {})
         same_host = bool(ready) and all(replica.worker.host == self._host for replica in view.replicas)
         failed = view.reason or "it failed to load" if view.state is State.FAILED else None
         failed = failed or self._unservable.get(lane.content_id) or unread
-        rows = knows.rows_efficient if knows is not None else 1
+        rows = measured.rows_efficient if measured is not None else 1
         lane.update_instances(
             len(ready),
             profile,
@@ -237,9 +237,9 @@ class Router:
         )
 
     def find(self, model: str, version: str | None) -> ModelRoute:
-        """Return the route of a path. A version that is not found as written may have leading zeros.
+        """Return the route of a path. The version may have leading zeros.
 
-        Raises Failure, in Triton's words, where there is none.
+        Raises Failure, in Triton's words, if there is no route.
         """
         route = self.routes.get((model, version))
         if route is not None:

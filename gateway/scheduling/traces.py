@@ -1,8 +1,8 @@
-"""Traces: timestamps, and tensors if asked for, of every n-th request, as JSON entries of Triton's trace file.
+"""Traces every n-th request: timestamps, and tensors if requested, as JSON entries of Triton's trace file.
 
-lane (a batch came back) ─> record ─> due? ─> entries in memory ─> millstream.gateway.triton.trace_file
+lane (a batch has its reply) ─> record ─> due? ─> entries in memory ─> millstream.gateway.triton.trace_file
 
-No work is done for a request before its batch is back: lane and reply know the timestamps anyway.
+A request costs nothing before its batch has its reply: lane and reply have the timestamps anyway.
 Source: Triton's trace extension, "JSON Trace Output".
 """
 
@@ -30,11 +30,11 @@ from millstream.services.wire.batch import ReplyHeader
 if TYPE_CHECKING:
     from millstream.gateway.scheduling.in_flight import InFlightBatch
 
-ELEMENTS_MAX = 16_384  # of a tensor in a trace; a larger tensor is shown by its shape alone
-ELEMENTS_BYTES_MAX = 256 << 10  # of a BYTES tensor in a trace, likewise
-TRACE_BYTES_MAX = 8 << 20  # of the text of all tensors in a trace; of those beyond it, likewise
+ELEMENTS_MAX = 16_384  # elements of a tensor in a trace; of a larger tensor only the shape is written
+ELEMENTS_BYTES_MAX = 256 << 10  # bytes of a BYTES tensor in a trace; of a larger one only the shape is written
+TRACE_BYTES_MAX = 8 << 20  # text of all tensors in a trace; of tensors beyond it only the shape is written
 KEPT_MAX = 4096  # traces that wait to be written; further ones are dropped and counted
-KEPT_BYTES_MAX = 32 << 20  # of their text, likewise
+KEPT_BYTES_MAX = 32 << 20  # bytes of their text; further traces are dropped and counted
 _ELEMENT_BYTES_MAX = 25  # a number's text and a comma
 _ESCAPED_BYTES_MAX = 12  # a character in JSON: two escapes of six
 _TRACE_BYTES = 1 << 10  # an entry's text without its tensor and request id
@@ -60,12 +60,12 @@ class Sampler:
         first = self.seen + 1
         counted = [index for index, request in enumerate(requests) if request.counted]
         self.seen += len(counted)
-        wanted = [index for number, index in enumerate(counted, first) if number % self.rate == 0]
-        return wanted[: self.claim(len(wanted))] if wanted else []
+        due = [index for number, index in enumerate(counted, first) if number % self.rate == 0]
+        return due[: self.claim(len(due))] if due else []
 
 
 class Elements:
-    """A copy of a tensor's elements. `str` makes their text; call it in a thread, it takes milliseconds for many."""
+    """A copy of a tensor's elements. `str` returns their text; call it in a thread, since it may take milliseconds."""
 
     __slots__ = ("_elements", "text_bytes_max")
 
@@ -95,18 +95,22 @@ def text_bytes_max(trace: Trace) -> int:
 
 
 class Traces:
-    """`on`: whether any model is traced. `sampler(model)`: returns None for a model that is not traced."""
+    """The traces of one gateway that wait to be written.
+
+    `on`: whether any model is traced. `sampler(model)`: returns None for a model that is not traced. `kept`: traces,
+    with the names of their models. `lost`: how many traces were dropped.
+    """
 
     def __init__(self) -> None:
         self.on = False
         self.sampler: Callable[[str], Sampler | None] = lambda _: None
-        self.kept: list[tuple[str, Trace]] = []  # with the model's name
+        self.kept: list[tuple[str, Trace]] = []
         self.lost = 0
         self._kept_bytes = 0
         self._ids = itertools.count((os.getpid() << _PID_SHIFT) + 1)
 
     def take(self) -> list[tuple[str, Trace]]:
-        """Return the kept traces, with the names of their models, and forget them."""
+        """Remove and return the kept traces, with the names of their models."""
         kept, self.kept, self._kept_bytes = self.kept, [], 0
         return kept
 
@@ -119,7 +123,7 @@ class Traces:
         outputs: Outputs | None,
         end: float,
     ) -> None:
-        """Trace a batch whose reply came at `end`. `live`: its requests that did not fail; `outputs`: theirs."""
+        """Trace a batch whose reply came at `end`. `live`: its requests that did not fail; `outputs`: their outputs."""
         try:
             shares = [] if outputs is None else outputs.replies([request.rows for request in live])
             replies = dict(zip(map(id, live), shares, strict=False))
@@ -190,20 +194,20 @@ def _timestamps(arrival: float, put: float, header: ReplyHeader, end: float) -> 
 def _tensors(
     trace_id: int, manifest: Manifest, request: Request, reply: Sequence[OutputTensor] | None
 ) -> Iterator[Entry]:
-    left = TRACE_BYTES_MAX
-    shown: list[tuple[str, TensorSpec, Sequence[int], Elements | None]] = [
-        ("TENSOR_QUEUE_INPUT", spec, given.shape, _of_input(spec.datatype, given))
-        for spec, given in zip(manifest.signature.inputs, request.inputs, strict=False)
-        if given.shape != ABSENT.shape
+    free_bytes = TRACE_BYTES_MAX
+    traced: list[tuple[str, TensorSpec, Sequence[int], Elements | None]] = [
+        ("TENSOR_QUEUE_INPUT", spec, tensor.shape, _of_input(spec.datatype, tensor))
+        for spec, tensor in zip(manifest.signature.inputs, request.inputs, strict=False)
+        if tensor.shape != ABSENT.shape
     ]
-    shown += [
-        ("TENSOR_BACKEND_OUTPUT", spec, taken.shape, _of_output(taken.array))
-        for spec, taken in zip(manifest.signature.outputs, reply or (), strict=False)
+    traced += [
+        ("TENSOR_BACKEND_OUTPUT", spec, output.shape, _of_output(output.array))
+        for spec, output in zip(manifest.signature.outputs, reply or (), strict=False)
     ]
-    for activity, spec, shape, values in shown:
+    for activity, spec, shape, values in traced:
         if values is not None:
-            left -= values.text_bytes_max
-        yield _activity(trace_id, activity, spec, shape, values if left >= 0 else None)
+            free_bytes -= values.text_bytes_max
+        yield _activity(trace_id, activity, spec, shape, values if free_bytes >= 0 else None)
 
 
 def _of_input(datatype: str, tensor: InputTensor) -> Elements | None:

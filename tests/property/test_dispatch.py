@@ -176,7 +176,7 @@ def test_every_waiting_request_leaves_if_batches_are_answered(case):
             case.send(decision)
         elif case.in_flight:
             case.in_flight -= 1
-            case.policy.estimator.gone(0.0)
+            case.policy.estimator.removed(0.0)
         else:
             assert case.delay_s, "only a queue delay holds a batch back while nothing is in flight"
             break

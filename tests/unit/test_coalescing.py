@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from millstream.gateway.scheduling.coalescing import FULL, LOOK_S, STEP_S, STEPS_MAX, Coalescer, CpuPressure
+from millstream.gateway.scheduling.coalescing import (
+    BUSY_SHARE,
+    MEASURE_S_MIN,
+    STEP_S,
+    STEPS_MAX,
+    Coalescer,
+    CpuPressure,
+)
 from tests.kit.lane_harness import LaneBench
 
 
@@ -121,9 +128,9 @@ def test_pressure_is_the_share_of_a_core() -> None:
     spent = 0.0
     pressure = CpuPressure(lambda: spent)
     pressure.full(0.0)
-    assert STEP_S < LOOK_S
-    for share, full in ((FULL / 2, False), (FULL * 1.1, True), (FULL * 1.9, True), (0.0, False)):
+    assert STEP_S < MEASURE_S_MIN
+    for share, full in ((BUSY_SHARE / 2, False), (BUSY_SHARE * 1.1, True), (BUSY_SHARE * 1.9, True), (0.0, False)):
         began = pressure._at
-        spent += share * LOOK_S
-        assert pressure.full(began + LOOK_S) is full
-        assert pressure.full(began + LOOK_S * 1.5) is full  # not looked at again
+        spent += share * MEASURE_S_MIN
+        assert pressure.full(began + MEASURE_S_MIN) is full
+        assert pressure.full(began + MEASURE_S_MIN * 1.5) is full  # not looked at again

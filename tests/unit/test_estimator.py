@@ -126,9 +126,9 @@ def test_what_is_forgotten_keeps_nobody_waiting():
     one = estimator({1: 1.0})
     one.put(1.0, 0.0)
     one.put(1.0, 0.0)
-    one.gone(1.0)
+    one.removed(1.0)
     assert one.free_at == 1
-    one.gone(1.0)
+    one.removed(1.0)
     assert one.free_at == 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.gateway.scheduling.batch_size import TURN_S
-from millstream.gateway.scheduling.contention import SEVERAL_S
+from millstream.gateway.scheduling.contention import IN_USE_S
 from millstream.gateway.scheduling.dispatch import DEPTH, LONG_RUN_S, SHORT_RUN_S
 from millstream.gateway.scheduling.recovery import DOUBT_S, LOSSES_MAX
 from millstream.gateway.scheduling.request import Request
@@ -180,7 +180,7 @@ def test_while_other_lanes_are_in_use_runs_are_short(tmp_path):
         bench.answer()
     bench.add_requests(16)
     assert bench.put == [4, 4, 4]
-    bench.now += SEVERAL_S
+    bench.now += IN_USE_S
     bench.answer()
     assert bench.put == [4, 4, 4]  # what was left; the next batch is a full one again
     while bench.put:

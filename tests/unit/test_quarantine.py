@@ -72,7 +72,7 @@ def test_it_ends_after_a_while(quarantine, clock):
 def test_gateways_learn_from_each_other(quarantine):
     tally = MetricsRegistry(None, "another gateway")
     other = Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"))
-    quarantine.tell = other.learn
+    quarantine.publish = other.learn
     other.tell = quarantine.learn
     quarantine.add("m:1", request(b"1234"), DIED)
     assert refused(other, "m:1", request(b"1234"))
