@@ -1,4 +1,4 @@
-"""The adapter of the admin API."""
+"""adapter: registers the routes of the admin API."""
 
 from __future__ import annotations
 

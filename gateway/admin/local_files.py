@@ -1,4 +1,4 @@
-"""local_files: model files on this machine as the body of an upload. For management calls that name a path.
+"""local_files: reads model files on this machine as the body of an upload, for management calls that name a path.
 
 path ─> below MILLSTREAM_IMPORT_DIR? ─> bytes of a file, or a tar of a folder, piece by piece ─> admin.upload
 """
@@ -27,7 +27,7 @@ def locate(folder: Path | None, url: str) -> Path:
     """Return the file or folder that a management call names. Blocking.
 
     Args:
-        folder: Only paths below this folder are allowed; None: no path is.
+        folder: Only paths below this folder are allowed; None: no path is allowed.
         url: A path, absolute or relative to `folder`, or a file:// URL.
 
     Raises:
@@ -49,37 +49,38 @@ def locate(folder: Path | None, url: str) -> Path:
         raise invalid("'url' is the path of a model file")
     try:
         root = folder.resolve()
-        found = (root / path).resolve()
-        inside = found.is_relative_to(root)
-        there = inside and found.exists()
+        located = (root / path).resolve()
+        inside = located.is_relative_to(root)
+        exists = inside and located.exists()
     except (OSError, RuntimeError, ValueError):
         raise invalid(f"'{excerpt(path)}' is not a path") from None
     if not inside:
         raise invalid(f"'{excerpt(path)}' is not below {root}: models are registered from there only")
-    if not there:
+    if not exists:
         raise not_found(f"there is no file '{excerpt(path)}' below {root}")
-    return found
+    return located
 
 
 async def content(path: Path) -> AsyncIterator[bytes]:
-    """Yield the bytes of a file, or of a tar of a folder. Raises Failure(INVALID) for links, devices and the like."""
+    """Yield the bytes of a file, or of a tar of a folder. Raises Failure(INVALID) for links and devices."""
     pieces = _file(path) if path.is_file() else _folder(_model_folder(path))
     while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
         yield piece
 
 
 def _model_folder(path: Path) -> Path:
-    """Return the folder to pack: `path`, or the one below it that has the only model, as a version's folder in Triton's
-    repositories.
+    """Return the folder to pack: `path`, or the folder below it that has the only model.
+
+    In Triton's repositories a model is below the model's folder, in a version's folder.
     """
     if any(path.glob("*.onnx")):
         return path
-    found = []
-    for count, one in enumerate(path.rglob("*.onnx")):
+    models = []
+    for count, model in enumerate(path.rglob("*.onnx")):
         if count == ENTRIES_MAX:
             break
-        found.append(one)
-    return found[0].parent if len(found) == 1 else path
+        models.append(model)
+    return models[0].parent if len(models) == 1 else path
 
 
 def _file(path: Path) -> Iterator[bytes]:
@@ -98,12 +99,12 @@ def _folder(folder: Path) -> Iterator[bytes]:
             info = tarfile.TarInfo(str(path.relative_to(folder)))
             info.size = os.fstat(file.fileno()).st_size
             yield info.tobuf(tarfile.PAX_FORMAT)
-            left = info.size
-            while left:
-                piece = file.read(min(_PIECE_BYTES, left))
+            unread = info.size
+            while unread:
+                piece = file.read(min(_PIECE_BYTES, unread))
                 if not piece:
                     raise invalid(f"{path.name} became shorter while it was read")
-                left -= len(piece)
+                unread -= len(piece)
                 yield piece
             yield b"\0" * (-info.size % _BLOCK_BYTES)
     yield b"\0" * (2 * _BLOCK_BYTES)
@@ -116,5 +117,5 @@ def _opened(path: Path) -> IO[bytes]:
         raise invalid(f"{path.name} cannot be read: {error.strerror}") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise invalid(f"{path.name} is a link or device: only plain files are taken")
+        raise invalid(f"{path.name} is a link or device: only plain files are accepted")
     return os.fdopen(descriptor, "rb")

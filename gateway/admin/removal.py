@@ -1,4 +1,4 @@
-"""removal: which versions may be deleted, and what the model's name resolves to then. Blocking: call it in a thread."""
+"""removal: deletes versions, and decides what the model's name resolves to then. Blocking: call it in a thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
     """Delete a version. The endpoint stops naming it first, so that the name never resolves to a missing version.
 
     Args:
-        repository: Has the version.
-        model: Its name.
-        version: To delete.
+        repository: Holds the version.
+        model: Name of the model.
+        version: The version to delete.
         serving: The version that answers requests without a version.
-        force: Delete the version even if it is serving and others could serve instead.
+        force: Whether to delete the version even if it is serving and others could serve instead.
 
     Raises:
         Failure: NOT_FOUND; CONFLICT (it is serving, others exist, and not `force`).
@@ -33,7 +33,7 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
     _forget(repository, model, version, serving)
     repository.delete_version(model, version)
     if model in repository.models():
-        # it may have been activated meanwhile
+        # the version may have been activated meanwhile
         _forget(repository, model, version, serving)
 
 
@@ -49,7 +49,7 @@ def _forget(repository: Repository, model: str, version: int, serving: int | Non
 
 
 def _without(endpoint: Endpoint, version: int, serving: int | None) -> Endpoint:
-    """Return the endpoint without `version`. If that was active, the version that answers becomes active, or none."""
+    """Return the endpoint without `version`. If that was active, the version that answers becomes active, if any."""
     previous = None if endpoint.previous == version else endpoint.previous
     if endpoint.active != version:
         return endpoint.model_copy(update={"previous": previous})

@@ -49,7 +49,7 @@ async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
 async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
-    if view.verdict.failed or view.verdict.batching_off:  # the operator wants another try
+    if view.verdict.failed or view.verdict.batching_off:  # the operator asks for another try
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
@@ -87,7 +87,7 @@ async def delete_model(name: str, deps: DepsOf) -> None:
 
 
 def _serving(view: ModelView | None) -> int | None:
-    """Return the version that answers; None for a failed one, which may be `serving` where there is no better."""
+    """Return the version that answers; None if it has failed: `serving` names a failed version if there is no other."""
     if view is None or view.serving is None:
         return None
     version = view.versions.get(view.serving)

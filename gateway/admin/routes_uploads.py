@@ -1,4 +1,4 @@
-"""routes_uploads: the admin API for new versions. PUT names the number, POST takes the next one.
+"""routes_uploads: the admin API for new versions. PUT names the version's number, POST uses the next number.
 
 The body is the model, or a form with it.
 """
@@ -102,10 +102,10 @@ async def post(name: str, options: _OptionsOf, request: Request, response: Respo
 
 
 def _upload(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
-    """Return the upload that a request asks for. Raises Failure for all that can be refused before the body is read."""
+    """Return the upload that a request asks for. Raises Failure for whatever can be refused before the body is read."""
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
-        raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload as it is")
+        raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload uncompressed")
     content_type = request.headers.get("content-type", "")
     form = UploadForm(content_type) if is_form(content_type) else None
     bytes_max = deps.settings.upload_bytes_max
@@ -131,7 +131,7 @@ async def _created(
 
 
 async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request) -> None:
-    """Wait until the version is ready or has failed, `wait_s` have passed, or the caller is gone."""
+    """Wait until the version is ready or has failed, `wait_s` have passed, or the caller has disconnected."""
     waits = [
         asyncio.ensure_future(wait_until_ready(deps, manifest, wait_s)),
         asyncio.ensure_future(disconnected(request.receive)),
@@ -139,7 +139,7 @@ async def _wait(deps: Deps, manifest: Manifest, wait_s: float, request: Request)
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for one in waits:
-            one.cancel()
+        for task in waits:
+            task.cancel()
     if waits[0].done() and not waits[0].cancelled():
         waits[0].result()

@@ -18,7 +18,7 @@ from millstream.services.wire.records import State
 
 
 class Tensor(BaseModel):
-    """A named input or output. -1 in `shape` is a variable dimension; the first is the rows if the version batches."""
+    """A named input or output. -1 in `shape` is a variable dimension; if the version batches, dimension 0 is rows."""
 
     name: str
     datatype: str
@@ -40,13 +40,13 @@ class VersionInstance(BaseModel):
 
     @classmethod
     def of(cls, replica: Replica) -> Self:
-        one = replica.instance
+        instance = replica.instance
         return cls(
             worker=replica.worker.id,
-            state=one.state,
-            reason=one.reason,
-            profile=dict(one.profile),
-            size_bytes=one.size_bytes,
+            state=instance.state,
+            reason=instance.reason,
+            profile=dict(instance.profile),
+            size_bytes=instance.size_bytes,
         )
 
 
@@ -140,23 +140,23 @@ def model(name: str, snapshot: Snapshot, uploads: Mapping[tuple[str, int | None]
 
 def version(name: str, number: int, snapshot: Snapshot, uploads: Mapping[tuple[str, int | None], State]) -> Version:
     """Return the document of one version. Raises Failure(NOT_FOUND)."""
-    for one in model(name, snapshot, uploads).versions:
-        if one.version == number:
-            return one
+    for document in model(name, snapshot, uploads).versions:
+        if document.version == number:
+            return document
     raise not_found(f"Request for unknown model: '{name}' version {number} is not found", Subject.VERSION)
 
 
 def _model(name: str, view: ModelView | None, uploads: Mapping[tuple[str, int | None], State]) -> Model:
-    known = view.versions if view else {}
+    published_versions = view.versions if view else {}
     active = view.active if view else None
-    versions = [Version.of(one, active=number == active) for number, one in known.items()]
+    versions = [Version.of(version, active=number == active) for number, version in published_versions.items()]
     versions += [
         Version(model=name, version=number, state=state)
         for (uploading, number), state in uploads.items()
-        if uploading == name and number not in known
+        if uploading == name and number not in published_versions
     ]
     # an upload without a number will get the highest number
-    versions.sort(key=lambda one: (one.version is None, one.version or 0))
+    versions.sort(key=lambda document: (document.version is None, document.version or 0))
     return Model(
         name=name,
         active=active,

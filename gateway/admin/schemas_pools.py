@@ -12,7 +12,7 @@ from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 
 class Pool(BaseModel):
-    """Workers that serve the same versions. A pool without workers is one that versions ask for, and nothing serves."""
+    """Workers that serve the same versions. A pool without workers is listed if versions ask for it."""
 
     name: str
     workers: int
@@ -67,26 +67,26 @@ class WorkerList(BaseModel):
 
 def pools(snapshot: Snapshot) -> Pools:
     """Return the pools of the live workers and of the published versions."""
-    wanted: dict[str, int] = {}
-    for one in snapshot.models.values():
-        for view in one.versions.values():
-            wanted[view.manifest.config.pool] = wanted.get(view.manifest.config.pool, 0) + 1
-    names = sorted(set(wanted) | {worker.pool for worker in snapshot.workers})
+    versions_of: dict[str, int] = {}
+    for model in snapshot.models.values():
+        for view in model.versions.values():
+            versions_of[view.manifest.config.pool] = versions_of.get(view.manifest.config.pool, 0) + 1
+    names = sorted(set(versions_of) | {worker.pool for worker in snapshot.workers})
     return Pools(
         pools=[
-            _pool(name, wanted.get(name, 0), [worker for worker in snapshot.workers if worker.pool == name])
+            _pool(name, versions_of.get(name, 0), [worker for worker in snapshot.workers if worker.pool == name])
             for name in names
         ]
     )
 
 
-def _pool(name: str, versions: int, members: Sequence[WorkerRecord]) -> Pool:
-    states = [instance.state for worker in members for instance in worker.instances]
+def _pool(name: str, versions: int, pool_workers: Sequence[WorkerRecord]) -> Pool:
+    states = [instance.state for worker in pool_workers for instance in worker.instances]
     return Pool(
         name=name,
-        workers=len(members),
-        devices=sorted({worker.device for worker in members}),
-        backends=sorted({worker.backend for worker in members}),
+        workers=len(pool_workers),
+        devices=sorted({worker.device for worker in pool_workers}),
+        backends=sorted({worker.backend for worker in pool_workers}),
         versions=versions,
         instances=len(states),
         instances_ready=states.count(State.READY),
@@ -94,7 +94,7 @@ def _pool(name: str, versions: int, members: Sequence[WorkerRecord]) -> Pool:
 
 
 def workers(snapshot: Snapshot, now: float) -> WorkerList:
-    """Return all live workers. `now`: seconds since the epoch; since a clock may be set, an age is at least 0."""
+    """Return all live workers. `now`: seconds since the epoch; an age is at least 0, as a clock may be set back."""
     return WorkerList(
         workers=[
             WorkerInfo(
@@ -108,6 +108,6 @@ def workers(snapshot: Snapshot, now: float) -> WorkerList:
                 heartbeat_age_s=max(0.0, now - worker.heartbeat),
                 instances=[WorkerInstance.of(instance) for instance in worker.instances],
             )
-            for worker in sorted(snapshot.workers, key=lambda one: (one.pool, one.id))
+            for worker in sorted(snapshot.workers, key=lambda worker: (worker.pool, worker.id))
         ]
     )

@@ -23,18 +23,18 @@ from millstream.services.wire.records import State
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a caller asks for."""
+    """An upload as the caller asks for it."""
 
     model: str
-    version: int | None  # None: the next one
+    version: int | None  # None: the next number
     config: ModelConfig | None
-    sha256: str | None  # of the model's bytes, in hex; other bytes are refused
+    sha256: str | None  # digest of the model's bytes, in hex; other bytes are refused
     activate: bool
-    form: UploadForm | None  # the form that the body is, which may have the config; None: the body is the model
+    form: UploadForm | None  # reads the body as a form, which may have the config; None: the body is the model
 
 
 def parse_config(text: str | bytes) -> ModelConfig:
-    """Return the `config` of an upload. Raises Failure(INVALID) that names the field."""
+    """Return the parsed `config` of an upload. Raises Failure(INVALID) that names the field."""
     try:
         config = ModelConfig.model_validate_json(text)
     except ValidationError as exc:
@@ -46,7 +46,7 @@ def parse_config(text: str | bytes) -> ModelConfig:
 
 
 async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
-    """Publish `body` as a version and activate it if asked to. The catalog knows the version when this returns.
+    """Publish `body` as a version, and activate it if asked to. When this returns, the catalog has the version.
 
     Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
     """
@@ -74,12 +74,12 @@ async def _receive(incoming: ModelUpload, upload: Upload, body: AsyncIterator[by
     form.close()
     if form.config is not None:
         if upload.config is not None:
-            raise invalid("config is given twice: as a query parameter and as a part of the form")
+            raise invalid("config is sent twice: as a query parameter and as a part of the form")
         incoming.config = parse_config(form.config)
 
 
 async def wait_until_ready(deps: Deps, manifest: Manifest, timeout_s: float) -> None:
-    """Return when the version is ready, has failed or is gone, or after `timeout_s`."""
+    """Wait until the version is ready, has failed or was removed, but at most `timeout_s`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     while True:

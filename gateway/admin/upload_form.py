@@ -1,4 +1,4 @@
-"""Reads the form of an upload: passes on the bytes of the part `model` as they come, and keeps the part `config`."""
+"""upload_form: reads the form of an upload: passes on the bytes of the part `model`, and keeps the part `config`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class UploadForm:
 
     @property
     def config(self) -> bytes | None:
-        """The part `config`; None before it has come."""
+        """The part `config`; None until it has been received."""
         return None if self._config is None else bytes(self._config)
 
     def feed(self, chunk: bytes) -> list[bytes]:
@@ -35,7 +35,7 @@ class UploadForm:
         return self._pieces
 
     def close(self) -> None:
-        """Call at the end of the body."""
+        """Check that the form is complete. Call it at the end of the body."""
         self._reader.close()
         if not self._has_model:
             raise invalid("the form has no part 'model' (the model's file)")

@@ -1,7 +1,7 @@
-"""catalog: the models and their replicas, read again at each event and at least once a second.
+"""catalog: the models and their replicas, refreshed at each event and at least once a second.
 
 repository + workers' records ─> names of models that changed ─> Snapshot (immutable) ─> `on_snapshot`, waiting callers
-The cost of a refresh is that of the changes since the last one, however many models there are.
+A refresh costs as much as the changes since the last refresh, whatever the number of models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from millstream.services.wire.records import State, WorkerRecord
 log = logging.getLogger("millstream.catalog")
 
 POLL_S = 1.0
-AGREE_S_MAX = 2.0  # a slower gateway sees the change at its next refresh
+AGREE_S_MAX = 2.0  # longest wait for other gateways; a slower one sees the change at its next refresh
 AGREE_PAUSE_S = 0.01
 _BEST_FIRST = (State.READY, State.WARMING, State.LOADING, State.DRAINING, State.FAILED)
 
@@ -35,9 +35,9 @@ class Catalog:
     """The catalog of one gateway.
 
     Args:
-        name: Of this gateway.
-        repository: Has the models.
-        cluster_state: Has the records of workers, gateways and uploads in Redis.
+        name: Name of this gateway.
+        repository: Holds the models.
+        cluster_state: Reads and writes the records of workers, gateways and uploads in Redis.
         on_snapshot: Called with each new snapshot and the names of the models that changed.
         events: Handlers of messages, by kind: the message "died:cpu-0-…" goes to the handler of "died".
     """
@@ -62,7 +62,7 @@ class Catalog:
         self._stored = StoredModels(repository)
         self._placements = Placements()
         self._changes: set[str] = set()  # models whose changes are not in the snapshot yet
-        self._unreported: set[str] = set()  # models whose changes `on_snapshot` may not have taken in
+        self._unreported: set[str] = set()  # models whose changes `on_snapshot` may not have applied
         self._changed = asyncio.Event()
         self._wake = asyncio.Event()
         self._refreshing = asyncio.Lock()
@@ -79,7 +79,7 @@ class Catalog:
         await self._cluster_state.close()
 
     async def refresh(self) -> None:
-        """Read the repository, if it changed, and the workers' records. Without Redis the last records stay."""
+        """Read the repository, if it changed, and the workers' records. Without Redis, keep the last records."""
         async with self._refreshing:
             token = await asyncio.to_thread(self._repository.token)
             if token != self._token:
@@ -116,7 +116,7 @@ class Catalog:
             event.set()
 
     async def announce(self, model: str) -> None:
-        """Tell the other gateways that the repository changed, and return when all route by it.
+        """Tell the other gateways that the repository changed, and wait until all route by it.
 
         Workers need no message: they watch the repository.
         """
@@ -130,7 +130,7 @@ class Catalog:
                     await self.refresh()
 
     async def next_change(self, timeout_s: float) -> bool:
-        """Wait until the snapshot changes; False when `timeout_s` passed first."""
+        """Wait until the snapshot changes. Returns False if `timeout_s` passed first."""
         try:
             await asyncio.wait_for(self._changed.wait(), timeout_s)
         except TimeoutError:
@@ -138,7 +138,7 @@ class Catalog:
         return True
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
-        """Show the state of an upload to all gateways. `state` None: the upload has ended."""
+        """Publish the state of an upload to all gateways. `state` None: the upload has ended."""
         if state is None:
             self._receiving.pop((model, version), None)
         else:
@@ -178,7 +178,7 @@ class Catalog:
         """Return the version that answers requests without a version; None if none was ever activated.
 
         That is the active version once it is ready; until then the version that served before, or the newest that is
-        ready. A version that has served stays while its workers are gone: requests wait for them.
+        ready. A version that has served is kept while it has no workers: requests wait for them.
         """
         if endpoint.active is None:
             return None

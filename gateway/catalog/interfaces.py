@@ -1,4 +1,4 @@
-"""interfaces: the catalog as other parts of the gateway see it."""
+"""interfaces: the catalog's interface for other parts of the gateway."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.services.wire.records import State
 
-#: (model, version) of an upload in progress; version None: it gets its number when it is published
+#: (model, version) of an upload in progress; version None: the number is assigned when the version is published
 UploadKey = tuple[str, int | None]
 
 
@@ -27,10 +27,10 @@ class ModelCatalog(Protocol):
         """Read the repository and the workers' records again."""
 
     async def announce(self, model: str) -> None:
-        """Tell all gateways that the repository changed, and return when all route by it."""
+        """Tell all gateways that the repository changed, and wait until all route by it."""
 
     async def next_change(self, timeout_s: float) -> bool:
-        """Wait until the snapshot changes; False when `timeout_s` passed first."""
+        """Wait until the snapshot changes. Returns False if `timeout_s` passed first."""
 
     async def set_upload(self, model: str, version: int | None, state: State | None) -> None:
-        """Show the state of an upload to all gateways. `state` None: the upload has ended."""
+        """Publish the state of an upload to all gateways. `state` None: the upload has ended."""

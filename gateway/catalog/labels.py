@@ -11,10 +11,10 @@ Labels = dict[str, tuple[str, ...]]
 
 
 def read_labels(folder: Path, manifest: Manifest) -> Labels:
-    """Return class names by output of the version in `folder`.
+    """Return the class names of each output of the version in `folder`.
 
     Raises:
-        Failure: INVALID for a file that the version does not list, that cannot be read, or that changed since.
+        Failure: INVALID for a file that is not in the version's list, cannot be read, or was changed.
     """
     names = {path: read_label_names(folder, path, manifest.files) for path in set(manifest.config.labels.values())}
     return {output: names[path] for output, path in manifest.config.labels.items()}

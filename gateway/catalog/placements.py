@@ -1,7 +1,7 @@
-"""placements: which workers hold which version content, updated by the differences between records. Pure.
+"""placements: which workers have loaded which version content, updated from changed records. Pure.
 
 records of workers ─> Placements.update ─> names of the models whose instances changed
-The cost of an update is that of the records that changed; a heartbeat that says nothing new costs nothing.
+An update costs as much as the records that changed. An unchanged heartbeat costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Placements:
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerRecord] = {}
-        self._heads: dict[str, WorkerRecord] = {}  # the same without instances: what a Replica refers to
+        self._heads: dict[str, WorkerRecord] = {}  # the same records without instances, for Replica.worker
         self._instances: dict[str, Mapping[str, InstanceRecord]] = {}  # worker -> content id -> instance
         self._replicas: dict[str, dict[str, Replica]] = {}  # content id -> worker -> replica
 
@@ -27,14 +27,14 @@ class Placements:
         return tuple(replicas[worker] for worker in sorted(replicas)) if replicas else ()
 
     def update(self, workers: Sequence[WorkerRecord]) -> set[str]:
-        """Take the records of all live workers, and return the names of the models whose instances changed."""
+        """Apply the records of all live workers, and return the names of the models whose instances changed."""
         changed: set[str] = set()
         live = {worker.id for worker in workers}
-        for gone in self._workers.keys() - live:
-            for instance in self._instances.pop(gone).values():
-                self._remove(gone, instance)
+        for removed in self._workers.keys() - live:
+            for instance in self._instances.pop(removed).values():
+                self._remove(removed, instance)
                 changed.add(instance.model)
-            del self._workers[gone], self._heads[gone]
+            del self._workers[removed], self._heads[removed]
         for worker in workers:
             before = self._workers.get(worker.id)
             self._workers[worker.id] = worker
@@ -51,8 +51,8 @@ class Placements:
             self._remove(worker.id, before[content_id])
             changed.add(before[content_id].model)
         for content_id, instance in now.items():
-            known = before.get(content_id)
-            if known is not instance and known != instance:
+            previous = before.get(content_id)
+            if previous is not instance and previous != instance:
                 self._replicas.setdefault(content_id, {})[worker.id] = Replica(head, instance)
                 changed.add(instance.model)
 

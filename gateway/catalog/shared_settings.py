@@ -1,4 +1,4 @@
-"""shared_settings: a small JSON document that all gateways of a machine read and change.
+"""shared_settings: small JSON documents that all gateways of a machine read and change.
 
 update ─> lock, read, change, replace the file with one rename      watch ─> checks every WATCH_S whether it changed
 """
@@ -30,19 +30,19 @@ class SharedDocument:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, ...] = (-1,)
+        self._loaded_signature: tuple[int, ...] = (-1,)
         self._content: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """Return the document; the same object as last time if it did not change."""
-        found = self._signature()
-        if found != self._seen:
-            self._seen, self._content = found, self._load()
+        """Return the document: the same object as last time if it did not change."""
+        signature = self._signature()
+        if signature != self._loaded_signature:
+            self._loaded_signature, self._content = signature, self._load()
         return self._content
 
     def changed(self) -> bool:
         """Whether `read` would return another document than last time. Costs one stat."""
-        return self._signature() != self._seen
+        return self._signature() != self._loaded_signature
 
     def update(self, change: Callable[[dict[str, Any]], T]) -> T:
         """Let `change` alter the document in place, and return its result.
@@ -60,9 +60,9 @@ class SharedDocument:
                 result = change(content)
                 new = self._path.with_suffix(f".{os.getpid()}.new")
                 new.write_text(json.dumps(content))
-                self._date(new)
+                self._advance_mtime(new)
                 new.rename(self._path)
-                self._seen, self._content = self._signature(), content
+                self._loaded_signature, self._content = self._signature(), content
             finally:
                 os.close(lock)
         return result
@@ -75,22 +75,22 @@ class SharedDocument:
             time.sleep(LOCK_PAUSE_S)
         raise Failure(Code.UNAVAILABLE, "another gateway is changing these settings: try again", retry_after_s=1)
 
-    def _date(self, new: Path) -> None:
-        """Set the mtime later than that of the replaced file: clocks are coarse, and inode numbers are used again."""
+    def _advance_mtime(self, new: Path) -> None:
+        """Make the mtime later than that of the replaced file: clocks are coarse, and inode numbers are reused."""
         try:
             before = self._path.stat().st_mtime_ns
         except OSError:
             return
-        found = new.stat()
-        if found.st_mtime_ns <= before:
-            os.utime(new, ns=(found.st_atime_ns, before + 1))
+        status = new.stat()
+        if status.st_mtime_ns <= before:
+            os.utime(new, ns=(status.st_atime_ns, before + 1))
 
     def _signature(self) -> tuple[int, ...]:
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return ()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
     def _load(self) -> dict[str, Any]:
         try:
@@ -101,7 +101,7 @@ class SharedDocument:
 
 
 async def watch(documents: Mapping[SharedDocument, Callable[[], None]], every: Callable[[], object]) -> None:
-    """Call the function of each document that another gateway changed, and `every` each time. Runs until cancelled."""
+    """Every WATCH_S, call the functions of documents that other gateways changed, then `every`, until cancelled."""
     while True:
         await asyncio.sleep(WATCH_S)
         try:

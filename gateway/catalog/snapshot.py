@@ -1,4 +1,4 @@
-"""snapshot: what a gateway knows about models: the repository joined with the workers' records. Immutable."""
+"""snapshot: the models as a gateway knows them: the repository joined with the workers' records. Immutable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def version_number(model: str, text: str) -> int:
     """Return the version in a path.
 
     Raises:
-        Failure: NOT_FOUND; also for text that is no number, since the v2 reference has no such path.
+        Failure: NOT_FOUND, also for text that is not a number: the v2 reference has no such path.
     """
     if not (text.isascii() and text.isdigit()):
         raise not_found("Not Found")
@@ -39,7 +39,7 @@ def version_number(model: str, text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """An instance and its worker."""
+    """An instance of a version, and its worker."""
 
     worker: WorkerRecord
     instance: InstanceRecord
@@ -49,15 +49,15 @@ class Replica:
 class VersionView:
     """A published version and its instances.
 
-    Its state is that of its best instance, and PENDING while no worker has it. It is UNLOADED when no worker is to
-    serve it, even if some are still unloading it, and FAILED also when its verdict keeps workers from loading it.
+    Its state is that of its best instance, or PENDING while no worker has it. It is UNLOADED if no worker is meant to
+    serve it, even while some still unload it. It is FAILED also if its verdict keeps workers from loading it.
     """
 
     manifest: Manifest
     state: State
     reason: str | None  # why it is FAILED
     replicas: tuple[Replica, ...]
-    verdict: Verdict = NO_VERDICT  # what running the version has shown
+    verdict: Verdict = NO_VERDICT  # findings from running the version
 
     @property
     def ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""Limits the uploads of this gateway and publishes the state of each to all gateways."""
+"""upload_slots: limits the uploads of this gateway and publishes the state of each to all gateways."""
 
 from __future__ import annotations
 

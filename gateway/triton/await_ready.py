@@ -1,6 +1,6 @@
-"""await_ready: wait until workers have loaded staged versions, beside those that they serve, or have unloaded some.
+"""await_ready: waits until workers have loaded staged versions, or have unloaded versions.
 
-The workers' records in the catalog's snapshot say so.
+The workers' records in the catalog's snapshot tell what is loaded. Versions that serve are kept meanwhile.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from millstream.services.wire.records import InstanceRecord, State
 
 READY_S_MAX = 600.0
 WORKER_S_MAX = 20.0
-UNLOADED_S_MAX = 60.0  # longer than a worker takes for the batches that it has
+UNLOADED_S_MAX = 60.0  # longer than a worker takes for the batches that it has leased
 
 
 class ReadyWaiter:
-    """Waits for workers.
+    """Waits for workers to load or unload versions.
 
     Args:
-        catalog: Has their records.
-        ready_s_max: Time for loading and warming up.
-        worker_s_max: Time for which a pool may have no worker.
-        unloaded_s_max: Time for unloading a version.
+        catalog: Holds the workers' records.
+        ready_s_max: Seconds for loading and warming up.
+        worker_s_max: Seconds for which a pool may have no worker.
+        unloaded_s_max: Seconds for unloading a version.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class ReadyWaiter:
         self._ready_s_max = ready_s_max
         self._worker_s_max = worker_s_max
 
-    async def wait_ready(self, manifests: Sequence[Manifest], *, all_of_them: bool = True) -> None:
-        """Return when the versions are ready in a worker.
+    async def wait_ready(self, manifests: Sequence[Manifest], *, all_required: bool = True) -> None:
+        """Wait until each version is ready in a worker.
 
         Args:
-            manifests: Of the versions.
-            all_of_them: One version that fails is a failure; False: only if all of them fail.
+            manifests: Manifests of the versions.
+            all_required: Whether one failed version is a failure; False: only if all versions fail.
 
         Raises:
             Failure: MODEL (all workers that tried it failed), UNAVAILABLE (no worker, or it takes too long).
@@ -53,10 +53,12 @@ class ReadyWaiter:
         loop = asyncio.get_running_loop()
         start = loop.time()
         while True:
-            failures = {one.version: failure for one in manifests if (failure := self._failure(one))}
-            if failures and (all_of_them or len(failures) == len(manifests)):
+            failures = {manifest.version: failure for manifest in manifests if (failure := self._failure(manifest))}
+            if failures and (all_required or len(failures) == len(manifests)):
                 raise failures[max(failures)]
-            waiting = [one for one in manifests if not self._ready(one) and one.version not in failures]
+            waiting = [
+                manifest for manifest in manifests if not self._ready(manifest) and manifest.version not in failures
+            ]
             if not waiting:
                 return
             waited_s = loop.time() - start
@@ -64,14 +66,14 @@ class ReadyWaiter:
             await self._catalog.next_change(min(1.0, self._ready_s_max - waited_s))
 
     async def wait_unloaded(self, manifests: Sequence[Manifest]) -> None:
-        """Return when no worker has any of the versions: an instance that is being unloaded looks ready, and is not.
+        """Wait until no worker has any of the versions: an instance that is being unloaded looks ready, but is not.
 
         Raises:
             Failure: UNAVAILABLE when it takes too long.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
-        while loaded := [one for one in manifests if self._instances(one)]:
+        while loaded := [manifest for manifest in manifests if self._instances(manifest)]:
             left_s = self._unloaded_s_max - (loop.time() - start)
             if left_s <= 0:
                 raise Failure(
@@ -88,7 +90,7 @@ class ReadyWaiter:
         if waited_s >= self._ready_s_max:
             raise Failure(
                 Code.UNAVAILABLE,
-                f"version {manifest.version}: it is not ready after {self._ready_s_max:g} s",
+                f"version {manifest.version} is not ready after {self._ready_s_max:g} s",
                 retry_after_s=10,
                 subject=Subject.VERSION,
             )
@@ -105,10 +107,10 @@ class ReadyWaiter:
         return any(instance.state is State.READY for instance in self._instances(manifest))
 
     def _failure(self, manifest: Manifest) -> Failure | None:
-        found = self._instances(manifest)
-        if not found or any(instance.state is not State.FAILED for instance in found):
+        instances = self._instances(manifest)
+        if not instances or any(instance.state is not State.FAILED for instance in instances):
             return None
-        reason = next((instance.reason for instance in found if instance.reason), "it failed to load")
+        reason = next((instance.reason for instance in instances if instance.reason), "it failed to load")
         return Failure(Code.MODEL, f"version {manifest.version}: {reason}", subject=Subject.VERSION)
 
     def _instances(self, manifest: Manifest) -> list[InstanceRecord]:

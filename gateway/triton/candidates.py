@@ -1,7 +1,7 @@
 """candidates: a model's folder and a configuration -> the manifest of a version to serve.
 
-files and configuration as in the serving manifest? ─yes─> that manifest
-                                                    ─no──> check (in the sandbox) ─> signature, config ─> a new one
+files and configuration unchanged since the serving manifest? ─yes─> that manifest
+                                                              ─no──> check (in the sandbox) ─> a new manifest
 """
 
 from __future__ import annotations
@@ -31,62 +31,62 @@ class Candidate(NamedTuple):
     version: int
     folder: Path
     served: str  # path of the model file below `folder`
-    origin: str | None  # the folder that it is served from in place; None: that of an uploaded version
-    now: Manifest | None  # the manifest that serves it now
-    digest: str | None = None  # of the upload; None: to be computed from the files
+    origin: str | None  # the folder from which it is served in place; None: an uploaded version
+    now: Manifest | None  # the manifest that serves it now; None: it does not serve
+    digest: str | None = None  # digest of the upload; None: it is computed from the files
 
 
-async def manifest_of(candidate: Candidate, given: ParsedConfig, pool: str, settings: Settings) -> Manifest:
-    """Return the manifest of a version: the one that serves now if nothing has changed.
+async def manifest_of(candidate: Candidate, parsed: ParsedConfig, pool: str, settings: Settings) -> Manifest:
+    """Return the manifest of a version: the manifest that serves now if nothing has changed, else a new one.
 
     Args:
         candidate: The version.
-        given: Its configuration.
-        pool: Serves the version if the configuration names no kind of device.
+        parsed: Its configuration.
+        pool: The pool of the version if the configuration names no kind of device.
         settings: Limits of the check.
 
     Raises:
         Failure: The version or its configuration cannot be served.
     """
     now = candidate.now
-    if now is not None and await asyncio.to_thread(_unchanged, candidate, now, given, pool):
+    if now is not None and await asyncio.to_thread(_unchanged, candidate, now, parsed, pool):
         return now
-    rows_max = given.message.max_batch_size or ROWS_MAX_DEFAULT
-    checked = await check_in_place(candidate.folder, candidate.served, requested_batching(given), settings, rows_max)
-    signature = client_signature(given, checked.signature, checked.notes)
-    translated = to_model_config(given, signature, pool)
+    rows_max = parsed.message.max_batch_size or ROWS_MAX_DEFAULT
+    checked = await check_in_place(candidate.folder, candidate.served, requested_batching(parsed), settings, rows_max)
+    signature = client_signature(parsed, checked.signature, checked.notes)
+    translated = to_model_config(parsed, signature, pool)
     batching = checked.batching if signature.batching else _off(checked)
     checked = checked.model_copy(update={"signature": signature, "batching": batching})
-    return await asyncio.to_thread(_manifest, candidate, given, checked, translated)
+    return await asyncio.to_thread(_manifest, candidate, parsed, checked, translated)
 
 
 def _off(checked: CheckedModel) -> Batching:
-    """Return why the version does not batch: the reason of the check if it has one, else the configuration."""
+    """Return why the version does not batch: the check's reason if it has one, else the configuration."""
     if checked.batching.decided == "off":
         return checked.batching
     return Batching(decided="off", reason="the configuration says so")
 
 
-def _unchanged(candidate: Candidate, now: Manifest, given: ParsedConfig, pool: str) -> bool:
-    if (now.origin, now.served, now.triton) != (candidate.origin, candidate.served, given.document()):
+def _unchanged(candidate: Candidate, now: Manifest, parsed: ParsedConfig, pool: str) -> bool:
+    if (now.origin, now.served, now.triton) != (candidate.origin, candidate.served, parsed.document()):
         return False
     try:
-        if to_model_config(given, now.signature, pool).config != now.config:
+        if to_model_config(parsed, now.signature, pool).config != now.config:
             return False
         return all(describe_file(candidate.folder, file.path) == file for file in now.files)
-    except (Failure, OSError):  # the check will say what is wrong
+    except (Failure, OSError):  # the check reports what is wrong
         return False
 
 
 def _manifest(
-    candidate: Candidate, given: ParsedConfig, checked: CheckedModel, translated: TranslatedConfig
+    candidate: Candidate, parsed: ParsedConfig, checked: CheckedModel, translated: TranslatedConfig
 ) -> Manifest:
     files = _files(candidate, checked, translated.config)
     check_labels(translated.config, checked.signature, candidate.folder)
     return Manifest(
         model=candidate.model,
         version=candidate.version,
-        created=time.time(),  # noqa: TID251 - for people
+        created=time.time(),  # noqa: TID251 - shown to people
         digest=candidate.digest or _digest(files),
         served=checked.served,
         files=files,
@@ -98,7 +98,7 @@ def _manifest(
         batching=checked.batching,
         notes=(*checked.notes, *translated.notes),
         origin=candidate.origin,
-        triton=given.document(),
+        triton=parsed.document(),
     )
 
 
@@ -116,7 +116,7 @@ def _files(candidate: Candidate, checked: CheckedModel, config: ModelConfig) -> 
 
 
 def _digest(files: tuple[SourceFile, ...]) -> str:
-    """Return one digest for all files. That of a single file is the file's own."""
+    """Return one digest for all files; for a single file, its own digest."""
     if len(files) == 1:
         return files[0].sha256
     lines = "".join(f"{file.sha256}  {file.path}\n" for file in files)

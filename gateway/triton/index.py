@@ -1,4 +1,4 @@
-"""index: all known versions and their states, in the words of Triton's repository index. Pure."""
+"""index: lists all known versions and their states, in the terms of Triton's repository index. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]
     """Return the entries of the index.
 
     Args:
-        snapshot: Has the published versions.
-        names: Models of the repositories that are served in place, loaded or not.
-        loading: Models that are being loaded.
+        snapshot: The published versions.
+        names: Names of the models in repositories that are served in place, loaded or not.
+        loading: Names of the models that are being loaded.
     """
     being_loaded = {
         (instance.model, instance.version)
@@ -30,7 +30,7 @@ def entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]
     index: list[IndexEntry] = []
     for name in sorted({*snapshot.models, *names, *loading}):
         view = snapshot.models.get(name)
-        of_model = list(_of(view, being_loaded)) if view is not None else []
+        of_model = list(_entries_of(view, being_loaded)) if view is not None else []
         if of_model:
             index += of_model
         elif name in loading:
@@ -40,7 +40,7 @@ def entries(snapshot: Snapshot, names: Collection[str], loading: Collection[str]
     return index
 
 
-def _of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
+def _entries_of(model: ModelView, being_loaded: Collection[tuple[str, int]]) -> Iterator[IndexEntry]:
     for number, view in sorted(model.versions.items()):
         state, reason = _state(view)
         if state == UNAVAILABLE and (model.name, number) in being_loaded:

@@ -1,6 +1,6 @@
 """interfaces: Triton's extensions of v2 as values and interfaces, for its REST routes and its gRPC calls. Pure.
 
-Nothing here knows a protocol. Every operation raises Failure, and each adapter gives it the status of its code.
+Nothing here depends on a protocol. Every operation raises Failure, which each adapter maps to a status.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from millstream.services.trace_settings import TraceValues
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A number of events, and the time that they took together."""
+    """A number of events, and their total time."""
 
     count: int = 0
     ns: int = 0
@@ -52,11 +52,13 @@ class ModelStatistics:
 
 
 class Statistics(Protocol):
+    """Reads the statistics of versions."""
+
     async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
         """Return the statistics of a version, of all loaded versions of a model, or of all models.
 
         Raises:
-            Failure: INVALID where there is none.
+            Failure: INVALID: no such version.
         """
 
 
@@ -74,17 +76,20 @@ class IndexEntry:
 
 
 class ModelLoader(Protocol):
+    """Loads, unloads and lists models."""
+
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        """Return every model and version; with `ready`, only those that answer."""
+        """Return every model and version; with `ready`, only those that answer requests."""
 
     async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
-        """Load a model, or load it again, and return when it serves. On Failure, what served before still serves.
+        """Load or reload a model, and return when it serves. On Failure, the versions that served before still serve.
 
         Args:
-            model: Its name.
+            model: Name of the model.
             config: A ModelConfig as JSON text; None: the model's own.
-            files: Content by path below the model's folder ("1/model.onnx"); they make up the whole folder.
-            retry: Try again versions that workers refuse to load.
+            files: Content by path below the model's folder ("1/model.onnx"). They replace the whole folder; empty: the
+                model's own files.
+            retry: Whether to try again versions that workers refuse to load.
         """
 
     async def unload(self, model: str) -> None:
@@ -95,6 +100,8 @@ class ModelLoader(Protocol):
 
 
 class Configurations(Protocol):
+    """Reads the configuration of versions."""
+
     def of(self, model: str, version: str | None) -> dict[str, Any]:
         """Return the ModelConfig of a version that serves, in JSON form: proto field names, defaults written out.
 
@@ -113,7 +120,7 @@ class Region:
     name: str
     key: str  # the name for shm_open
     offset: int  # start of the part that may be used
-    size_bytes: int  # of that part
+    size_bytes: int  # size of that part
 
 
 class MemoryRegistry(Protocol):
@@ -135,6 +142,8 @@ LogValues = dict[str, str | int | bool]
 
 
 class TraceSettings(Protocol):
+    """Reads and changes trace settings."""
+
     def get(self, model: str | None) -> TraceValues:
         """Return the settings in force, global or of a model: trace_level as a list, the others as strings.
 
@@ -146,12 +155,14 @@ class TraceSettings(Protocol):
         """Change some settings, and return those in force.
 
         Args:
-            model: Whose settings; None: the global ones.
-            values: Strings, or lists of strings; None clears a value, so that the global one or the default counts.
+            model: The model whose settings change; None: the global settings.
+            values: Strings, or lists of strings; None clears a value, so that the global value or the default holds.
         """
 
 
 class LogSettings(Protocol):
+    """Reads and changes log settings."""
+
     def get(self) -> LogValues:
         """Return log_file, log_info, log_warning, log_error, log_verbose_level and log_format."""
 

@@ -1,4 +1,4 @@
-"""load_changes: what loads and unloads of one model read and write in the repository. Blocking: call it in a thread.
+"""load_changes: reads and writes the repository for loads and unloads of one model. Blocking: call it in a thread.
 
 stage ─> workers load the versions ─> commit: manifests and endpoint change together
 """
@@ -22,7 +22,7 @@ class LoadChanges:
         self._repository = repository
 
     def endpoint(self, model: str) -> Endpoint | None:
-        """Return the endpoint of a model; None where there is none."""
+        """Return the endpoint of a model; None if it has none."""
         try:
             return self._repository.endpoint(model)
         except Failure as failure:
@@ -35,13 +35,13 @@ class LoadChanges:
         return {version: self._repository.manifest(model, version) for version in self._repository.versions(model)}
 
     def clear_verdicts(self, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """Forget why workers refuse to load these versions.
+        """Clear the verdicts for which workers refuse to load these versions.
 
         Returns:
-            The manifests; those that had a verdict with a new content id, which no worker has tried.
+            The manifests. A manifest that had a verdict gets a new content id, which no worker has tried.
         """
         return [
-            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - for people
+            one.model_copy(update={"created": time.time()}) if self._repository.verdicts.clear(one) else one  # noqa: TID251 - shown to people
             for one in manifests
         ]
 
@@ -62,11 +62,11 @@ class LoadChanges:
             self._repository.staged.stage(new)
 
     def commit(self, model: str, manifests: Sequence[Manifest], folder: Path | None) -> None:
-        """Let the versions of `manifests`, and no others of the model, serve.
+        """Make the versions of `manifests`, and no other versions of the model, serve.
 
         Args:
-            model: Its name.
-            manifests: All of the load.
+            model: Name of the model.
+            manifests: All manifests of the load.
             folder: The model repository in place that they come from; None: files of the call, or uploads.
         """
 
@@ -81,16 +81,16 @@ class LoadChanges:
         retry_on_conflict(attempt)
 
     def unload(self, model: str) -> None:
-        """Let no version of the model serve. An unknown model is no error."""
+        """Make no version of the model serve. An unknown model is no error."""
         self._change(model, lambda endpoint: endpoint.model_copy(update={"loaded": ()}))
 
     def note_failure(self, model: str, folder: Path, message: str) -> None:
-        """Keep why a load from `folder` failed, so that every gateway shows it."""
+        """Store why a load from `folder` failed, so that every gateway shows it."""
         missing = Endpoint(model=model, source=str(folder))
         self._change(model, lambda endpoint: endpoint.model_copy(update={"failure": message}), missing)
 
     def _change(self, model: str, change: Callable[[Endpoint], Endpoint], missing: Endpoint | None = None) -> None:
-        """Replace the endpoint by `change` of it. `missing`: the endpoint to change where there is none."""
+        """Replace the endpoint by `change(endpoint)`. `missing`: the endpoint to change if the model has none."""
 
         def attempt() -> None:
             endpoint = self.endpoint(model) or missing
@@ -108,17 +108,17 @@ class LoadChanges:
 def _serving(
     before: Endpoint, published: Sequence[int], served: Sequence[int], folder: Path | None
 ) -> tuple[Endpoint, list[int]]:
-    """Return the endpoint that serves `served`, and the published versions to delete.
+    """Return the endpoint with which `served` serve, and the published versions to delete.
 
     Other versions of an uploaded model are kept, unloaded; those of a model in place are deleted.
     """
     dropped = [version for version in published if version not in served] if folder is not None else []
-    left = {*published, *served} - set(dropped)
+    kept = {*published, *served} - set(dropped)
     active = before.active if before.active in served and folder is None else max(served)
     update = {
         "active": active,
         "previous": None,
-        "loaded": None if left == set(served) else tuple(sorted(served)),
+        "loaded": None if kept == set(served) else tuple(sorted(served)),
         "source": str(folder) if folder is not None else None,
         "failure": "",
     }

@@ -1,8 +1,8 @@
 """loader: loads and unloads models for Triton's clients, from model repositories in place, from files and from uploads.
 
 load ─> lock ─> read the folder, check, manifests ─> stage ─> ready in a worker ─> commit ─> tell every gateway
-                                                              └> anything else ─> abort: nothing has changed
-unload ─> the endpoint says that no version is loaded ─> gateways route nothing there, workers unload it
+                                                              └> any failure ─> abort: nothing has changed
+unload ─> the endpoint names no loaded version ─> gateways send it no requests, workers unload it
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ log = logging.getLogger("millstream.repository")
 
 LOAD_LOCK_S_MAX = 600.0
 LOAD_LOCK_PAUSE_S = 0.05
-#: a version that is ready in a worker counts as loaded after this time, even if no reply of it has come yet
+#: a version that is ready in a worker counts as loaded after this time, even without a reply from it
 ANSWERS_S_MAX = 5.0
 ANSWERS_PAUSE_S = 0.02
-#: failures that a caller, or the owner of the folder, can mend
-_THEIRS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
+#: failures that the caller, or the owner of the folder, can correct
+_CALLER_ERRORS = {Code.INVALID, Code.NOT_FOUND, Code.MODEL}
 
 
 class RepositoryLoader:
-    """interfaces.ModelLoader over the repository.
+    """Implements interfaces.ModelLoader with the repository.
 
     Args:
-        repository: Has the models.
-        catalog: Of this gateway.
+        repository: Holds the models.
+        catalog: The catalog of this gateway.
         settings: Name the model repositories that are served in place.
-        waiter: Waits for workers.
-        answering: Whether this gateway says that the version with a content id is ready.
+        waiter: Waits for workers; None: a ReadyWaiter with its defaults.
+        answering: Returns whether this gateway reports the version with a content id as ready.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class RepositoryLoader:
                 lock.release()
 
     def index(self, *, ready: bool) -> list[IndexEntry]:
-        """Return every model and version; with `ready`, only those that answer."""
-        found = index.entries(self._catalog.snapshot, self._model_repositories.names(), +self._loading)
-        return [entry for entry in found if entry.state == index.READY] if ready else found
+        """Return every model and version; with `ready`, only those that answer requests."""
+        entries = index.entries(self._catalog.snapshot, self._model_repositories.names(), +self._loading)
+        return [entry for entry in entries if entry.state == index.READY] if ready else entries
 
     async def load(self, model: str, config: str | None, files: Mapping[str, bytes], *, retry: bool = True) -> None:
-        """Load a model, or load it again, and return when it serves. On Failure, what served before still serves.
+        """Load or reload a model, and return when it serves. On Failure, the versions that served before still serve.
 
         Args:
-            model: Its name.
+            model: Name of the model.
             config: A ModelConfig as JSON text, in place of the model's own.
             files: Content by path below the model's folder, in place of the model's own files.
-            retry: Try again versions that workers refuse to load, since an operator asks for it.
+            retry: Whether to try again versions that workers refuse to load, because an operator asks for it.
         """
         try:
-            folder = await asyncio.to_thread(self._known, model, files)
+            folder = await asyncio.to_thread(self._find_folder, model, files)
             async with self._locked(model):
                 try:
                     await self._load(model, folder, config, files, retry=retry)
@@ -116,7 +116,7 @@ class RepositoryLoader:
         await self._catalog.announce(model)
         log.info("unloaded: %s", model)
 
-    def _known(self, model: str, files: Mapping[str, bytes]) -> Path | None:
+    def _find_folder(self, model: str, files: Mapping[str, bytes]) -> Path | None:
         """Return the model repository in place that has the model, or None. Raises Failure(NOT_FOUND) if unknown."""
         folder = self._model_repositories.find(model)
         if folder is None and not files and self._changes.endpoint(model) is None:
@@ -125,11 +125,11 @@ class RepositoryLoader:
 
     @asynccontextmanager
     async def _locked(self, model: str) -> AsyncIterator[None]:
-        """Allow one load of a model at a time, over all gateways."""
+        """Hold the lock that allows one load of a model at a time, over all gateways."""
         deadline = time.monotonic() + LOAD_LOCK_S_MAX
         while (lock := await self._lock(model)) is None:
             if time.monotonic() > deadline:
-                raise Failure(Code.UNAVAILABLE, "another load of it takes too long: try again", retry_after_s=5)
+                raise Failure(Code.UNAVAILABLE, "another load of the model takes too long: try again", retry_after_s=5)
             await asyncio.sleep(LOAD_LOCK_PAUSE_S)
         self._loading[model] += 1
         try:
@@ -157,32 +157,32 @@ class RepositoryLoader:
                 manifests = await in_thread_to_end(self._changes.clear_verdicts, manifests)
             await self._waiter.wait_unloaded(await in_thread_to_end(self._changes.unloaded, model, manifests))
             await in_thread_to_end(self._changes.stage, model, manifests)
-            await self._waiter.wait_ready(manifests, all_of_them=not source.unchanged)
+            await self._waiter.wait_ready(manifests, all_required=not source.unchanged)
             await in_thread_to_end(self._changes.commit, model, manifests, source.folder)
         except BaseException:
             await in_thread_to_end(self._repository.staged.abort, model)
             raise
         await self._catalog.announce(model)
-        await self._answered(manifests)
-        log.info("loaded: %s version %s", model, ", ".join(str(one.version) for one in manifests))
+        await self._wait_answering(manifests)
+        log.info("loaded: %s version %s", model, ", ".join(str(manifest.version) for manifest in manifests))
 
-    async def _answered(self, manifests: Sequence[Manifest]) -> None:
-        """Return when this gateway answers for all versions, or after ANSWERS_S_MAX."""
+    async def _wait_answering(self, manifests: Sequence[Manifest]) -> None:
+        """Wait until this gateway answers for all versions, but at most ANSWERS_S_MAX."""
         until = time.monotonic() + ANSWERS_S_MAX
-        while not all(self._answering(one.content_id) for one in manifests) and time.monotonic() < until:
+        while not all(self._answering(manifest.content_id) for manifest in manifests) and time.monotonic() < until:
             await asyncio.sleep(ANSWERS_PAUSE_S)
 
-    async def _manifest(self, candidate: Candidate, given: ParsedConfig | None) -> Manifest:
-        assert given is not None
+    async def _manifest(self, candidate: Candidate, config: ParsedConfig | None) -> Manifest:
+        assert config is not None
         try:
-            return await manifest_of(candidate, given, self._pool(), self._settings)
+            return await manifest_of(candidate, config, self._pool(), self._settings)
         except Failure as failure:
             raise Failure(
                 failure.code, f"version {candidate.version}: {failure.message}", subject=Subject.VERSION
             ) from failure
 
     def _pool(self) -> str:
-        """Return the pool of models that name no kind of device: cpu if it has a worker, or if no pool has."""
+        """Return the pool for models that name no kind of device: cpu if it has a worker, or if no pool has one."""
         pools = {worker.pool for worker in self._catalog.snapshot.workers}
         return "cpu" if "cpu" in pools or not pools else min(pools)
 
@@ -198,7 +198,7 @@ def _load_failure(model: str, failure: Failure) -> Failure:
     reason = failure.message
     if failure.subject is not Subject.VERSION:
         reason = "failed to poll from model repository" + (f": {reason}" if reason else "")
-    code = Code.INVALID if failure.code in _THEIRS else failure.code
+    code = Code.INVALID if failure.code in _CALLER_ERRORS else failure.code
     return Failure(code, start + reason, retry_after_s=failure.retry_after_s)
 
 

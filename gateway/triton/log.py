@@ -1,4 +1,4 @@
-"""log: log settings of the gateways, changed while they run, in all gateways of the machine.
+"""log: log settings, which clients change at run time for all gateways of the machine.
 
 POST /v2/logging (REST), LogSettings (gRPC) ─> update ─> shared document ─> levels and format of every gateway's log
 Source: Triton's logging extension.
@@ -98,7 +98,7 @@ def _parsed(name: str, value: Any) -> str | int | bool:
         return value
     if name == "log_verbose_level":
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= VERBOSE_MAX:
-            raise invalid(f"log setting '{name}' must be a whole number from 0 on")
+            raise invalid(f"log setting '{name}' must be an integer, at least 0")
         return value
     if name == "log_format":
         if value not in FORMATS:

@@ -2,8 +2,8 @@
 
 totals of the metric files + loaded versions + state of the machine ─> lines of text 0.0.4 or OpenMetrics
 
-Names of Triton's counters do not end in `_total`. OpenMetrics, which Prometheus asks for, demands that of counters:
-there they have the type `unknown`, so that a query finds them by the same name in both formats.
+Names of Triton's counters do not end in `_total`, as OpenMetrics, which Prometheus asks for, requires of counters. In
+OpenMetrics they therefore have the type `unknown`, so that a query finds them by the same name in both formats.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _DURATIONS: tuple[tuple[str, str, tuple[Field, ...]], ...] = (
 
 
 class Page:
-    """Writes Triton's metrics. Keeps the CPU times of the last page, since utilisation is computed between two pages.
+    """Writes Triton's metrics. It keeps the CPU times of the last page, because utilisation is measured between pages.
 
     Args:
-        snapshot: Returns the newest snapshot.
+        snapshot: Returns the current snapshot.
     """
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
@@ -52,24 +52,24 @@ class Page:
         return "".join(line for family in families for line in family)
 
     def _inference(self, totals: Totals, counter: str) -> Iterator[list[str]]:
-        known = recorded(totals)
+        by_content_id = recorded(totals)
         rows: list[tuple[dict[str, str], Recorded]] = [
-            ({"model": view.manifest.model, "version": str(view.manifest.version)}, found)
+            ({"model": view.manifest.model, "version": str(view.manifest.version)}, sums)
             for view in loaded(self._snapshot())
-            for found in (known.get(view.manifest.content_id, Recorded()),)
+            for sums in (by_content_id.get(view.manifest.content_id, Recorded()),)
         ]
         for name, help_, at in _COUNTERS:
-            yield _family(name, help_, counter, [(labels, found.values[at]) for labels, found in rows])
+            yield _family(name, help_, counter, [(labels, sums.values[at]) for labels, sums in rows])
         failed = [
-            (labels | {"reason": reason}, found.values[at]) for labels, found in rows for reason, at in FAILED.items()
+            (labels | {"reason": reason}, sums.values[at]) for labels, sums in rows for reason, at in FAILED.items()
         ]
         yield _family("nv_inference_request_failure", "Number of failed inference requests", counter, failed)
-        pending = [(labels, found.pending) for labels, found in rows]
+        pending = [(labels, sums.pending) for labels, sums in rows]
         help_ = "Instantaneous number of pending requests awaiting execution per-model."
         yield _family("nv_inference_pending_request_count", help_, "gauge", pending)
-        for what, help_, fields in _DURATIONS:
-            samples = [(labels, 1e6 * sum(found.values[at] for at in fields)) for labels, found in rows]
-            yield _family(f"nv_inference_{what}_duration_us", f"Cumulative {help_} in microseconds", counter, samples)
+        for part, help_, fields in _DURATIONS:
+            samples = [(labels, 1e6 * sum(sums.values[at] for at in fields)) for labels, sums in rows]
+            yield _family(f"nv_inference_{part}_duration_us", f"Cumulative {help_} in microseconds", counter, samples)
 
     def _machine(self) -> Iterator[list[str]]:
         at = memory()
@@ -89,7 +89,7 @@ class Page:
         return self._utilisation
 
 
-def _of_gpus(found: Sequence[Gpu], counter: str) -> Iterator[list[str]]:
+def _of_gpus(devices: Sequence[Gpu], counter: str) -> Iterator[list[str]]:
     for name, help_, field in (
         ("utilization", "GPU utilization rate [0.0 - 1.0)", "utilisation"),
         ("power_usage", "GPU power usage in watts", "power_w"),
@@ -97,20 +97,20 @@ def _of_gpus(found: Sequence[Gpu], counter: str) -> Iterator[list[str]]:
         ("memory_total_bytes", "GPU total memory, in bytes", "memory_total_bytes"),
         ("memory_used_bytes", "GPU used memory, in bytes", "memory_used_bytes"),
     ):
-        values = ((gpu.uuid, getattr(gpu, field)) for gpu in found)
+        values = ((gpu.uuid, getattr(gpu, field)) for gpu in devices)
         samples: _Samples = [({"gpu_uuid": uuid}, value) for uuid, value in values if value is not None]
         yield _family(f"nv_gpu_{name}", help_, "gauge", samples)
-    energy = [({"gpu_uuid": gpu.uuid}, gpu.energy_j) for gpu in found if gpu.energy_j is not None]
+    energy = [({"gpu_uuid": gpu.uuid}, gpu.energy_j) for gpu in devices if gpu.energy_j is not None]
     yield _family("nv_energy_consumption", "GPU energy consumption in joules since its driver started", counter, energy)
 
 
 def _family(name: str, help_: str, kind: str, samples: _Samples) -> list[str]:
-    """Return the lines HELP, TYPE and samples; none without samples. Label values are names that need no escapes."""
+    """Return the lines HELP, TYPE and samples; no lines without samples. Label values are names and need no escapes."""
     if not samples:
         return []
     lines = [f"# HELP {name} {help_}\n", f"# TYPE {name} {kind}\n"]
     for labels, value in samples:
-        shown = ",".join(f'{label}="{text}"' for label, text in labels.items())
+        label_text = ",".join(f'{label}="{text}"' for label, text in labels.items())
         number = str(int(value)) if value == int(value) else repr(value)
-        lines.append(f"{name}{{{shown}}} {number}\n" if shown else f"{name} {number}\n")
+        lines.append(f"{name}{{{label_text}}} {number}\n" if label_text else f"{name} {number}\n")
     return lines

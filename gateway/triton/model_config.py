@@ -10,7 +10,7 @@ from millstream.services.triton_config.effective_config import effective_config
 
 
 class VersionConfigurations:
-    """interfaces.Configurations over the catalog. `snapshot`: returns the newest snapshot."""
+    """Implements interfaces.Configurations with the catalog. `snapshot` returns the current snapshot."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._snapshot = snapshot

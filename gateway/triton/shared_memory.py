@@ -1,14 +1,14 @@
 """shared_memory: shared memory of clients, registered by name, so that tensors need not pass through a socket.
 
-register ─> regions.json (one for all gateways of the machine) ─> read / target, in the gateway that gets the request
+register ─> regions.json (one for all gateways of the machine) ─> read / target, in the gateway that has the request
 
 Bytes are copied with pread and pwrite, not mapped: a client that truncates its memory while a mapping of it is in use
 would kill the gateway with SIGBUS.
 
-A registration belongs to one file, not to a name: it has the file's device and inode, and a token of its own. A region
-that is registered again is therefore opened again in every gateway. A file that was replaced after its registration is
+A registration belongs to a file, not to a name: it has the file's device and inode, and a unique token. A region that
+is registered again is therefore opened again in every gateway. A file that was replaced after its registration is
 refused in all gateways, where the reference server would use the old file. If the name is removed, gateways that have
-the file open go on using it, as in the reference server.
+the file open keep using it, as in the reference server.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.triton.interfaces import Region
 from millstream.services.errors import Code, Failure, invalid, not_found
 
-REGIONS_MAX = 4096  # registered at once; more are refused
+REGIONS_MAX = 4096  # registered regions; more are refused
 NAME_CHARACTERS_MAX = 255
 _RESERVED = "triton_python_backend_shm_region_"
 _DISABLED = (
@@ -35,7 +35,7 @@ _DISABLED = (
 
 
 class _Registration(NamedTuple):
-    """A region as the document has it."""
+    """A region as it is stored in the document."""
 
     region: Region
     file: tuple[int, int]  # device and inode of the memory
@@ -53,23 +53,23 @@ class _Registration(NamedTuple):
 
 
 class _OpenFile:
-    """The open file of a region. It is closed with the last reference, which may outlive the registration."""
+    """The open file of a region. It is closed with its last reference, which may outlive the registration."""
 
     def __init__(self, region: Region, path: Path) -> None:
         self.region = region
         self.path = path
         self.fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
-        found = os.fstat(self.fd)
-        self.file = (found.st_dev, found.st_ino)
+        status = os.fstat(self.fd)
+        self.file = (status.st_dev, status.st_ino)
 
     def replaced(self) -> bool:
-        """Whether the name belongs to another file now. False if the name is gone."""
+        """Whether the name belongs to another file now. False if the name was removed."""
         try:
-            found = self.path.lstat()
+            status = self.path.lstat()
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) != self.file
+        return (status.st_dev, status.st_ino) != self.file
 
 
 class RegionTarget:
@@ -104,18 +104,18 @@ class ClientMemory:
     """The shared memory of clients.
 
     Args:
-        folder: Has the files of shm_open's names.
+        folder: The folder in which shm_open's names are files.
         instance: Prefix of Millstream's own segments, which no client may name.
-        allowed: Clients may use shared memory.
+        allowed: Whether clients may use shared memory.
     """
 
     def __init__(self, folder: Path, instance: str, *, allowed: bool) -> None:
-        # In a folder of its own: a starting gateway takes files with this prefix for leftover segments.
+        # In a separate folder: a starting gateway would take a file with this prefix for a leftover segment.
         self._document = SharedDocument(folder / f"{instance}.clients" / "regions.json")
         self._folder = folder
         self._own_prefix = instance
         self._allowed = allowed
-        self._seen: dict[str, Any] | None = None
+        self._content: dict[str, Any] | None = None
         self._regions: dict[str, _Registration] = {}
         self._open: dict[str, tuple[_Registration, _OpenFile]] = {}
 
@@ -126,7 +126,7 @@ class ClientMemory:
             raise invalid(f"a shared memory region has a name of 1 to {NAME_CHARACTERS_MAX} characters")
         if offset < 0 or size_bytes < 1:
             raise invalid(f"failed to register shared memory region '{name}': invalid args")
-        opened = self._opened_of(Region(name, key, offset, size_bytes))
+        opened = self._open_file(Region(name, key, offset, size_bytes))
         registration = _Registration(opened.region, opened.file, secrets.token_hex(8))
 
         def add(content: dict[str, Any]) -> None:
@@ -143,17 +143,17 @@ class ClientMemory:
         self._check_allowed()
         if name is None:
             self._document.update(lambda content: content.clear())
-        elif name in self._known():
+        elif name in self._registered():
             self._document.update(lambda content: content.pop(name, None))
 
     def regions(self, name: str | None) -> list[Region]:
         """Return a region; None: all regions. Raises Failure(NOT_FOUND) for an unknown name."""
-        known = self._known()
+        registered = self._registered()
         if name is None:
-            return [registration.region for registration in known.values()]
-        if name not in known:
+            return [registration.region for registration in registered.values()]
+        if name not in registered:
             raise not_found(f"Unable to find system shared memory region: '{excerpt(name)}'")
-        return [known[name].region]
+        return [registered[name].region]
 
     def read(self, name: str, offset: int, size_bytes: int) -> bytes:
         """Return a copy of bytes of a region. Raises Failure(INVALID): no such region, or out of its bounds."""
@@ -172,15 +172,15 @@ class ClientMemory:
 
     def _find(self, name: str, offset: int, size_bytes: int) -> _OpenFile:
         self._check_allowed()
-        registration = self._known().get(name)
+        registration = self._registered().get(name)
         if registration is None:
             raise invalid(f"Unable to find shared memory region: '{excerpt(name)}'")
         if offset + size_bytes > registration.region.size_bytes:
             raise _outside(registration.region)
-        known = self._open.get(name)
-        if known is None or known[0] is not registration:
-            known = self._open[name] = (registration, self._opened_of(registration.region))
-        opened = known[1]
+        entry = self._open.get(name)
+        if entry is None or entry[0] is not registration:
+            entry = self._open[name] = (registration, self._open_file(registration.region))
+        opened = entry[1]
         if opened.file != registration.file or opened.replaced():
             raise invalid(
                 f"the memory '{registration.region.key}' of shared memory region '{excerpt(name)}' was replaced since "
@@ -192,10 +192,10 @@ class ClientMemory:
         if not self._allowed:
             raise Failure(Code.UNSUPPORTED, _DISABLED)
 
-    def _opened_of(self, region: Region) -> _OpenFile:
+    def _open_file(self, region: Region) -> _OpenFile:
         name = region.key.removeprefix("/")
         if not name or "/" in name or "\0" in name or name in {".", ".."} or len(name) > NAME_CHARACTERS_MAX:
-            raise invalid(f"'{region.key[:NAME_CHARACTERS_MAX]}' is no name of shared memory")
+            raise invalid(f"'{region.key[:NAME_CHARACTERS_MAX]}' is not a name of shared memory")
         if name.startswith((_RESERVED, self._own_prefix)):
             raise invalid(f"shared memory of the name '{region.key}' is reserved")
         try:
@@ -210,16 +210,16 @@ class ClientMemory:
             )
         return opened
 
-    def _known(self) -> dict[str, _Registration]:
+    def _registered(self) -> dict[str, _Registration]:
         """Return the regions of the document. A region stays the same object while it is registered."""
         content = self._document.read()
-        if content is not self._seen:
-            known = self._regions
+        if content is not self._content:
+            before = self._regions
             fresh = {name: _Registration.of(name, entry) for name, entry in content.items()}
             # files of unchanged registrations stay open
-            self._regions = {name: known[name] if known.get(name) == one else one for name, one in fresh.items()}
+            self._regions = {name: before[name] if before.get(name) == new else new for name, new in fresh.items()}
             self._open = {name: pair for name, pair in self._open.items() if self._regions.get(name) is pair[0]}
-            self._seen = content
+            self._content = content
         return self._regions
 
 

@@ -1,4 +1,4 @@
-"""statistics: Triton's statistics of versions, over all gateways of this machine, past ones included.
+"""statistics: Triton's statistics of versions, over all gateways of this machine, including those that have ended.
 
 GET …/stats (REST), ModelStatistics (gRPC) ─> of() ─> the metric files ─> ModelStatistics ─> stats_document
 """
@@ -18,7 +18,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 
 
 class MachineStatistics:
-    """interfaces.Statistics over the metric files. `snapshot`: returns the newest snapshot."""
+    """Implements interfaces.Statistics with the metric files. `snapshot` returns the current snapshot."""
 
     def __init__(self, registry: MetricsRegistry, snapshot: Callable[[], Snapshot]) -> None:
         self._registry = registry
@@ -27,29 +27,29 @@ class MachineStatistics:
     async def of(self, model: str | None, version: str | None) -> list[ModelStatistics]:
         """Return the statistics of a version, of a model's loaded versions, or of all. Raises Failure(INVALID)."""
         views = loaded(self._snapshot(), model, version)
-        known = recorded(await asyncio.to_thread(self._registry.totals))
-        return [_statistics(view, known.get(view.manifest.content_id, Recorded())) for view in views]
+        by_content_id = recorded(await asyncio.to_thread(self._registry.totals))
+        return [_statistics(view, by_content_id.get(view.manifest.content_id, Recorded())) for view in views]
 
 
 def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = None) -> list[VersionView]:
-    """Return the ready versions of all models, of a model, or one version, by name and number.
+    """Return the ready versions of all models or of one model, or one version, by name and number.
 
     Raises:
-        Failure: INVALID (not available), NOT_FOUND (`version` is no number).
+        Failure: INVALID (not available), NOT_FOUND (`version` is not a number).
     """
     if model is not None and model not in snapshot.models:
         raise invalid(f"requested model '{name_excerpt(model)}' is not available")
     number = None if model is None or version is None else version_number(model, version)
-    found = [
+    views = [
         view
-        for name, known in sorted(snapshot.models.items())
+        for name, model_view in sorted(snapshot.models.items())
         if model in {None, name}
-        for _, view in sorted(known.versions.items())
+        for _, view in sorted(model_view.versions.items())
         if view.ready and number in {None, view.manifest.version}
     ]
-    if model is not None and not found:
+    if model is not None and not views:
         raise _not_available(model, number)
-    return found
+    return views
 
 
 def _not_available(model: str, number: int | None) -> Failure:
@@ -57,24 +57,24 @@ def _not_available(model: str, number: int | None) -> Failure:
     return invalid(f"requested model '{name_excerpt(model)}'{which} is not available")
 
 
-def _statistics(view: VersionView, known: Recorded) -> ModelStatistics:
-    values = known.values
+def _statistics(view: VersionView, sums: Recorded) -> ModelStatistics:
+    values = sums.values
     success = int(values[Field.SUCCESS])
     return ModelStatistics(
         name=view.manifest.model,
         version=str(view.manifest.version),
-        last_inference_ms=int(known.last * 1000),
+        last_inference_ms=int(sums.last * 1000),
         inference_count=int(values[Field.ROWS]),
         execution_count=int(values[Field.EXECUTIONS]),
         success=_duration(success, values[Field.SUCCESS_S]),
-        fail=_duration(known.failed, values[Field.FAIL_S]),
+        fail=_duration(sums.failed, values[Field.FAIL_S]),
         queue=_duration(success, values[Field.QUEUE_S]),
         compute_input=_duration(success, values[Field.INPUT_S]),
         compute_infer=_duration(success, values[Field.INFER_S]),
         compute_output=_duration(success, values[Field.OUTPUT_S]),
         batches=[
             BatchStatistics(rows, *(_duration(count, seconds) for seconds in times))
-            for rows, (count, *times) in sorted(known.runs.items())
+            for rows, (count, *times) in sorted(sums.runs.items())
         ],
         memory_bytes=_memory(view),
     )
@@ -95,34 +95,35 @@ def _memory(view: VersionView) -> dict[tuple[str, int], int]:
 
 def stats_document(statistics: list[ModelStatistics]) -> dict[str, Any]:
     """Return the statistics in JSON form. Fields of the response cache and of decoupled models are zero or empty."""
-    return {"model_stats": [_document(one) for one in statistics]}
+    return {"model_stats": [_document(version) for version in statistics]}
 
 
-def _document(one: ModelStatistics) -> dict[str, Any]:
+def _document(version: ModelStatistics) -> dict[str, Any]:
     durations = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
     return {
-        "name": one.name,
-        "version": one.version,
-        "last_inference": one.last_inference_ms,
-        "inference_count": one.inference_count,
-        "execution_count": one.execution_count,
-        "inference_stats": {name: _d(getattr(one, name)) for name in durations}
-        | {"cache_hit": _d(Duration()), "cache_miss": _d(Duration())},
+        "name": version.name,
+        "version": version.version,
+        "last_inference": version.last_inference_ms,
+        "inference_count": version.inference_count,
+        "execution_count": version.execution_count,
+        "inference_stats": {name: _json_duration(getattr(version, name)) for name in durations}
+        | {"cache_hit": _json_duration(Duration()), "cache_miss": _json_duration(Duration())},
         "response_stats": {},
         "batch_stats": [
             {
                 "batch_size": batch.batch_size,
-                "compute_input": _d(batch.compute_input),
-                "compute_infer": _d(batch.compute_infer),
-                "compute_output": _d(batch.compute_output),
+                "compute_input": _json_duration(batch.compute_input),
+                "compute_infer": _json_duration(batch.compute_infer),
+                "compute_output": _json_duration(batch.compute_output),
             }
-            for batch in one.batches
+            for batch in version.batches
         ],
         "memory_usage": [
-            {"type": kind, "id": number, "byte_size": size} for (kind, number), size in sorted(one.memory_bytes.items())
+            {"type": kind, "id": number, "byte_size": size}
+            for (kind, number), size in sorted(version.memory_bytes.items())
         ],
     }
 
 
-def _d(duration: Duration) -> dict[str, int]:
+def _json_duration(duration: Duration) -> dict[str, int]:
     return {"count": duration.count, "ns": duration.ns}

@@ -1,4 +1,4 @@
-"""trace: trace settings, global and of single models, in all gateways of the machine.
+"""trace: trace settings, global and of single models, which hold in all gateways of the machine.
 
 POST …/trace/setting (REST), TraceSetting (gRPC) ─> update ─> shared document ─> every gateway's Traces
 Source: Triton's trace extension, "Trace Setting".
@@ -26,11 +26,11 @@ class SharedTraceSettings:
     """The trace settings of one gateway, and the writing of its traces.
 
     Args:
-        document: Has the settings that clients changed.
-        traces: What the lanes of this gateway record into.
-        file: Where traces are written.
-        models: Returns the names of the models.
-        start: Settings that hold where clients have changed none, or cleared theirs.
+        document: The settings that clients changed.
+        traces: The traces that the lanes of this gateway record.
+        file: The file that traces are written to.
+        models: Returns the names of all models.
+        start: Settings that hold unless clients changed them, or after they cleared them.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class SharedTraceSettings:
         self._file = file
         self._out = TraceFile(file)
         self._models = models
-        self._content: Mapping[str, Any] = {}  # of the document, as applied last
+        self._content: Mapping[str, Any] = {}  # the document as it was last applied
         self._samplers: dict[str, Sampler | None] = {}
-        self._waiting: dict[int, list[Trace]] = {}  # by log frequency: traces too few for a file
+        self._waiting: dict[int, list[Trace]] = {}  # by log frequency: traces that are too few for a file yet
         self._write_all = False  # write the waiting traces, too
         self._writing: asyncio.Future[None] | None = None
-        self._seen: dict[str, int] = {}  # requests of each sampler when the settings changed
+        self._seen: dict[str, int] = {}  # requests that each sampler had counted when the settings changed
         traces.sampler = self._sampler
         self.apply()
 
@@ -78,8 +78,8 @@ class SharedTraceSettings:
 
     def _change(self, content: dict[str, Any], model: str | None, new: Mapping[str, Any]) -> None:
         models: dict[str, dict[str, Any]] = content.setdefault("models", {})
-        for gone in models.keys() - set(self._models()):
-            del models[gone]
+        for removed in models.keys() - set(self._models()):
+            del models[removed]
         own = content.setdefault("global", {}) if model is None else models.setdefault(model, {})
         own.update(new)
         for name in [name for name, value in own.items() if value is None]:
@@ -94,7 +94,7 @@ class SharedTraceSettings:
         """Apply the document after a change, by this gateway or another."""
         before, self._content = self._content, self.document.read()
         content = self._content
-        # Each trace lowers a count. Only other changes are a reason to write traces that are too few for a file.
+        # Each trace lowers a count, which is no reason to write traces that are too few for a file. Other changes are.
         if _without_counts(before) != _without_counts(content) and (self._traces.kept or self._waiting):
             self._write_all = True
         self._seen = {model: sampler.seen for model, sampler in self._samplers.items() if sampler is not None}
@@ -116,26 +116,26 @@ class SharedTraceSettings:
             )
         return self._samplers[model]
 
-    def _claim(self, model: str, wanted: int) -> int:
-        """Take up to `wanted` traces from the trace count, which all gateways share. Returns how many are allowed."""
+    def _claim(self, model: str, requested: int) -> int:
+        """Take up to `requested` traces from the trace count, which gateways share. Returns how many are allowed."""
         if self._in_force(self._content, model)["trace_count"] == "-1":
-            return wanted
+            return requested
 
         def take(content: dict[str, Any]) -> tuple[int, int]:
             own = content.get("models", {}).get(model, {})
             owner = own if "trace_count" in own else content.setdefault("global", {})
-            left = int(owner.get("trace_count", self._start["trace_count"]))
-            granted = wanted if left < 0 else min(wanted, left)
-            if left >= 0:
-                owner["trace_count"] = str(left - granted)
-            return granted, left - granted
+            count = int(owner.get("trace_count", self._start["trace_count"]))
+            granted = requested if count < 0 else min(requested, count)
+            if count >= 0:
+                owner["trace_count"] = str(count - granted)
+            return granted, count - granted
 
         try:
-            granted, left = self.document.update(take)
+            granted, remaining = self.document.update(take)
         except Failure as failure:
-            log.warning("%d traces are left out: %s", wanted, failure.message)
+            log.warning("%d traces are left out: %s", requested, failure.message)
             return 0
-        if not left:
+        if not remaining:
             self.apply()  # the count is used up: no more requests are sampled
             self._write_all = True
         return granted
@@ -149,7 +149,7 @@ class SharedTraceSettings:
             self._write_all = False
 
     async def close(self) -> None:
-        """Write all traces: the gateway stops."""
+        """Write all traces, because the gateway stops."""
         if self._writing is not None:
             await asyncio.gather(self._writing, return_exceptions=True)
         await asyncio.to_thread(self._write, self._take(), True)
@@ -167,9 +167,9 @@ class SharedTraceSettings:
 
     def _write(self, taken: Mapping[int, list[Trace]], last: bool) -> None:
         for frequency, traces in taken.items():
-            rest = self._out.write(traces, frequency, last=last)
-            if rest:
-                self._waiting.setdefault(frequency, [])[:0] = rest
+            unwritten = self._out.write(traces, frequency, last=last)
+            if unwritten:
+                self._waiting.setdefault(frequency, [])[:0] = unwritten
         if _too_many(self._waiting):  # many models may each have too few traces to reach their log frequency
             for frequency, traces in self._waiting.items():
                 self._out.write(traces, frequency, last=True)
@@ -177,7 +177,7 @@ class SharedTraceSettings:
 
 
 def _too_many(waiting: Mapping[int, Sequence[Trace]]) -> bool:
-    traces = [trace for some in waiting.values() for trace in some]
+    traces = [trace for group in waiting.values() for trace in group]
     return len(traces) > KEPT_MAX or sum(map(text_bytes_max, traces)) > KEPT_BYTES_MAX
 
 

@@ -1,4 +1,4 @@
-"""trace_file: files of traces, written by all gateways, bounded in size and number. Each is a JSON array at any time.
+"""trace_file: files of traces, written by all gateways, bounded in size and number. Each is always a whole JSON array.
 
 log frequency 0: traces ─> FILE; when it is full it becomes FILE.old.1, then .2, then .3, then it is deleted
 log frequency N: every N traces ─> FILE.0, FILE.1, …; when there are too many, the oldest are deleted
@@ -21,13 +21,13 @@ from millstream.gateway.scheduling.traces import Trace
 
 log = logging.getLogger("millstream.trace")
 
-BYTES_MAX = 64 << 20  # of FILE; then a new one is begun
+BYTES_MAX = 64 << 20  # size of FILE; beyond it, FILE is rotated
 OLD_MAX = 3  # full files that are kept
-FILES_MAX = 1000  # files with an index; then the oldest is deleted
-FILES_BYTES_MAX = 256 << 20  # of all files with an index; then the oldest is deleted
+FILES_MAX = 1000  # files with an index; beyond it, the oldest is deleted
+FILES_BYTES_MAX = 256 << 20  # size of all files with an index; beyond it, the oldest is deleted
 LOCK_S_MAX = 1.0
 LOCK_PAUSE_S = 0.01
-TRIES_MAX = 100  # while other gateways rotate the file, or take the name, first
+TRIES_MAX = 100  # attempts to write while other gateways rotate the file or take the name first
 
 
 class TraceFile:
@@ -38,12 +38,12 @@ class TraceFile:
         self._next: int | None = None  # index of the next file; None: unknown
 
     def write(self, traces: Sequence[Trace], frequency: int, *, last: bool) -> Sequence[Trace]:
-        """Write traces, and return those that are too few for a file. Traces that cannot be written are dropped.
+        """Write traces, and return those that do not fill a file. Traces that cannot be written are dropped.
 
         Args:
-            traces: To write.
-            frequency: Traces of each file with an index; 0: all go to one file.
-            last: Write all of them, even if they are too few.
+            traces: The traces to write.
+            frequency: How many traces each file with an index has; 0: all traces go to one file.
+            last: Whether to write all traces, even if they do not fill a file.
         """
         if not traces:
             return ()
@@ -52,12 +52,12 @@ class TraceFile:
             if not frequency:
                 self._append(_text(traces))
                 return ()
-            whole = len(traces) if last else len(traces) - len(traces) % frequency
-            for start in range(0, whole, frequency):
-                self._new(_text(traces[start : min(start + frequency, whole)]))
-            if whole:
+            complete = len(traces) if last else len(traces) - len(traces) % frequency
+            for start in range(0, complete, frequency):
+                self._new(_text(traces[start : min(start + frequency, complete)]))
+            if complete:
                 self._drop_oldest()
-            return traces[whole:]
+            return traces[complete:]
         except OSError as error:
             log.warning("%d traces could not be written to %s: %s", len(traces), self._path, error)
             return ()
@@ -121,11 +121,13 @@ class TraceFile:
     def _indexed(self) -> list[tuple[int, Path]]:
         """Return the files with an index, oldest first."""
         prefix = f"{self._path.name}."
-        found = [(path.name.removeprefix(prefix), path) for path in self._path.parent.glob(f"{glob.escape(prefix)}*")]
-        return sorted((int(number), path) for number, path in found if number.isdecimal())
+        suffixes = [
+            (path.name.removeprefix(prefix), path) for path in self._path.parent.glob(f"{glob.escape(prefix)}*")
+        ]
+        return sorted((int(number), path) for number, path in suffixes if number.isdecimal())
 
     def _drop_oldest(self) -> None:
-        """Delete the oldest files with an index beyond the limits. Several gateways may do so at once."""
+        """Delete the oldest files with an index that exceed the limits. Several gateways may do this at once."""
         left_bytes = FILES_BYTES_MAX
         for kept, (_, path) in enumerate(reversed(self._indexed())):
             try:
@@ -137,7 +139,7 @@ class TraceFile:
 
 
 def _text(traces: Sequence[Trace]) -> bytes:
-    # turns tensors' elements into text, which takes time: this runs in a thread
+    # Runs in a thread: turning tensors' elements into text takes time.
     entries = (json.dumps(entry, separators=(",", ":"), default=str) for trace in traces for entry in trace)
     return ",".join(entries).encode()
 

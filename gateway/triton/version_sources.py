@@ -1,4 +1,4 @@
-"""version_sources: the versions of a load: of a model repository in place, of files in the call, or uploaded ones."""
+"""version_sources: finds the versions of a load: in a model repository in place, in the call's files, or in uploads."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ class VersionSource(NamedTuple):
     folder: Path | None  # the model repository in place that has the model; None: files of the call, or uploads
     config: ParsedConfig | None
     candidates: Sequence[Candidate]  # versions that need a check
-    unchanged: Sequence[Manifest] = ()  # versions that need none: they serve as they were uploaded
+    unchanged: Sequence[Manifest] = ()  # versions that need no check: they serve as they were uploaded
 
 
 class VersionSources:
     """Finds the versions of a load. Methods raise Failure for a model or configuration that cannot be served."""
 
     def __init__(self, repository: Repository, changes: LoadChanges, bytes_max: int) -> None:
-        """`bytes_max`: of the files that come with one load."""
+        """Args:
+        repository: Holds the uploaded versions, and the files of loads.
+        changes: Reads endpoints and manifests.
+        bytes_max: Limit on the files that are sent with one load.
+        """
         self._repository = repository
         self._changes = changes
         self._bytes_max = bytes_max
@@ -46,10 +50,10 @@ class VersionSources:
         """Return the versions of a load.
 
         Args:
-            model: Its name.
-            folder: The model repository in place that has the model; None: none has it.
-            config: Comes with the call and replaces the model's own; None: none comes.
-            files: Come with the call and replace the model's own, by path below its folder.
+            model: Name of the model.
+            folder: The model repository in place that has the model; None: no repository has it.
+            config: Sent with the call, to replace the model's own; None: not sent.
+            files: Sent with the call, to replace the model's own, by path below its folder.
         """
         if files:
             return await self._from_files(model, config, files, folder)
@@ -59,19 +63,19 @@ class VersionSources:
         return await in_thread_to_end(self._from_uploads, model, config)
 
     def _in_place(self, model: str, path: Path, config: ParsedConfig | None, folder: Path | None) -> VersionSource:
-        found = read_model_folder(path, model, config)
+        model_folder = read_model_folder(path, model, config)
         now = self._changes.manifests(model)
         candidates = [
             Candidate(model, version, path, served, str(path), now.get(version))
-            for version, served in found.served.items()
+            for version, served in model_folder.served.items()
         ]
-        return VersionSource(folder, found.parsed, candidates)
+        return VersionSource(folder, model_folder.parsed, candidates)
 
     async def _from_files(
         self, model: str, config: ParsedConfig | None, files: Mapping[str, bytes], folder: Path | None
     ) -> VersionSource:
         if config is None:
-            raise invalid("files are given without a config, which must come with them")
+            raise invalid("files are sent without a config, which must be sent with them")
         if folder is not None:
             await asyncio.to_thread(self._refuse_uploaded, model)
         path = await in_thread_to_end(self._add_files, model, files)
@@ -82,11 +86,11 @@ class VersionSources:
             raise
 
     def _add_files(self, model: str, files: Mapping[str, bytes]) -> Path:
-        """Write the files into the repository, and return their folder."""
+        """Write the files into the repository, and return the folder that holds them."""
         if sum(map(len, files.values())) > self._bytes_max:
             raise Failure(Code.TOO_LARGE, f"the files have more than {self._bytes_max} bytes")
         if len(files) > FILES_MAX:
-            raise invalid(f"more than {FILES_MAX} files are given")
+            raise invalid(f"more than {FILES_MAX} files are sent")
         with self._repository.open_staging() as staging, storage_errors(staging.path):
             for path, content in files.items():
                 target = staging.path / plain_path(path, "file")
@@ -98,10 +102,10 @@ class VersionSources:
             return self._repository.staged.add_files(model, staging)
 
     def _from_uploads(self, model: str, config: ParsedConfig | None) -> VersionSource:
-        """Return versions as they were uploaded; with a configuration, those that it selects, served as it says."""
+        """Return the versions as they were uploaded; with a configuration, those that it selects, configured by it."""
         staged = self._repository.staged
-        known = {version: staged.original(model, version) for version in self._repository.versions(model)}
-        uploaded = {version: manifest for version, manifest in known.items() if manifest is not None}
+        originals = {version: staged.original(model, version) for version in self._repository.versions(model)}
+        uploaded = {version: manifest for version, manifest in originals.items() if manifest is not None}
         if not uploaded:
             raise Failure(Code.NOT_FOUND, "")
         if config is None:
@@ -125,5 +129,5 @@ class VersionSources:
         if endpoint is not None and endpoint.source is None and self._repository.versions(model):
             raise Failure(
                 Code.INVALID,
-                f"a model of this name was uploaded, and goes on: delete it (millstream rm {model}) to serve this one",
+                f"an uploaded model has this name: delete it (millstream rm {model}) to serve this one",
             )

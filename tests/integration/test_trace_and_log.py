@@ -212,7 +212,7 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
         ({"log_file": "x"}, 501, "log file location can not be updated through network protocol"),
         ({"log_format": "xml"}, 400, "invalid argument for --log_format, got: xml"),
         ({"log_info": "yes"}, 400, "log setting 'log_info' must be true or false"),
-        ({"log_verbose_level": -1}, 400, "must be a whole number from 0 on"),
+        ({"log_verbose_level": -1}, 400, "must be an integer, at least 0"),
         ({"log_warnings": True}, 400, "unknown log setting 'log_warnings'"),
     ):
         reply = stack.http.post("/v2/logging", json=values)

@@ -404,7 +404,7 @@ def test_names_that_are_taken(stack: Stack, client: Any, repository: Path, tmp_p
 
     stack.push("both", tmp_path / "m.onnx")
     times(repository / "both" / "1" / "model.onnx", 21)
-    assert "a model of this name was uploaded, and goes on: delete it" in refusal(client.load_model, "both")
+    assert "an uploaded model has this name: delete it" in refusal(client.load_model, "both")
     assert scaled(client, "both") == 1
     assert stack.http.delete("/admin/v1/models/both").status_code == 204
     client.load_model("both")
