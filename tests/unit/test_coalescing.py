@@ -130,7 +130,7 @@ def test_pressure_is_the_share_of_a_core() -> None:
     pressure.full(0.0)
     assert STEP_S < MEASURE_S_MIN
     for share, full in ((BUSY_SHARE / 2, False), (BUSY_SHARE * 1.1, True), (BUSY_SHARE * 1.9, True), (0.0, False)):
-        began = pressure._at
+        began = pressure._used_at
         spent += share * MEASURE_S_MIN
         assert pressure.full(began + MEASURE_S_MIN) is full
         assert pressure.full(began + MEASURE_S_MIN * 1.5) is full  # not looked at again

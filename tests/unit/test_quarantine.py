@@ -73,7 +73,7 @@ def test_gateways_learn_from_each_other(quarantine):
     tally = MetricsRegistry(None, "another gateway")
     other = Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"))
     quarantine.publish = other.learn
-    other.tell = quarantine.learn
+    other.publish = quarantine.learn
     quarantine.add("m:1", request(b"1234"), DIED)
     assert refused(other, "m:1", request(b"1234"))
     assert not refused(other, "m:1", request(b"5678"))
