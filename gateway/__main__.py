@@ -44,7 +44,7 @@ from millstream.gateway.scheduling.router import Router
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.loader import RepositoryLoader
 from millstream.gateway.triton.log import SharedLogSettings
-from millstream.gateway.triton.metrics import Page
+from millstream.gateway.triton.metrics import TritonMetricsPage
 from millstream.gateway.triton.model_config import VersionConfigurations
 from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
@@ -157,7 +157,7 @@ class Gateway:
     def deps(self) -> Deps:
         """Return what routes and the gRPC server need."""
         metrics_page = GatewayMetricsPage(
-            self.registry, Page(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
+            self.registry, TritonMetricsPage(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
         )
         caller = Caller(self.router.find, self.settings.request_timeout_s_max)
         json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)

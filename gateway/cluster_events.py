@@ -1,4 +1,4 @@
-"""Handles what gateways and supervisors tell all gateways: a worker died, a request is in quarantine.
+"""cluster_events: handles events that are published to all gateways: a worker died, a request is in quarantine.
 
 supervisor: "died" ─> on_death ─> reclaim at once        this gateway: publish_quarantined ─> "poison" ─> on_quarantined
 """
@@ -18,7 +18,7 @@ from millstream.services.wire.worker_id import pool_of
 
 
 class ClusterEvents:
-    """`handlers`: what takes the text of an event, by the event's name."""
+    """Handles the events of one gateway. `handlers`: the handler of an event's text, by the event's name."""
 
     def __init__(self, producer: Producer, quarantine: Quarantine, cluster_state: ClusterState) -> None:
         self._producer = producer

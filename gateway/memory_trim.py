@@ -1,4 +1,4 @@
-"""Loop that shows the memory held for clients, and returns freed memory to the system after a burst."""
+"""memory_trim: loop that shows the memory held for clients, and returns freed memory to the system after a burst."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
 
 log = logging.getLogger("millstream.memory")
 
-LOOK_S = 0.25
-QUIET_BYTES_MAX = 1 << 20  # in flight, being received or unread; below that the gateway is quiet
+CHECK_S = 0.25  # period of the checks
+QUIET_BYTES_MAX = 1 << 20  # the gateway is quiet below this many bytes in flight, being received or unread
 
 
 class MemoryTrim:
-    """Await `run` in the gateway's event loop."""
+    """Trims the memory of one gateway. Await `run` in the gateway's event loop."""
 
     def __init__(
         self, admission: Admission, receive_budget: ReceiveBudget, reply_budget: ReplyBudget, registry: MetricsRegistry
@@ -31,10 +31,10 @@ class MemoryTrim:
         self._unread = registry.gauge(catalogue.UNREAD_BYTES)
 
     async def run(self) -> None:
-        """Check every LOOK_S until cancelled."""
+        """Check every CHECK_S until cancelled."""
         policy = IdleTrim(resident_bytes())
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             self._receiving.set(self._receive_budget.bytes)
             self._unread.set(self._reply_budget.bytes)
             client_bytes = self._admission.bytes + self._receive_budget.bytes + self._reply_budget.bytes

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from millstream.gateway.scheduling.lane import Lane
-from millstream.gateway.triton.metrics import Page
+from millstream.gateway.triton.metrics import TritonMetricsPage
 from millstream.services.errors import Failure
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.page import GaugeSample, MetricsPage
@@ -15,11 +15,11 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.queue.cluster_state import ClusterState
 
 STREAMS_AT_ONCE = 100  # streams whose depths one call reads: between calls the event loop serves requests
-DEPTHS_S_MAX = 1.0  # for reading all depths; after that the page shows those that were read
+DEPTHS_S_MAX = 1.0  # time for reading all depths; then the page shows the depths that were read
 
 
 class GatewayMetricsPage:
-    """One page at a time is rendered.
+    """Renders the metrics page of one gateway, one page at a time.
 
     Args:
         registry: the series of all processes on this machine.
@@ -31,7 +31,7 @@ class GatewayMetricsPage:
     def __init__(
         self,
         registry: MetricsRegistry,
-        triton_page: Page,
+        triton_page: TritonMetricsPage,
         cluster_state: ClusterState,
         lanes: Callable[[], list[Lane]],
     ) -> None:

@@ -33,7 +33,7 @@ _DURATIONS: tuple[tuple[str, str, tuple[Field, ...]], ...] = (
 )
 
 
-class Page:
+class TritonMetricsPage:
     """Writes Triton's metrics. It keeps the CPU times of the last page, because utilisation is measured between pages.
 
     Args:

@@ -234,13 +234,13 @@ def test_inputs_in_shared_memory_have_no_raw_entry():
     in_region(built.inputs[0], 8, 4)
     call = pair.decode(built)
     assert [bytes(tensor.data) for tensor in call.inputs] == [bytes(range(4, 12)), RAW]
-    assert call.held_bytes == 8
+    assert call.shared_memory_bytes == 8
     built.raw_input_contents.append(RAW)
     assert "expected 1 entries in raw_input_contents but got 2" in refused(pair, built)
     del built.raw_input_contents[:]
     assert "unable to find data for input tensor 'b'" in refused(pair, built)
     in_region(built.inputs[1], 8)
-    assert pair.decode(built).held_bytes == 16
+    assert pair.decode(built).shared_memory_bytes == 16
     built.inputs[1].contents.fp32_contents.append(1)
     assert "unexpected 'contents'" in refused(pair, built)
 

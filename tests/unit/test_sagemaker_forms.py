@@ -13,7 +13,7 @@ from botocore.eventstream import EventStreamBuffer
 from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.protocols.sagemaker import binary
 from millstream.gateway.protocols.sagemaker.event_stream import PAYLOAD_BYTES_MAX, payload_parts
-from millstream.gateway.protocols.sagemaker.forms import chosen, is_v2
+from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -155,7 +155,7 @@ def test_forms_of_the_reply() -> None:
     ],
 )
 def test_accept(accept: str | None, form: str | None) -> None:
-    assert chosen(accept) == form
+    assert accepted_form(accept) == form
 
 
 def test_which_json_is_v2() -> None:

@@ -1,4 +1,4 @@
-"""Who may change settings over gRPC, as in the admin API: holders of the key; without a key, callers on this machine.
+"""auth: decides who may change settings over gRPC: holders of the admin key; without a key, callers on this machine.
 
 Browsers cannot speak gRPC, so no web page of another origin can call. A proxy that adds no forwarding header cannot be
 distinguished from a local client: docs/protocols.md tells operators to set a key behind such a proxy.
@@ -20,9 +20,9 @@ _BEARER = "bearer "
 
 
 async def check(settings: Settings, context: Any) -> None:
-    """Return if the caller may use the admin API. Raises Failure(UNAUTHENTICATED).
+    """Check that the caller may use the admin API. Raises Failure(UNAUTHENTICATED).
 
-    Ends the call with PERMISSION_DENIED where no key is set and the caller is not local.
+    Ends the call with PERMISSION_DENIED if no key is set and the caller is not local.
     """
     if settings.admin_key is None:
         if not _is_local(context.peer()):
@@ -36,12 +36,12 @@ async def check(settings: Settings, context: Any) -> None:
                 f"the call came through a proxy (metadata '{name}'): set MILLSTREAM_ADMIN_KEY to use it through one",
             )
         return
-    given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
-    if given[: len(_BEARER)].lower() != _BEARER:
+    authorization = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
+    if authorization[: len(_BEARER)].lower() != _BEARER:
         raise Failure(Code.UNAUTHENTICATED, "send the admin key: metadata 'authorization: Bearer KEY'")
-    # As bytes, since compare_digest does not take text that is not ASCII.
+    # As bytes: compare_digest accepts no text that is not ASCII.
     key = settings.admin_key.get_secret_value().encode()
-    if not secrets.compare_digest(given[len(_BEARER) :].strip().encode(), key):
+    if not secrets.compare_digest(authorization[len(_BEARER) :].strip().encode(), key):
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
 
 

@@ -1,7 +1,7 @@
-"""Decodes a ModelInferRequest into inputs and options that fit the version's signature. Pure.
+"""decode: a ModelInferRequest -> inputs and options that fit the version's signature. Pure.
 
 Source: Open Inference Protocol v2, gRPC; Triton's raw_input_contents: one entry for each input that is not in shared
-memory, in their order; no input has contents of its own then.
+memory, in their order. Then no input may have typed contents.
 """
 
 from __future__ import annotations
@@ -21,27 +21,23 @@ from millstream.services.errors import invalid
 
 
 class GrpcCall(NamedTuple):
-    """A decoded request.
-
-    `outputs`: indices in the signature, as requested; None: all. `output_options`: by index of the output, where not
-    its plain tensor is wanted. `held_bytes`: of inputs that were not in the message.
-    """
+    """A decoded request."""
 
     inputs: list[InputTensor]
     rows: int
     options: RequestOptions
-    outputs: tuple[int, ...] | None
+    outputs: tuple[int, ...] | None  # requested outputs, as indices in the signature; None: all
     id: str = ""
-    output_options: dict[int, OutputOption] | None = None
-    held_bytes: int = 0
+    output_options: dict[int, OutputOption] | None = None  # by index, for outputs that are not sent as plain tensors
+    shared_memory_bytes: int = 0  # size of the inputs that were in shared memory
 
 
 class GrpcDecoder:
     """Decodes the requests of one version.
 
     Args:
-        plans: of the version's inputs.
-        extensions: of the version.
+        plans: plans of the version's inputs.
+        extensions: the version's extensions for tensors.
     """
 
     def __init__(self, plans: InputPlans, extensions: Extensions) -> None:
@@ -51,28 +47,28 @@ class GrpcDecoder:
         self._outputs = {spec.name: index for index, spec in enumerate(plans.signature.outputs)}
 
     def decode(self, request: Any) -> GrpcCall:
-        """Decode a ModelInferRequest.
+        """Return a ModelInferRequest in decoded form.
 
         Raises Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
         """
-        inputs, rows, held_bytes = self._inputs(request)
+        inputs, rows, shared_memory_bytes = self._inputs(request)
         options = read_request_options(request.parameters) if request.parameters else DEFAULT_OPTIONS
         output_options: dict[int, OutputOption] = {}
         outputs = self._requested_outputs(request.outputs, output_options) if request.outputs else None
         if len(request.id) > ID_CHARACTERS_MAX:
             raise invalid(f"the request's 'id' is longer than {ID_CHARACTERS_MAX} characters")
-        return GrpcCall(inputs, rows, options, outputs, request.id, output_options or None, held_bytes)
+        return GrpcCall(inputs, rows, options, outputs, request.id, output_options or None, shared_memory_bytes)
 
     def _inputs(self, request: Any) -> tuple[list[InputTensor], int, int]:
-        """Return the inputs, their rows, and how many bytes of them were in shared memory."""
+        """Return the inputs, their rows, and the bytes of those in shared memory."""
         plans = self._plans
         raws = request.raw_input_contents
-        found: list[InputTensor | None] = [None] * len(plans)
+        tensors: list[InputTensor | None] = [None] * len(plans)
         rows = -1
-        at = held = 0
+        at = shared_bytes = 0
         for item in request.inputs:
             plan = plans.named(item.name)
-            if found[plan.index] is not None:
+            if tensors[plan.index] is not None:
                 raise plans.duplicate(plan)
             extent = plan.fit(item.datatype, tuple(item.shape))
             if rows != extent.rows:
@@ -83,16 +79,16 @@ class GrpcDecoder:
             if span is not None:
                 if item.HasField("contents") and item.contents.ByteSize():
                     raise invalid(f"unexpected 'contents' for an input in shared memory{plan.where}")
-                tensor = found[plan.index] = self._extensions.read(plan, extent, span)
-                held += tensor.size_bytes
+                tensor = tensors[plan.index] = self._extensions.read(plan, extent, span)
+                shared_bytes += tensor.size_bytes
             elif raws:
-                found[plan.index] = self._raw(plan, extent, item, raws, at)
+                tensors[plan.index] = self._raw(plan, extent, item, raws, at)
                 at += 1
             else:
-                found[plan.index] = tensor_of(plan, extent, item.contents)
+                tensors[plan.index] = tensor_of(plan, extent, item.contents)
         if at != len(raws):
             raise invalid(f"expected {at} entries in raw_input_contents but got {len(raws)} for model '{self._model}'")
-        return plans.complete(found), rows if rows >= 0 else 1, held
+        return plans.complete(tensors), rows if rows >= 0 else 1, shared_bytes
 
     def _raw(self, plan: InputPlan, extent: Extent, item: Any, raws: Any, at: int) -> InputTensor:
         if item.HasField("contents") and item.contents.ByteSize():

@@ -1,8 +1,8 @@
-"""Encodes a reply as the bytes of a ModelInferResponse, with raw_output_contents whatever form the request had.
+"""encode: a reply -> the bytes of a ModelInferResponse, with raw_output_contents whatever the form of the request.
 
-head: model, version, outputs with their shapes │ id? │ parameters? │ raw of each output, after its tag and length
+head: model, version, outputs with their shapes │ id? │ parameters? │ per output: tag, length, raw bytes
 
-The head depends on shapes only and is remembered by shape. Fields of a message may come in any order.
+The head depends only on shapes, and is cached by shape. Fields of a message may come in any order.
 Source: Protocol Buffers, "Encoding"; Triton's inference.proto for the field numbers.
 """
 
@@ -17,19 +17,19 @@ from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import OutputTensor, Reply, raw_bytes
 from millstream.services.model.signature import Signature
 
-_HEADS_MAX = 256
+_HEADS_MAX = 256  # cached heads; a full cache is emptied
 _NOTHING = np.empty(0, np.uint8)
 _ID, _RAW = b"\x1a", b"\x32"  # tags of fields 3 and 6, both with a length
 _INFER_RESPONSE = b"\x12"  # field 2 of ModelStreamInferResponse
 
 _FINAL = pb.ModelInferResponse()
 _FINAL.parameters["triton_final_response"].bool_param = True
-#: Parameter of a reply in a stream: the last one to its request.
+#: parameter that marks a reply in a stream as the last reply to its request
 FINAL: bytes = _FINAL.SerializeToString()
 
 
 def varint(number: int) -> bytes:
-    """Encode a length as protobuf does."""
+    """Return a length as a protobuf varint."""
     if number < 0x80:
         return bytes((number,))
     octets = bytearray()
@@ -41,7 +41,7 @@ def varint(number: int) -> bytes:
 
 
 def stream_response(response: bytes) -> bytes:
-    """Wrap a ModelInferResponse as a ModelStreamInferResponse."""
+    """Return a ModelStreamInferResponse that holds `response`, a ModelInferResponse."""
     return b"".join((_INFER_RESPONSE, varint(len(response)), response))
 
 
@@ -64,21 +64,21 @@ class GrpcEncoder:
         extra: bytes = b"",
         output_options: dict[int, OutputOption] | None = None,
     ) -> bytes:
-        """Encode a response. Raises Failure(INVALID) where an output does not fit its shared memory.
+        """Return an encoded response. Raises Failure(INVALID) if an output does not fit into its shared memory.
 
         Args:
             requested: indices of outputs in the signature; None: all.
-            request_id: "" where the request has none.
+            request_id: "": the request has none.
             reply: all outputs of the version.
             extra: more fields of the response, in wire form.
-            output_options: by index of the output, where not its plain tensor is wanted.
+            output_options: by index, for outputs that are not sent as plain tensors.
         """
         if output_options is not None:
             reply = [self._with_option(index, output, output_options.get(index)) for index, output in enumerate(reply)]
-        wanted = self._all if requested is None else requested
-        outputs = [reply[index] for index in wanted]
+        indices = self._all if requested is None else requested
+        outputs = [reply[index] for index in indices]
         key = (requested, *[output.shape for output in outputs], *(() if output_options is None else output_options))
-        head = self._heads.get(key) or self._head(key, wanted, outputs)
+        head = self._heads.get(key) or self._head(key, indices, outputs)
         pieces: list[bytes | memoryview] = [head]
         if request_id:
             name = request_id.encode()
@@ -100,9 +100,9 @@ class GrpcEncoder:
         option.target.write(raw_bytes(output), self._signature.outputs[index].name)
         return output._replace(array=_NOTHING)
 
-    def _head(self, key: tuple[Any, ...], wanted: tuple[int, ...], outputs: list[OutputTensor]) -> bytes:
+    def _head(self, key: tuple[Any, ...], indices: tuple[int, ...], outputs: list[OutputTensor]) -> bytes:
         message = pb.ModelInferResponse(model_name=self._model, model_version=self._version)
-        for index, output in zip(wanted, outputs, strict=True):
+        for index, output in zip(indices, outputs, strict=True):
             name = self._signature.outputs[index].name
             message.outputs.add(name=name, datatype=output.datatype, shape=output.shape)
         if len(self._heads) >= _HEADS_MAX:

@@ -1,4 +1,4 @@
-"""Envelopes: all of a message but the bytes of its tensors, remembered so that it is parsed only once. Pure.
+"""envelopes: caches messages without the bytes of their tensors (envelopes), so that each is parsed only once. Pure.
 
 head (model, version, inputs, outputs) │ tag, length │ raw bytes │ tag, length │ raw bytes …
 """
@@ -17,8 +17,8 @@ from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
-_KEY_BYTES = 16  # mostly the model's name; a shorter head is never remembered
-_KNOWN_MAX = 256
+_KEY_BYTES = 16  # mostly the model's name; a shorter head is never cached
+_ENVELOPES_MAX = 256  # a full cache is emptied
 _HEAD_BYTES_MAX = 4096
 # From this size on, making a view is faster than making a copy.
 _VIEW_BYTES_MIN = 16384
@@ -27,26 +27,26 @@ _new = tuple.__new__
 
 
 class Envelope(NamedTuple):
-    """`marks`: (position, bytes that must be there). `places`: shape, start, end of inputs in the signature's order."""
+    """A message without the bytes of its tensors."""
 
     plans: InputPlans
     model: str
     version: str
-    marks: list[tuple[int, bytes]]
-    places: list[tuple[tuple[int, ...], int, int]]
+    marks: list[tuple[int, bytes]]  # (position, bytes that a message must have there)
+    slices: list[tuple[tuple[int, ...], int, int]]  # (shape, start, end) of each input in the signature's order
     rows: int
     outputs: tuple[int, ...] | None
 
 
 class Envelopes:
-    """The envelopes seen last, bounded in number and size."""
+    """A cache of envelopes, bounded in number and size."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], Envelope] = {}
+        self._cache: dict[tuple[int, bytes], Envelope] = {}
 
     def find(self, body: bytes) -> Envelope | None:
-        """Return the envelope of a message, if it is known."""
-        envelope = self._known.get((len(body), body[:_KEY_BYTES]))
+        """Return the cached envelope of a message; None if there is none."""
+        envelope = self._cache.get((len(body), body[:_KEY_BYTES]))
         if envelope is None:
             return None
         for at, mark in envelope.marks:
@@ -55,7 +55,7 @@ class Envelopes:
         return envelope
 
     def learn(self, body: bytes, request: Any, plans: InputPlans, call: GrpcCall) -> None:
-        """Remember the envelope of a message that was decoded in full, if requests with it differ in tensors only."""
+        """Cache the envelope of a decoded message, if all messages with it differ only in their tensors."""
         raws = request.raw_input_contents
         if (
             call.id
@@ -71,27 +71,27 @@ class Envelopes:
         if not _KEY_BYTES <= len(head) <= _HEAD_BYTES_MAX or not _is_head(head):
             return
         at = len(head)
-        placed = [(0, head)]
-        places: dict[int, tuple[tuple[int, ...], int, int]] = {}
+        marked = [(0, head)]
+        slices: dict[int, tuple[tuple[int, ...], int, int]] = {}
         for item, mark, raw in zip(request.inputs, marks, raws, strict=True):
             if not body.startswith(mark, at):
                 return
-            placed.append((at, mark))
+            marked.append((at, mark))
             at += len(mark) + len(raw)
             index = plans.by_name[item.name].index
-            places[index] = (call.inputs[index].shape, at - len(raw), at)
-        if len(self._known) >= _KNOWN_MAX:
-            self._known.clear()
-        ordered = [places[index] for index in sorted(places)]
-        self._known[len(body), body[:_KEY_BYTES]] = Envelope(
-            plans, request.model_name, request.model_version, placed, ordered, call.rows, call.outputs
+            slices[index] = (call.inputs[index].shape, at - len(raw), at)
+        if len(self._cache) >= _ENVELOPES_MAX:
+            self._cache.clear()
+        ordered = [slices[index] for index in sorted(slices)]
+        self._cache[len(body), body[:_KEY_BYTES]] = Envelope(
+            plans, request.model_name, request.model_version, marked, ordered, call.rows, call.outputs
         )
 
 
 def inputs_of(body: bytes, envelope: Envelope) -> list[InputTensor]:
     """Return the tensors in a message with this envelope."""
     data = body if len(body) < _VIEW_BYTES_MIN else memoryview(body)
-    return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.places]
+    return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.slices]
 
 
 def _is_head(head: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The methods of the gRPC services, and the handler of each."""
+"""handlers: maps the methods of the gRPC services to their handlers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.protocols.grpc.health import Health
 from millstream.gateway.protocols.grpc.infer import InferCalls
-from millstream.gateway.protocols.grpc.messages import Messages, answer_alike, parse
+from millstream.gateway.protocols.grpc.messages import Messages, parse, set_compression
 from millstream.gateway.protocols.grpc.metadata import MetadataCalls
 from millstream.gateway.protocols.grpc.repository import RepositoryCalls
 from millstream.gateway.protocols.grpc.shared_memory import SharedMemoryCalls
@@ -29,14 +29,14 @@ _Handler = Callable[[Any, Any], Awaitable[bytes]]
 
 
 class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """For grpc.aio.Server.add_generic_rpc_handlers. Handlers take and return messages as bytes.
+    """Finds the handler of a method, for grpc.aio.Server.add_generic_rpc_handlers. Handlers take and return bytes.
 
-    All methods are registered as taking streams: then the handler decides when to read. On the wire a unary call is a
-    stream of one message. `calls` counts all calls.
+    All methods are registered as stream methods, so that the handler decides when to read. On the wire a unary call is
+    a stream of one message. `calls` counts all calls.
 
     Args:
-        deps: of the gateway.
-        drain: of the gateway.
+        deps: the parts of the gateway.
+        drain: tells whether the gateway is draining.
         messages: reads requests and sends replies.
     """
 
@@ -52,25 +52,25 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._handlers[f"/grpc.health.v1.Health/{name}"] = handler
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a call; the library calls this for each call."""
+        """Return the handler of a call. The library calls this for each call."""
         self.calls += 1
         return self._handlers.get(handler_call_details.method)
 
 
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
-    describe = MetadataCalls(deps, drain)
-    about = StatisticsCalls(deps.statistics, deps.configurations)
+    metadata = MetadataCalls(deps, drain)
+    statistics = StatisticsCalls(deps.statistics, deps.configurations)
     repository = RepositoryCalls(deps.settings, deps.control)
     memory = SharedMemoryCalls(deps.settings, deps.client_memory)
-    instruments = TraceAndLogCalls(deps.settings, deps.traces, deps.logs)
+    trace_and_log = TraceAndLogCalls(deps.settings, deps.traces, deps.logs)
     return {
-        "ServerLive": describe.server_live,
-        "ServerReady": describe.server_ready,
-        "ServerMetadata": describe.server_metadata,
-        "ModelReady": describe.model_ready,
-        "ModelMetadata": describe.model_metadata,
-        "ModelConfig": about.model_config,
-        "ModelStatistics": about.model_statistics,
+        "ServerLive": metadata.server_live,
+        "ServerReady": metadata.server_ready,
+        "ServerMetadata": metadata.server_metadata,
+        "ModelReady": metadata.model_ready,
+        "ModelMetadata": metadata.model_metadata,
+        "ModelConfig": statistics.model_config,
+        "ModelStatistics": statistics.model_statistics,
         "RepositoryIndex": repository.index,
         "RepositoryModelLoad": repository.load,
         "RepositoryModelUnload": repository.unload,
@@ -80,8 +80,8 @@ def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:
         "CudaSharedMemoryStatus": memory.cuda_status,
         "CudaSharedMemoryRegister": memory.cuda_register,
         "CudaSharedMemoryUnregister": memory.cuda_unregister,
-        "TraceSetting": instruments.trace_setting,
-        "LogSettings": instruments.log_settings,
+        "TraceSetting": trace_and_log.trace_setting,
+        "LogSettings": trace_and_log.log_settings,
     }
 
 
@@ -110,7 +110,7 @@ def _unary(name: str, call: _Call, messages: Messages) -> Any:
 
 
 def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:
-    """Return `call` as a handler of bytes; a failure becomes the status of its code."""
+    """Return a handler that takes and returns bytes for `call`. It turns a Failure into the status of its code."""
 
     async def handle(_: Any, context: Any) -> bytes:
         messages.call(context)
@@ -123,9 +123,9 @@ def _handler(name: str, kind: Any, call: _Call, messages: Messages) -> _Handler:
             raise
         except Exception as error:
             await messages.refuse(context, internal_failure(f"a {name} call", error))
-        written: bytes = response.SerializeToString()
-        await answer_alike(body, context, len(written))
-        messages.ending(context, len(written))
-        return written
+        encoded: bytes = response.SerializeToString()
+        await set_compression(body, context, len(encoded))
+        messages.ending(context, len(encoded))
+        return encoded
 
     return handle

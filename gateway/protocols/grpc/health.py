@@ -1,4 +1,4 @@
-"""grpc.health.v1.Health, for probes and load balancers: SERVING only while this gateway answers requests.
+"""health: grpc.health.v1.Health for probes and load balancers, SERVING only while this gateway answers requests.
 
 Source: gRPC Health Checking Protocol.
 """
@@ -23,13 +23,13 @@ class Health:
     """The health service.
 
     Args:
-        ready: whether requests would be answered.
-        leaving: whether this gateway is draining.
+        ready: returns whether requests would be answered.
+        draining: returns whether this gateway is draining.
     """
 
-    def __init__(self, ready: Callable[[], bool], leaving: Callable[[], bool]) -> None:
+    def __init__(self, ready: Callable[[], bool], draining: Callable[[], bool]) -> None:
         self._ready = ready
-        self._leaving = leaving
+        self._draining = draining
 
     def _status(self, service: str) -> int:
         if service not in SERVICES:
@@ -43,13 +43,13 @@ class Health:
 
     async def watch(self, request: Any, _: Any) -> AsyncIterator[Any]:
         """Yield the status now and after each change. Ends when this gateway drains: the client connects to another."""
-        said = None
+        reported = None
         while True:
-            leaving = self._leaving()
+            draining = self._draining()
             status = self._status(request.service)
-            if status != said:
-                said = status
+            if status != reported:
+                reported = status
                 yield _Status(status=status)
-            if leaving:
+            if draining:
                 return
             await asyncio.sleep(WATCH_POLL_S)

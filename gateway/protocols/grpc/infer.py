@@ -1,6 +1,6 @@
-"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. Caller and lanes hold all policy.
+"""infer: bytes of a ModelInferRequest in, bytes of its ModelInferResponse out. All policy is in Caller and the lanes.
 
-envelope known? ─> find ─> (decode) ─> Caller.call ……… encode
+envelope cached? ─> find ─> (decode) ─> Caller.call ……… encode
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
 from millstream.gateway.protocols.grpc.encode import GrpcEncoder
 from millstream.gateway.protocols.grpc.envelopes import Envelopes, inputs_of
-from millstream.gateway.protocols.grpc.messages import PACKED, Messages, answer_alike, parse_infer
+from millstream.gateway.protocols.grpc.messages import PACKED, Messages, parse_infer, set_compression
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
@@ -54,7 +54,7 @@ class InferCalls:
             await messages.refuse(context, failure)
         except Exception as error:
             await messages.refuse(context, internal_failure("a ModelInfer call", error))
-        await answer_alike(body, context, len(reply))
+        await set_compression(body, context, len(reply))
         messages.ending(context, len(reply))
         return reply
 
@@ -62,9 +62,9 @@ class InferCalls:
         """Return the reply to one request. Raises Failure.
 
         Args:
-            body: the request.
-            remaining_s: until the deadline of its call; None: it has none.
-            permit: holds the reply in the reply budget.
+            body: the encoded request.
+            remaining_s: seconds until the deadline of the call; None: it has no deadline.
+            permit: counts the reply in the reply budget.
             extra: as in GrpcEncoder.encode.
         """
         envelope = self._envelopes.find(body)
@@ -100,14 +100,14 @@ class InferCalls:
         permit: ReplyPermit,
         extra: bytes,
     ) -> Coroutine[Any, Any, bytes]:
-        inputs, rows, options, outputs, request_id, output_options, held_bytes = call
+        inputs, rows, options, outputs, request_id, output_options, shared_memory_bytes = call
         if remaining_s is not None:
             timeout_s = route.timeout_s if options.timeout_s is None else options.timeout_s
             options = RequestOptions(min(timeout_s, remaining_s), options.priority)
         read = partial(
             self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, output_options=output_options
         )
-        return self._caller.call(route, inputs, rows, size_bytes + held_bytes, read, options, permit)
+        return self._caller.call(route, inputs, rows, size_bytes + shared_memory_bytes, read, options, permit)
 
     def _new_codec(self, route: ModelRoute) -> _Codec:
         manifest = route.lane.manifest
@@ -117,12 +117,13 @@ class InferCalls:
 
 
 def find(caller: Caller, model: str, version: str) -> ModelRoute:
-    """Find the version that a request names ("": none). Raises Failure: NOT_FOUND, INVALID where it is not a number."""
+    """Return the route of a model and version ("": none). Raises Failure: NOT_FOUND, INVALID (not a number)."""
     check_version(version)
     return caller.find(model, version or None)
 
 
 def check_version(version: str) -> None:
+    """Raise Failure(INVALID) unless `version` is a number or ""."""
     if version and not (version.isascii() and version.isdigit()):
         raise invalid(
             f"failed to get model version from specified version string '{excerpt(version)}': "

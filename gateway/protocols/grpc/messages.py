@@ -1,7 +1,7 @@
-"""Turns the bytes of a call into its protobuf message. Messages are decompressed here, not by the gRPC library.
+"""messages: turns the bytes of a call into its protobuf message, and sends replies.
 
-Decompression here runs in a thread and stops at the limit, and tells whether the client compresses: then its replies
-are compressed, too.
+Messages are decompressed here, not by the gRPC library: here decompression runs in a thread and stops at the limit.
+Replies to a client that compresses are compressed, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from millstream.gateway.protocols.http.compression import choose_encoding, decom
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
-#: The first byte of a gzip stream and of a zlib stream. As the first byte of a message they would be a wire type that
-#: does not exist, and a field 15, which no message of these services has.
+#: first byte of a gzip stream and of a zlib stream. No message begins with them: they would be a wire type that does
+#: not exist, and a field 15, which no message of these services has
 GZIP, ZLIB = 0x1F, 0x78
 PACKED = (GZIP, ZLIB)
 
@@ -36,7 +36,7 @@ M = TypeVar("M", bound=Message)
 
 
 async def unpack(body: bytes, bytes_max: int) -> bytes:
-    """Decompress a message whose first byte says that it is compressed. Raises Failure(INVALID, TOO_LARGE)."""
+    """Return a decompressed message; its first byte tells the encoding. Raises Failure: INVALID, TOO_LARGE."""
     encoding = b"gzip" if body[0] == GZIP else b"deflate"
     try:
         return await asyncio.to_thread(decompress, body, encoding, bytes_max)
@@ -48,11 +48,11 @@ class Messages:
     """Reads the messages of calls and sends replies, within the budgets for both.
 
     Args:
-        receive_budget: of the gateway.
-        reply_budget: of the gateway.
+        receive_budget: the gateway's receive budget.
+        reply_budget: the gateway's reply budget.
         receiver: reads messages.
-        watch: resets connections that take no replies.
-        bytes_max: of a message, decompressed.
+        stalled_replies: resets connections that take no replies.
+        bytes_max: limit on a decompressed message.
     """
 
     def __init__(
@@ -60,58 +60,58 @@ class Messages:
         receive_budget: ReceiveBudget,
         reply_budget: ReplyBudget,
         receiver: Receiver,
-        watch: StalledReplies,
+        stalled_replies: StalledReplies,
         bytes_max: int,
     ) -> None:
         self._reply_budget = reply_budget
-        self.read = receiver.message  # of a unary call
-        self.next = receiver.next  # of a stream
+        self.read = receiver.message  # reads the message of a unary call
+        self.next = receiver.next  # reads the next message of a stream
         self._receive_budget = receive_budget
-        self._watch = watch
+        self._stalled_replies = stalled_replies
         self._bytes_max = bytes_max
 
     def call(self, context: Any) -> ReplyPermit:
-        """Call when a call begins. Returns the permit that holds its reply until the transport has it."""
+        """Return the permit that counts a call's reply until the transport has it. Call it when a call begins."""
         permit = self.permit()
 
         def over(_: Any) -> None:
-            self._watch.end(context)
+            self._stalled_replies.end(context)
             permit.release()
 
         context.add_done_callback(over)
         return permit
 
     def permit(self) -> ReplyPermit:
-        """Return the permit of one reply of a stream. The caller of this gives it back."""
+        """Return a permit for one reply of a stream. The caller releases it."""
         return ReplyPermit(self._reply_budget)
 
     async def plain(self, body: bytes) -> bytes:
-        """Return a message, decompressed if it is compressed. Raises Failure(INVALID, TOO_LARGE, UNAVAILABLE)."""
+        """Return a message without compression. Raises Failure: INVALID, TOO_LARGE, UNAVAILABLE."""
         if not body or body[0] not in PACKED:
             return body
-        with self._receive_budget.reserve() as held:
-            held.grow(len(body))  # its content is bounded by the number of threads
+        with self._receive_budget.reserve() as reservation:
+            reservation.grow(len(body))  # decompressed messages are bounded by the number of threads
             return await unpack(body, self._bytes_max)
 
     def ending(self, context: Any, size_bytes: int = 0) -> None:
-        """Call before a handler returns a reply of this size, which the library sends with the status."""
-        self._watch.begin(context, size_bytes)
+        """Start the check that the client takes the reply. Call it before a handler returns a reply of this size."""
+        self._stalled_replies.begin(context, size_bytes)
 
     async def write(self, context: Any, reply: bytes) -> None:
-        """Send a reply of a stream; return when the transport has it."""
-        self._watch.begin(context, len(reply))
+        """Send a reply of a stream. Returns when the transport has it."""
+        self._stalled_replies.begin(context, len(reply))
         await context.write(reply)
-        self._watch.end(context)
+        self._stalled_replies.end(context)
 
     async def refuse(self, context: Any, failure: Failure) -> NoReturn:
         """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
-        self._watch.begin(context, 0)
+        self._stalled_replies.begin(context, 0)
         await refuse(context, failure)
 
 
 async def parse_infer(body: bytes) -> Any:
-    """Parse a ModelInferRequest. Raises Failure: INVALID; TOO_LARGE for millions of small fields."""
-    # The parser holds the interpreter's lock, so what it gets is bounded. Counting fields releases the lock at times.
+    """Return a parsed ModelInferRequest. Raises Failure: INVALID; TOO_LARGE for millions of small fields."""
+    # The parser holds the interpreter's lock, so its input is bounded. Counting fields releases the lock at times.
     if (
         len(body) > parse_cost.UNCOUNTED_BYTES_MAX
         and not parse_cost.within(body, parse_cost.COUNTED_INLINE_MAX)
@@ -122,7 +122,7 @@ async def parse_infer(body: bytes) -> Any:
 
 
 def parse(kind: type[M], body: bytes) -> M:
-    """Parse a message of class `kind`. Raises Failure(INVALID)."""
+    """Return a parsed message of class `kind`. Raises Failure(INVALID)."""
     if len(body) > parse_cost.UNCOUNTED_BYTES_MAX and not parse_cost.within(
         body, parse_cost.COUNTED_INLINE_MAX, parse_cost.ANY
     ):
@@ -143,7 +143,7 @@ def _parsed(kind: type[M], body: bytes) -> M:
 
 
 def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression | None:
-    """The compression of a reply: that of the request, or of its metadata `accept-encoding`; None: uncompressed."""
+    """Return the compression of a reply: as the request, or as its metadata `accept-encoding`; None: uncompressed."""
     if not COMPRESS_BYTES_MIN <= reply_bytes <= COMPRESS_BYTES_MAX:
         return None
     if body and body[0] in PACKED:
@@ -157,8 +157,8 @@ def compression(body: bytes, context: Any, reply_bytes: int) -> grpc.Compression
     return None
 
 
-async def answer_alike(body: bytes, context: Any, reply_bytes: int) -> None:
-    """Set the compression of the reply to `body`, as `compression` decides."""
+async def set_compression(body: bytes, context: Any, reply_bytes: int) -> None:
+    """Set the compression of the reply to the request `body`, as `compression` decides."""
     how = compression(body, context, reply_bytes)
     if how is not None:
         context.set_compression(how)

@@ -1,4 +1,4 @@
-"""Liveness, readiness and metadata of the server and of models."""
+"""metadata: answers calls for liveness, readiness and metadata of the server and of models."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from millstream.services.errors import Code, Failure
 
 
 class MetadataCalls:
-    """Unary calls, message to message. Their methods raise Failure.
+    """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure.
 
     Args:
-        deps: of the gateway.
-        drain: of the gateway.
+        deps: the parts of the gateway.
+        drain: tells whether the gateway is draining.
     """
 
     def __init__(self, deps: Deps, drain: Drain) -> None:
@@ -40,7 +40,7 @@ class MetadataCalls:
         return pb.ServerMetadataResponse(**server_metadata(self._deps.settings.server_name, self._deps.version))
 
     async def model_ready(self, request: Any, _: Any) -> Any:
-        """Tell whether a model is ready. An unknown model is not ready, which is not an error."""
+        """Answer whether a model is ready. An unknown model is not ready, which is not an error."""
         try:
             version = self._find(request)[1]
         except Failure as failure:

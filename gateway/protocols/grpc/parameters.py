@@ -1,4 +1,4 @@
-"""Reads parameters of gRPC requests, each from the field of its type. Pure.
+"""parameters: reads parameters of gRPC requests, each from the field of its type. Pure.
 
 Source: Triton's extensions "schedule policy", "sequence", "parameters", "classification" and "shared memory".
 """
@@ -14,15 +14,15 @@ from millstream.services.errors import Code, Failure, invalid
 
 _INTEGER = ("int64_param",)
 _STRING = ("string_param",)
-_FLAG = ("bool_param",)
-#: name -> fields that it may be in. Parameters of other names are for the model and not checked.
+_BOOLEAN = ("bool_param",)
+#: name -> fields that may hold it. Parameters of other names are for the model, and are not checked.
 _REQUEST = {
     "priority": ("int64_param", "uint64_param"),
     "timeout": _INTEGER,
     "sequence_id": ("int64_param", "string_param"),
-    "sequence_start": _FLAG,
-    "sequence_end": _FLAG,
-    "triton_enable_empty_final_response": _FLAG,
+    "sequence_start": _BOOLEAN,
+    "sequence_end": _BOOLEAN,
+    "triton_enable_empty_final_response": _BOOLEAN,
 }
 _TENSOR = {
     "classification": _INTEGER,
@@ -34,7 +34,7 @@ _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
-    """Read the options in a request's parameters. Raises Failure: INVALID, UNSUPPORTED for sequences."""
+    """Return the options in a request's parameters. Raises Failure: INVALID, UNSUPPORTED for sequences."""
     timeout_us = priority = 0
     for name, parameter in parameters.items():
         fields = _REQUEST.get(name)
@@ -51,9 +51,9 @@ def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
             if value:
                 raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{name}'")
         elif name == "timeout":
-            timeout_us = _whole(name, value)
+            timeout_us = _not_negative(name, value)
         elif name == "priority":
-            priority = _whole(name, value)
+            priority = _not_negative(name, value)
     if not timeout_us and not priority:
         return DEFAULT_OPTIONS
     return RequestOptions(timeout_us / 1e6 if timeout_us else None, priority)
@@ -61,7 +61,7 @@ def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
 
 def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the known parameters of an input or output. Raises Failure(INVALID) for a value of another type."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, parameter in parameters.items():
         fields = _TENSOR.get(name)
         if fields is None:
@@ -69,8 +69,8 @@ def read_tensor(parameters: Mapping[str, Any], where: str) -> dict[str, Any]:
         value = _value(name, parameter, fields, where)
         if name == "classification" and value <= 0:
             raise invalid(f"invalid value for 'classification' parameter, expected a number above 0{where}")
-        found[name] = value if fields is _STRING else _whole(name, value, where)
-    return found
+        values[name] = value if fields is _STRING else _not_negative(name, value, where)
+    return values
 
 
 def _value(name: str, parameter: Any, fields: tuple[str, ...], where: str = "") -> Any:
@@ -80,7 +80,7 @@ def _value(name: str, parameter: Any, fields: tuple[str, ...], where: str = "") 
     return getattr(parameter, field)
 
 
-def _whole(name: str, value: int, where: str = "") -> int:
+def _not_negative(name: str, value: int, where: str = "") -> int:
     if value < 0:
         raise invalid(f"the parameter '{name}' should be at least 0, got {value}{where}")
     return value

@@ -1,4 +1,4 @@
-"""Counts what parsing a message would cost: two of its bytes can become an object of ninety bytes. Pure.
+"""parse_cost: bounds the cost of parsing a message: two of its bytes can become an object of ninety bytes. Pure.
 
 Only the framing is read: tags and lengths, also inside the messages that a ModelInferRequest contains.
 Source: Protocol Buffers, "Encoding".
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-#: A message inside a message costs as much as this many plain fields.
+#: cost of a message inside a message, in plain fields
 MESSAGE_UNITS = 8
-#: A message of the largest cost takes 20 ms and 30 MB to parse; beyond it, TOO_LARGE.
+#: a message of this cost takes 20 ms and 30 MB to parse; a larger cost is TOO_LARGE
 UNITS_MAX = 1_000_000
-#: Shorter messages are parsed without counting.
+#: shorter messages are parsed without counting
 UNCOUNTED_BYTES_MAX = 64 * 1024
-#: Messages of at most this cost are counted in the event loop: all whose tensors are raw.
+#: up to this cost, messages are counted in the event loop; messages with raw tensors cost less
 COUNTED_INLINE_MAX = 10_000
 _VARINT_BYTES_MAX = 10
 _SHAPE = 3 << 3 | 2  # tag of an input's dimensions, packed
@@ -36,9 +36,9 @@ def within(body: bytes, units_max: int, fields: _Fields = INFER) -> bool:
     A message that is not well formed is left to the parser to refuse.
 
     Args:
-        body: the message.
-        units_max: largest cost.
-        fields: its fields that are messages.
+        body: the encoded message.
+        units_max: the limit.
+        fields: the fields that are messages, by field number.
     """
     at, end, units = 0, len(body), 0
     outer: list[tuple[int, _Fields]] = []
@@ -71,7 +71,7 @@ def within(body: bytes, units_max: int, fields: _Fields = INFER) -> bool:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """Return the number at `at` and its end; a number that does not end extends to the end of the message."""
+    """Return the number at `at` and the position after it: the end of the message if the number does not end."""
     value = 0
     for place, byte in enumerate(body[at : at + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * place

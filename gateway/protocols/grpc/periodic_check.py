@@ -1,4 +1,4 @@
-"""PeriodicCheck: a timer that runs while a gRPC server has connections to check, and access to these connections."""
+"""periodic_check: a timer that runs while a gRPC server has connections to check, and access to these connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from millstream.gateway.protocols.grpc.tcp_info import TcpConnections
 
 
 class PeriodicCheck:
-    """Base of what checks connections. Use it in one event loop.
+    """Base class for checks of connections. Use it in one event loop.
 
     Calls `_check` every `period_s` from `_start_timer` on, until `_check` returns False.
     """
@@ -19,7 +19,7 @@ class PeriodicCheck:
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, port: int) -> None:
-        """Find connections by the server's `port`, now that it is known."""
+        """Check the connections of the server on `port`."""
         self._connections = TcpConnections(port)
 
     def close(self) -> None:
@@ -28,7 +28,7 @@ class PeriodicCheck:
             self._timer.cancel()
 
     def _start_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Call where `_timer` is None and there is something to check."""
+        """Start the timer. Call it when `_timer` is None and there is something to check."""
         self._timer = loop.call_later(self._period_s, self._tick, loop)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -37,5 +37,5 @@ class PeriodicCheck:
             self._start_timer(loop)
 
     def _check(self, now: float) -> bool:
-        """Check what there is at the instant `now`; return whether anything is left to check."""
+        """Run the check at the instant `now`. Returns whether there is still something to check."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Finds the sockets of this process on one port in the kernel's tables, since the gRPC library does not expose them.
+"""proc_net: finds this process's sockets on a port in the kernel's tables: the gRPC library does not expose them.
 
 Source: proc(5), /proc/net/tcp.
 """
@@ -15,26 +15,26 @@ _TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 
 
 def stop_listening(port: int) -> None:
-    """Stop listening on `port`: new connections go to the other processes that listen; open connections stay."""
+    """Stop listening on `port`. Other processes that listen get new connections; open connections stay open."""
     for descriptor in _descriptors(port, _LISTEN):
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as listener:
             listener.shutdown(socket.SHUT_RDWR)
 
 
 def connections(port: int) -> int:
-    """The number of this process's open connections on `port`."""
+    """Return the number of this process's open connections on `port`."""
     return len(_descriptors(port, _ESTABLISHED))
 
 
 def _descriptors(port: int, state: str) -> list[int]:
     inodes = {inode for table in _TABLES for inode in _inodes(Path(table), port, state)}
-    found = []
+    descriptors = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # closed in the meantime
             kind, _, inode = str(entry.readlink()).rstrip("]").partition(":[")
             if kind == "socket" and inode in inodes:
-                found.append(int(entry.name))
-    return found
+                descriptors.append(int(entry.name))
+    return descriptors
 
 
 def _inodes(table: Path, port: int, state: str) -> list[str]:

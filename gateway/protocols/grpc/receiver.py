@@ -4,7 +4,7 @@ The gRPC library holds a message until it is complete, and does not report how m
 many bytes came over a connection: the bytes since its oldest unfinished read began, less the messages delivered since,
 are an upper bound on what its unfinished messages hold. These bytes count in the receive budget of the gateway.
 
-    read ─> (done within TICK_S: not tracked) ─> tracked by connection ─> held bytes count in the budget
+    read ─> (ends within TICK_S: not tracked) ─> tracked by connection ─> held bytes count in the budget
     over the budget, too slow, or too many ─> the oldest reads fail
 """
 
@@ -22,15 +22,13 @@ from millstream.gateway.protocols.grpc.periodic_check import PeriodicCheck
 from millstream.gateway.protocols.grpc.tcp_info import Address, address_of
 from millstream.services.errors import Code, Failure, invalid
 
-#: Period of the checks of unfinished reads. What a client can send in between is not bounded.
+#: period of the checks of unfinished reads; between two checks a client can send any number of bytes
 TICK_S = 0.025
-#: Reads younger than this are not ended to make room for others.
+#: younger reads are not ended to make room for others
 CROWDED_S_MIN = 1.0
-_SMALL_BYTES_MAX = 16 * 1024  # a smaller unary message that was delivered at once is not counted as delivered
-_DELIVERED_MAX = (
-    10_000  # connections whose delivered bytes are counted; beyond it, those without open reads are dropped
-)
-_SEEN_MAX = 4  # measurements kept of a connection
+_SMALL_BYTES_MAX = 16 * 1024  # smaller unary messages that were delivered at once are not counted as delivered
+_DELIVERED_MAX = 10_000  # connections whose delivered bytes are counted; then those without open reads are dropped
+_SEEN_MAX = 4  # measurements kept for each connection
 #: HTTP/2 and gRPC framing: payload of a frame, its head, and the prefix of a message
 _FRAME_BYTES, _FRAME_HEAD_BYTES, _PREFIX_BYTES = 16384, 9, 5
 
@@ -39,7 +37,7 @@ class _Read:
     """An unfinished read of one call.
 
     Args:
-        timed: whether its duration is bounded; a stream may be silent between messages.
+        timed: whether its duration is bounded; it is not for a stream, which may be silent between messages.
     """
 
     __slots__ = ("began", "connection", "context", "failure", "mark", "task", "timed")
@@ -69,8 +67,8 @@ def _raise_failure(read: _Read) -> None:
 class _ReceivingConnection:
     """A connection with unfinished reads.
 
-    `received`: bytes that came, less those delivered in messages. `moved`: the last instant at which SENT_BYTES_MIN
-    bytes had come since the instant before it; `moved_bytes`: how many bytes had come by then.
+    `received`: bytes received, less those delivered in messages. `moved`: the last instant at which another
+    SENT_BYTES_MIN bytes had been received; `moved_bytes`: the bytes received by then.
     """
 
     __slots__ = ("moved", "moved_bytes", "peer", "reads", "received", "seen", "timed")
@@ -85,7 +83,7 @@ class _ReceivingConnection:
         self.timed: dict[_Read, None] = {}
 
     def received_at(self, instant: float) -> int:
-        """`received` at the last measurement before `instant`; 0 where there was none, so that every byte counts."""
+        """Return `received` at the last measurement before `instant`; 0 if there is none, so that every byte counts."""
         return next((received for at, received in reversed(self.seen) if at <= instant), 0)
 
     @property
@@ -98,9 +96,9 @@ class Receiver(PeriodicCheck):
     """Reads for all calls of a server.
 
     Args:
-        receive_budget: of the gateway.
-        client_stall_s_max: how long a call may send less than SENT_BYTES_MIN a second.
-        reads_max: unfinished reads; beyond it the oldest are ended.
+        receive_budget: the gateway's receive budget.
+        client_stall_s_max: seconds for which a call may send less than SENT_BYTES_MIN a second.
+        reads_max: limit on unfinished reads; beyond it the oldest are ended.
     """
 
     def __init__(self, receive_budget: ReceiveBudget, client_stall_s_max: float, reads_max: int) -> None:
@@ -119,7 +117,7 @@ class Receiver(PeriodicCheck):
         self._charge(0)
 
     async def message(self, context: Any) -> bytes:
-        """Read the one message of a unary call. Raises Failure: INVALID (there is none), UNAVAILABLE, EXPIRED."""
+        """Return the message of a unary call. Raises Failure: INVALID (no message), UNAVAILABLE, EXPIRED."""
         body = await self._body(context, timed=True)
         if body is EOF:
             raise invalid("the call ended without a message")
@@ -127,12 +125,12 @@ class Receiver(PeriodicCheck):
         return message
 
     async def next(self, context: Any) -> bytes | None:
-        """Read the next message of a stream; None: the client has ended it. Raises Failure(UNAVAILABLE)."""
+        """Return the next message of a stream; None: the client has ended it. Raises Failure(UNAVAILABLE)."""
         body = await self._body(context, timed=False)
         return None if body is EOF else body
 
     async def _body(self, context: Any, *, timed: bool) -> Any:
-        """Read what the call sends next, counted while it arrives; EOF: it sends nothing more."""
+        """Return the next message of a call, counted while it arrives; EOF: the call sends no more."""
         read = self._begin(context, timed=timed)
         body = EOF
         try:
@@ -218,7 +216,7 @@ class Receiver(PeriodicCheck):
         if traffic is not None:
             received = traffic.received
             if received < self._delivered.get(connection.peer, 0):
-                del self._delivered[connection.peer]  # of an earlier connection with this address
+                del self._delivered[connection.peer]  # these were bytes of an earlier connection with this address
             connection.received = received - self._delivered.get(connection.peer, 0)
             connection.seen.append((now, connection.received))
             if received >= connection.moved_bytes + SENT_BYTES_MIN:
@@ -248,14 +246,14 @@ class Receiver(PeriodicCheck):
         self._held_bytes = held_bytes
 
     def _make_room(self) -> None:
-        """While all bodies take more than the budget, end the reads of the connection whose oldest read is oldest.
+        """While the budget is exceeded, end the reads of the connection with the oldest read.
 
-        Ending the connection that holds most would favour a client with many connections over one large message.
+        Ending the connection with most bytes would favour a client with many connections over one large message.
         """
         over_bytes = self._receive_budget.bytes - self._receive_budget.bytes_max
         if over_bytes <= 0:
             return
-        for connection in sorted(self._by_peer.values(), key=lambda one: next(iter(one.reads)).began):
+        for connection in sorted(self._by_peer.values(), key=lambda connection: next(iter(connection.reads)).began):
             if over_bytes <= 0:
                 break
             if connection.held_bytes < SMALL_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""RepositoryIndex, RepositoryModelLoad, RepositoryModelUnload: list, load and unload models."""
+"""repository: RepositoryIndex, RepositoryModelLoad, RepositoryModelUnload: list, load and unload models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 
 
 class RepositoryCalls:
-    """Unary calls, message to message. Their methods raise Failure."""
+    """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
     def __init__(self, settings: Settings, control: ModelLoader) -> None:
         self._settings = settings
@@ -45,7 +45,7 @@ class RepositoryCalls:
             else:
                 raise invalid(f"unrecognized load parameter '{excerpt(name)}': send 'config' or 'file:PATH'")
         if files and config is None:
-            raise invalid("files are taken together with the parameter 'config' only")
+            raise invalid("files are accepted only together with the parameter 'config'")
         try:
             await control.load(request.model_name, config, files)
         except Failure as failure:
@@ -66,7 +66,7 @@ class RepositoryCalls:
         return pb.RepositoryModelUnloadResponse()
 
 
-def _field(name: str, parameter: Any, wanted: str) -> Any:
-    if parameter.WhichOneof("parameter_choice") != wanted:
-        raise invalid(f"invalid value type for '{excerpt(name)}' parameter, expected {wanted}.")
-    return getattr(parameter, wanted)
+def _field(name: str, parameter: Any, field: str) -> Any:
+    if parameter.WhichOneof("parameter_choice") != field:
+        raise invalid(f"invalid value type for '{excerpt(name)}' parameter, expected {field}.")
+    return getattr(parameter, field)

@@ -30,24 +30,24 @@ from millstream.services.settings import Settings
 
 DRAIN_POLL_S = 0.05
 FIRST_CALL_POLL_S = 0.5
-#: The maximum age of a connection: at most this, and this share of the time that draining may take.
+#: maximum age of a connection: AGE_SHARE of the drain time, but at most AGE_S_MAX
 AGE_S_MAX = 10.0
 AGE_SHARE = 0.25
 JITTER = 1.1  # the library adds up to a tenth to the maximum age
-#: After this time without a call, idle connections may be closed: their clients notice nothing.
+#: after this time without a call, idle connections may be closed without a failure for their clients
 QUIET_S = 0.5
 
-STREAMS_MAX = 1024  # of one connection
-WINDOW_BYTES = 65535  # of a stream that is not being read: beyond it the client waits
+STREAMS_MAX = 1024  # concurrent calls of one connection
+WINDOW_BYTES = 65535  # bytes that a client may send of a call that is not being read
 OTHER_CALLS_MAX = 256  # streams, health watches and unary calls beside inference requests
 KEEPALIVE_S = 60
 KEEPALIVE_TIMEOUT_S = 20
-REFUSING_S = 1  # time for refusals to be sent
+REFUSING_S = 1  # time for sending refusals
 SECOND_MS = 1000
 
 
 def max_age_s(settings: Settings) -> float:
-    """The maximum age of a connection."""
+    """Return the maximum age of a connection in seconds."""
     return min(AGE_S_MAX, settings.drain_s * AGE_SHARE)
 
 
@@ -78,7 +78,7 @@ def _options(settings: Settings, *, shared: bool) -> list[tuple[str, int]]:
 
 
 def _is_worth_logging(record: logging.LogRecord) -> bool:
-    """False for a client that disconnects while its reply is written, which the library logs with a traceback."""
+    """Return False for a client that disconnects while its reply is written: the library logs a traceback for it."""
     return "ExecuteBatchError" not in record.getMessage()
 
 
@@ -98,8 +98,8 @@ class GrpcServer:
     """The gRPC server of a gateway. Make it and use it in one event loop.
 
     Args:
-        deps: of the gateway.
-        drain: of the gateway.
+        deps: the parts of the gateway.
+        drain: tells whether the gateway is draining.
         shared: whether other processes listen on the same port.
     """
 
@@ -108,18 +108,18 @@ class GrpcServer:
         self._shared = shared
         settings = deps.settings
         self._receiver = Receiver(deps.receive_budget, settings.client_stall_s_max, _calls_max(settings) // 2)
-        self._watch = StalledReplies(settings.client_stall_s_max)
+        self._stalled_replies = StalledReplies(settings.client_stall_s_max)
         messages = Messages(
-            deps.receive_budget, deps.reply_budget, self._receiver, self._watch, settings.request_bytes_max
+            deps.receive_budget, deps.reply_budget, self._receiver, self._stalled_replies, settings.request_bytes_max
         )
         self._table = MethodTable(deps, drain, messages)
         self._server: Any = None
         self._stopping: asyncio.Task[None] | None = None
-        self._leaving_core: asyncio.Task[None] | None = None
+        self._unpinning: asyncio.Task[None] | None = None
         self.port = 0
 
     async def start(self) -> None:
-        """Listen. Raises Failure(CONFLICT) where the port is taken or the address is not of this machine."""
+        """Listen. Raises Failure(CONFLICT) if the port is taken or the address is not an address of this machine."""
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_logging)
         settings = self._settings
         self._server = grpc.aio.server(
@@ -137,13 +137,13 @@ class GrpcServer:
                 "machine; choose another with MILLSTREAM_GRPC_PORT, or none with -1",
             ) from None
         self._receiver.listen(self.port)
-        self._watch.listen(self.port)
+        self._stalled_replies.listen(self.port)
         await self._server.start()
         if self._shared:
-            self._leaving_core = asyncio.create_task(self._leave_core())
+            self._unpinning = asyncio.create_task(self._unpin_after_first_call())
 
-    async def _leave_core(self) -> None:
-        """Leave the core after the first call, which starts the library's threads; without calls a gateway keeps it."""
+    async def _unpin_after_first_call(self) -> None:
+        """Unpin the process after the first call, which starts the library's threads; without calls it stays pinned."""
         while not self._table.calls:
             await asyncio.sleep(FIRST_CALL_POLL_S)
         _run_on_all_cores()
@@ -154,13 +154,13 @@ class GrpcServer:
             proc_net.stop_listening(self.port)
 
     async def drain(self, give_up: float) -> None:
-        """Return when all connections are closed and all calls answered, or at the instant `give_up`."""
+        """Wait until all connections are closed and all calls answered, or until the instant `give_up`."""
         if self._server is None:
             return
         loop = asyncio.get_running_loop()
         await self._until_no_connections(min(give_up, loop.time() + max_age_s(self._settings) * JITTER + QUIET_S))
         left_s = max(0.0, give_up - loop.time())
-        # Calls that are still open then are refused by the lanes that hold them; the library would only cut them off.
+        # Calls that are still open then are refused by their lanes; the library would only cut them off.
         self._stopping = asyncio.create_task(self._server.stop(left_s + REFUSING_S))
         await asyncio.wait({self._stopping}, timeout=left_s)
 
@@ -176,10 +176,10 @@ class GrpcServer:
         """Stop the server and end all calls."""
         if self._server is None:
             return
-        if self._leaving_core is not None:
-            self._leaving_core.cancel()
+        if self._unpinning is not None:
+            self._unpinning.cancel()
         await self._server.stop(0)
         self._receiver.close()
-        self._watch.close()
+        self._stalled_replies.close()
         if self._stopping is not None:
             await self._stopping

@@ -1,4 +1,4 @@
-"""Registers shared memory of clients. Calls for GPU memory, not supported, answer as on a machine without a GPU."""
+"""shared_memory: registers shared memory of clients. GPU memory is not supported: its calls answer as without a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 
 
 class SharedMemoryCalls:
-    """Unary calls, message to message. Their methods raise Failure."""
+    """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
     def __init__(self, settings: Settings, memory: MemoryRegistry) -> None:
         self._settings = settings
@@ -28,9 +28,9 @@ class SharedMemoryCalls:
         memory = await self._regions_for(context)
         response = pb.SystemSharedMemoryStatusResponse()
         for region in memory.regions(request.name or None):
-            known = response.regions[region.name]
-            known.name, known.key = region.name, region.key
-            known.offset, known.byte_size = region.offset, region.size_bytes
+            status = response.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.size_bytes
         return response
 
     async def system_register(self, request: Any, context: Any) -> Any:

@@ -1,7 +1,7 @@
 """stalled_replies: resets the connections of clients that do not take the replies of their calls.
 
 The gRPC library holds a reply until the client's flow-control windows let it pass. A call that has been answered cannot
-be taken back, so its connection is closed instead.
+be cancelled, so its connection is reset.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class StalledReplies(PeriodicCheck):
     """Tracks the replies that the gRPC library holds.
 
     Args:
-        client_stall_s_max: how long a client may read less than READ_BYTES_MIN a second of one reply, and how long its
-            connection may take less than READ_BYTES_MIN of all waiting replies.
+        client_stall_s_max: seconds for which a client may read less than READ_BYTES_MIN a second of one reply, and for
+            which its connection may take less than READ_BYTES_MIN of all waiting replies.
     """
 
     def __init__(self, client_stall_s_max: float) -> None:
         super().__init__(CHECK_S)
         self._slow_s_max = client_stall_s_max
-        #: context of a call -> when its reply began to wait, and when it must have been taken
+        #: context of a call -> (instant at which its reply began to wait, instant by which it must be taken)
         self._waiting: dict[Any, tuple[float, float]] = {}
-        self._progress: dict[Address, tuple[int, float]] = {}  # bytes that a connection had taken, and when
+        self._progress: dict[Address, tuple[int, float]] = {}  # (bytes taken at the last progress, its instant)
 
     def begin(self, context: Any, size_bytes: int) -> None:
-        """Call before a reply, or a status, is given to the library; call `end` when the call is over."""
+        """Start the check of a reply. Call it before the library gets a reply or a status; call `end` afterwards."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._waiting[context] = now, now + self._slow_s_max + size_bytes / READ_BYTES_MIN
@@ -43,7 +43,7 @@ class StalledReplies(PeriodicCheck):
             self._start_timer(loop)
 
     def end(self, context: Any) -> None:
-        """Call when the transport has the reply, or the call is over."""
+        """Stop the check of a reply: the transport has it, or the call is over."""
         self._waiting.pop(context, None)
 
     def _check(self, now: float) -> bool:
@@ -52,7 +52,7 @@ class StalledReplies(PeriodicCheck):
         for context, due in old:
             peer = address_of(context.peer())
             late[peer] = late.get(peer, False) or due <= now
-        self._progress = {peer: seen for peer, seen in self._progress.items() if peer in late}
+        self._progress = {peer: progress for peer, progress in self._progress.items() if peer in late}
         for peer, over in late.items():
             if self._connections is not None and (over or self._stuck(self._connections, peer, now)):
                 self._progress.pop(peer, None)

@@ -1,4 +1,4 @@
-"""ModelConfig and ModelStatistics: the configuration and the statistics of versions."""
+"""statistics: ModelConfig and ModelStatistics, the configuration and the statistics of versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")
 
 
 class StatisticsCalls:
-    """Unary calls, message to message. Their methods raise Failure."""
+    """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
     def __init__(self, statistics: Statistics, configurations: Configurations) -> None:
         self._statistics = statistics
@@ -30,8 +30,8 @@ class StatisticsCalls:
 
     async def model_statistics(self, request: Any, _: Any) -> Any:
         check_version(request.version)
-        found = await self._statistics.of(request.name or None, request.version or None)
-        return pb.ModelStatisticsResponse(model_stats=[_message(one) for one in found])
+        versions = await self._statistics.of(request.name or None, request.version or None)
+        return pb.ModelStatisticsResponse(model_stats=[_message(statistics) for statistics in versions])
 
 
 def _message(of: ModelStatistics) -> Any:

@@ -1,4 +1,4 @@
-"""Turns a Failure into a gRPC status: the code of GRPC_STATUS, the message, and when to try again."""
+"""status: turns a Failure into a gRPC status: the code of GRPC_STATUS, the message, and when to try again."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _STATUS = {code: grpc.StatusCode[name] for code, name in GRPC_STATUS.items()}
 
 
 def details(failure: Failure) -> str:
-    """The message, which may quote a request, with what is not Unicode escaped."""
+    """Return the message. It may quote a request, so lone surrogates are escaped."""
     return failure.message.encode("utf-8", "backslashreplace").decode()[:DETAILS_CHARACTERS_MAX]
 
 
 async def refuse(context: Any, failure: Failure) -> NoReturn:
     """End the call with the status of `failure`. Raises grpc.aio.AbortError.
 
-    A refusal tells when to try again as HTTP does, and in the form that gRPC clients with a retry policy follow (gRPC
-    proposal A6).
+    The metadata says when to try again: as in HTTP, and in the form that gRPC clients with a retry policy follow
+    (gRPC proposal A6).
     """
     metadata: tuple[tuple[str, str], ...] = ()
     if failure.retry_after_s is not None:

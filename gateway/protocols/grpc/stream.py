@@ -1,6 +1,6 @@
-"""ModelStreamInfer: runs several requests of a stream at once and replies in their order.
+"""stream: ModelStreamInfer runs several requests of a stream at once and replies in their order.
 
-read ─> a task for each ─> line (bounded: reading stops while it is full) ─> write, one after the other
+read ─> a task for each ─> queue (bounded: reading stops while it is full) ─> write, one after the other
 
 The reply to a failed request holds its error, and the stream continues.
 Source: Triton's inference.proto, ModelStreamInferResponse.
@@ -18,17 +18,17 @@ from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.encode import FINAL, stream_response
 from millstream.gateway.protocols.grpc.infer import InferCalls
-from millstream.gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, answer_alike, parse_infer
+from millstream.gateway.protocols.grpc.messages import COMPRESS_BYTES_MAX, Messages, parse_infer, set_compression
 from millstream.gateway.protocols.grpc.status import details
 from millstream.services.errors import Code, Failure
 from millstream.services.process.cancel import cancel_all
 
-#: Requests of one stream in flight; beyond it, reading stops.
+#: requests of one stream in flight; at the limit, reading stops
 STREAM_REQUESTS_MAX = 128
-#: How long a stream without requests in flight stays open on a draining gateway.
+#: seconds for which a stream without requests in flight stays open on a draining gateway
 IDLE_S = 0.5
 
-_GONE = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
+_DRAINING = Failure(Code.UNAVAILABLE, "the gateway is shutting down: try another one", retry_after_s=1)
 
 _Answer = tuple[bytes, Failure | None, ReplyPermit]
 
@@ -39,68 +39,68 @@ class Stream:
     Args:
         infer: answers requests.
         messages: reads requests and sends replies.
-        leaving: whether this gateway is draining.
+        draining: returns whether this gateway is draining.
     """
 
-    def __init__(self, infer: InferCalls, messages: Messages, leaving: Callable[[], bool]) -> None:
+    def __init__(self, infer: InferCalls, messages: Messages, draining: Callable[[], bool]) -> None:
         self._infer = infer
         self._messages = messages
-        self._leaving = leaving
+        self._draining = draining
 
     async def model_stream_infer(self, _: Any, context: Any) -> None:
         """Handle a ModelStreamInfer call.
 
-        Not a generator: one that is cancelled after a yield ends some time later, and its tasks would outlive the call.
+        Not a generator: a generator that is cancelled after a yield ends later, and its tasks would outlive the call.
         """
         messages = self._messages
         messages.call(context)
         strict = ("triton_grpc_error", "true") in [(key, str(value).lower()) for key, value in _metadata(context)]
-        line: asyncio.Queue[asyncio.Task[_Answer] | None] = asyncio.Queue(STREAM_REQUESTS_MAX)
-        reading = asyncio.create_task(self._read(context, line))
+        queue: asyncio.Queue[asyncio.Task[_Answer] | None] = asyncio.Queue(STREAM_REQUESTS_MAX)
+        reading = asyncio.create_task(self._read(context, queue))
         answering: asyncio.Task[_Answer] | None = None
         try:
-            while (answering := await self._next(line)) is not None:
+            while (answering := await self._next(queue)) is not None:
                 reply, failure, permit = await answering
                 if failure is not None and strict:
                     await messages.refuse(context, failure)
                 await messages.write(context, reply)
                 permit.release()
             if not reading.done():
-                await messages.refuse(context, _GONE)
+                await messages.refuse(context, _DRAINING)
             try:
                 reading.result()
             except Failure as failure:
                 await messages.refuse(context, failure)
             messages.ending(context)
         finally:
-            left = [line.get_nowait() for _ in range(line.qsize())]
-            tasks = [task for task in (answering, *left) if task is not None]
+            unsent = [queue.get_nowait() for _ in range(queue.qsize())]
+            tasks = [task for task in (answering, *unsent) if task is not None]
             await cancel_all([reading, *tasks])
             for task in tasks:
                 if not task.cancelled():
                     task.result()[2].release()
 
-    async def _next(self, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
-        """Return the task of the next reply; None at the stream's end, or when a draining gateway gets no request."""
-        while line.empty():
+    async def _next(self, queue: asyncio.Queue[asyncio.Task[_Answer] | None]) -> asyncio.Task[_Answer] | None:
+        """Return the task of the next reply; None at the stream's end, or if a draining gateway gets no requests."""
+        while queue.empty():
             try:
                 async with asyncio.timeout(IDLE_S):
-                    return await line.get()
+                    return await queue.get()
             except TimeoutError:
-                if self._leaving():
+                if self._draining():
                     return None
-        return line.get_nowait()
+        return queue.get_nowait()
 
-    async def _read(self, context: Any, line: asyncio.Queue[asyncio.Task[_Answer] | None]) -> None:
+    async def _read(self, context: Any, queue: asyncio.Queue[asyncio.Task[_Answer] | None]) -> None:
         first = True
         try:
             while (body := await self._messages.next(context)) is not None:
                 if first:
                     first = False
-                    await answer_alike(body, context, COMPRESS_BYTES_MAX)  # set once, for all replies
-                await line.put(asyncio.create_task(self._answer(body, context)))
+                    await set_compression(body, context, COMPRESS_BYTES_MAX)  # set once, for all replies
+                await queue.put(asyncio.create_task(self._answer(body, context)))
         finally:
-            await line.put(None)
+            await queue.put(None)
 
     async def _answer(self, body: bytes, context: Any) -> _Answer:
         permit = self._messages.permit()
@@ -118,7 +118,7 @@ class Stream:
         return await self._failed(body, failure), failure, permit
 
     async def _failed(self, body: bytes, failure: Failure) -> bytes:
-        """Return the reply that holds a failure, with the request's id."""
+        """Return the reply with a failure and the request's id."""
         response = pb.ModelStreamInferResponse(error_message=details(failure))
         try:
             response.infer_response.id = (await parse_infer(await self._messages.plain(body))).id

@@ -17,21 +17,21 @@ from urllib.parse import unquote
 _BYTES_AT, _BYTES = 120, struct.Struct("=QQ")  # tcpi_bytes_acked, tcpi_bytes_received
 _INFO_BYTES = _BYTES_AT + _BYTES.size
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, for no seconds
-#: After a scan of all descriptors there is no other for this many times its duration.
+#: after a scan of all descriptors, none is made for this many times its duration
 _PAUSE_SHARE = 20
 
 Address = tuple[str, int]
 
 
 class Traffic(NamedTuple):
-    """Bytes of a connection: acknowledged by the peer, and received from it."""
+    """Bytes of a connection that the peer acknowledged, and bytes received from it."""
 
     acknowledged: int
     received: int
 
 
 def address_of(peer: str) -> Address:
-    """The address in gRPC's name of a peer: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000."""
+    """Return the address in gRPC's name of a peer: ipv4:127.0.0.1:5000, ipv6:%5B::1%5D:5000."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
 
@@ -40,7 +40,7 @@ class TcpConnections:
     """Finds connections by their peer.
 
     Args:
-        port: the local port.
+        port: the local port of the connections.
     """
 
     def __init__(self, port: int) -> None:
@@ -49,7 +49,7 @@ class TcpConnections:
         self._scan_again = 0.0
 
     def bytes_of(self, peer: Address) -> Traffic | None:
-        """Return the traffic of the connection with `peer` since it was opened; None: it is not found."""
+        """Return the traffic of the connection with `peer` since it was opened; None: no such connection."""
         for _ in range(2):
             descriptor = self._descriptors.get(peer)
             if descriptor is not None:
@@ -62,7 +62,7 @@ class TcpConnections:
         return None
 
     def reset(self, peer: Address) -> bool:
-        """Reset the connection with `peer`: all its calls fail. False: there is none."""
+        """Reset the connection with `peer`: all its calls fail. Returns False if there is no such connection."""
         self._scan_again = 0.0
         if self.bytes_of(peer) is None:
             return False
@@ -86,10 +86,10 @@ class TcpConnections:
         except (OSError, struct.error):
             return None
         finally:
-            connection.detach()  # the descriptor is the library's
+            connection.detach()  # the gRPC library owns the descriptor
 
     def _scan(self) -> bool:
-        """Find the connections again; False, without a scan, soon after the last one."""
+        """Find the connections again. Returns False, without a scan, if the last scan was recent."""
         began = time.monotonic()
         if began < self._scan_again:
             return False
@@ -117,5 +117,5 @@ def _peer_of(connection: socket.socket) -> Address:
 
 
 def _plain(host: str) -> str:
-    """An address without the prefix of IPv4 addresses on IPv6 sockets."""
+    """Return an address without the prefix of IPv4 addresses on IPv6 sockets."""
     return host.removeprefix("::ffff:")

@@ -1,4 +1,4 @@
-"""TraceSetting and LogSettings: change trace and log settings; a call without settings only returns them."""
+"""trace_and_log: TraceSetting and LogSettings change trace and log settings; without settings they only return them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from millstream.services.settings import Settings
 
 
 class TraceAndLogCalls:
-    """Unary calls, message to message. Their methods raise Failure."""
+    """Handles unary calls: each method takes a request message and returns the reply message, or raises Failure."""
 
     def __init__(self, settings: Settings, trace: TraceSettings, log: LogSettings) -> None:
         self._settings = settings
@@ -26,7 +26,7 @@ class TraceAndLogCalls:
             await auth.check(self._settings, context)
         model = request.model_name or None
         if request.settings:
-            values = self._trace.update(model, {name: _trace_value(one) for name, one in request.settings.items()})
+            values = self._trace.update(model, {name: _trace_value(value) for name, value in request.settings.items()})
         else:
             values = self._trace.get(model)
         response = pb.TraceSettingResponse()
@@ -38,7 +38,7 @@ class TraceAndLogCalls:
         if request.settings:
             await auth.check(self._settings, context)
         if request.settings:
-            values = self._log.update({name: _log_value(name, one) for name, one in request.settings.items()})
+            values = self._log.update({name: _log_value(name, value) for name, value in request.settings.items()})
         else:
             values = self._log.get()
         response = pb.LogSettingsResponse()
@@ -48,7 +48,7 @@ class TraceAndLogCalls:
 
 
 def _trace_value(value: Any) -> str | list[str] | None:
-    """The value of a setting: None, to clear it, for no value; a single value without a list."""
+    """Return the value of a setting: a single value without a list; None, which clears the setting, for no value."""
     values = list(value.value)
     return values if len(values) > 1 else values[0] if values else None
 
@@ -57,8 +57,8 @@ def _log_value(name: str, value: Any) -> str | int | bool:
     field = value.WhichOneof("parameter_choice")
     if field is None:
         raise invalid(f"the log setting '{excerpt(name)}' has no value")
-    found: str | int | bool = getattr(value, field)
-    return found
+    setting: str | int | bool = getattr(value, field)
+    return setting
 
 
 def _log_field(value: str | int | bool) -> str:

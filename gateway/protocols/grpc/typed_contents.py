@@ -1,4 +1,4 @@
-"""Turns InferTensorContents into a tensor in raw form. Pure.
+"""typed_contents: turns InferTensorContents into a tensor in raw form. Pure.
 
 Source: Open Inference Protocol v2, gRPC, "Tensor Contents": datatypes of up to 32 bits share a field.
 """
@@ -15,7 +15,7 @@ from millstream.gateway.tensors.inputs import InputTensor
 from millstream.services.errors import invalid
 from millstream.services.model.datatypes import BYTES, NUMPY
 
-#: Datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field.
+#: datatype -> its field, and the numpy type of the field's elements; FP16 and BF16 have no field
 _FIELDS: dict[str, tuple[str, type[np.generic]]] = {
     "BOOL": ("bool_contents", np.bool_),
     "INT8": ("int_contents", np.int32),
@@ -36,17 +36,17 @@ _PIECE_ELEMENTS = 1 << 18
 
 def tensor_of(plan: InputPlan, extent: Extent, contents: Any) -> InputTensor:
     """Return the tensor in `contents`, an InferTensorContents. Raises Failure(INVALID)."""
-    given = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
-    if not given:
+    contents_fields = [(descriptor.name, values) for descriptor, values in contents.ListFields()]
+    if not contents_fields:
         if extent.elements:
             raise no_data(plan)
         return InputTensor(extent.shape, b"", 0)
-    wanted = "bytes_contents" if plan.datatype == BYTES else _FIELDS.get(plan.datatype, ("", None))[0]
-    if not wanted:
+    field = "bytes_contents" if plan.datatype == BYTES else _FIELDS.get(plan.datatype, ("", None))[0]
+    if not field:
         raise invalid(f"{plan.datatype} data has no typed contents: send it in raw_input_contents{plan.where}")
-    if len(given) > 1 or given[0][0] != wanted:
-        raise invalid(f"{plan.datatype} data should be in '{wanted}' and nowhere else{plan.where}")
-    values = given[0][1]
+    if len(contents_fields) > 1 or contents_fields[0][0] != field:
+        raise invalid(f"{plan.datatype} data should be in '{field}' and nowhere else{plan.where}")
+    values = contents_fields[0][1]
     if len(values) != extent.elements:
         raise _miscounted(plan, extent, len(values))
     raw = raw_from_strings(list(values)) if plan.datatype == BYTES else _numbers(plan, values)

@@ -1,1 +1,1 @@
-"""What all protocols over HTTP share."""
+"""Parts that all protocols over HTTP share: bodies, errors, authorisation, compression, the adapter record."""

@@ -1,7 +1,7 @@
-"""Adapter: what one protocol adds to the HTTP application.
+"""adapter: the record of what one protocol adds to the HTTP application.
 
 gateway/app.py lists the adapters; each protocol's folder has its own in adapter.py, next to its routes and its codec:
-routes ─> who may call them ─> their section of the OpenAPI page; paths ─> the format of their errors
+routes, their authorisation and their section of the OpenAPI page; paths and the format of their errors
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Routes(NamedTuple):
 
     router: APIRouter
     tag: Tag | None = None  # None: not on the OpenAPI page
-    authorize: Callable[..., Awaitable[None]] | None = None  # a dependency that raises for callers without the right
+    authorize: Callable[..., Awaitable[None]] | None = None  # a dependency that raises for callers that may not call
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Adapter:
     """A protocol over HTTP.
 
     Args:
-        routes: in the order in which paths are matched and documented.
-        error_format: of the protocol's error replies.
-        error_paths: prefixes of the paths whose errors have that format; of all adapters' prefixes the longest decides.
-            A path with no such prefix has the plain format.
+        routes: the routes, in the order in which paths are matched and documented.
+        error_format: format of the protocol's error replies.
+        error_paths: prefixes of the paths whose errors have that format. The longest prefix of all adapters decides; a
+            path without a listed prefix has the plain format.
     """
 
     routes: tuple[Routes, ...]

@@ -1,6 +1,6 @@
-"""Who may use the admin API: holders of the key; without a key, callers on this machine.
+"""auth: decides who may use the admin API: holders of the key; without a key, callers on this machine.
 
-Without a key, two kinds of harmful requests come from loopback, too. A web page in the operator's own browser is
+If no key is set, two kinds of harmful requests can come from loopback, too. A web page in the operator's own browser is
 recognised by its Host, which does not name this machine (DNS rebinding), or by its Origin, which is not this server
 (forged requests). A reverse proxy on this machine passes on requests of other machines;
 gateway/protocols/http/local_caller.py recognises it.
@@ -30,11 +30,11 @@ _bearer = HTTPBearer(
 async def admin(
     request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """Return if the caller may use the admin API.
+    """Check that the caller may use the admin API.
 
     Raises:
-        Failure: UNAUTHENTICATED, without the key that is set.
-        HTTPException: 403, where no key is set and the caller is not local.
+        Failure: UNAUTHENTICATED, if a key is set and the caller has not sent it.
+        HTTPException: 403, if no key is set and the caller is not local.
     """
     key = deps.settings.admin_key
     if key is None:
@@ -42,7 +42,7 @@ async def admin(
         return
     if credentials is None:
         raise Failure(Code.UNAUTHENTICATED, "send the admin key: 'Authorization: Bearer KEY'")
-    # As bytes, since compare_digest does not take text that is not ASCII.
+    # As bytes: compare_digest accepts no text that is not ASCII.
     if not secrets.compare_digest(credentials.credentials.encode(), key.get_secret_value().encode()):
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
 
@@ -50,7 +50,7 @@ async def admin(
 async def management_api(
     request: Request, deps: DepsOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> None:
-    """The same for /models. SageMaker's calls carry no key and pass: only SageMaker reaches its containers."""
+    """Check that the caller may use /models. SageMaker sends no key: only SageMaker reaches its containers."""
     if deps.settings.management_api == "torchserve":
         await admin(request, deps, credentials)
 
@@ -81,13 +81,13 @@ def _check_direct(request: Request) -> None:
     sign = f"header '{name}'" if name is not None else "HTTP/1.0"
     raise HTTPException(
         403,
-        f"the call came through a proxy ({sign}), so its caller may be anybody: set MILLSTREAM_ADMIN_KEY to use the "
+        f"the call came through a proxy ({sign}), so its caller is unknown: set MILLSTREAM_ADMIN_KEY to use the "
         "admin API through a proxy",
     )
 
 
 def _hostname(host: str) -> str:
-    """The name or address in `host`, without port and brackets; "" where it cannot be parsed."""
+    """Return the name or address in `host`, without port and brackets; "" if it cannot be parsed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""Bodies of requests: their declared length, reading, decompressing and parsing them, and noticing a disconnect."""
+"""body: reads, decompresses and parses bodies of requests, and notices a disconnect of the client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from millstream.services.errors import invalid
 
 T = TypeVar("T")
 
-#: More digits than any limit has. The time to convert a number grows with the square of its digits.
+#: more digits than any limit has; converting a number takes time that grows with the square of its digits
 _DIGITS_MAX = 18
 DOCUMENT_BYTES_MAX = 64 * 1024
 
@@ -43,72 +43,72 @@ async def read_document(request: Request, kind: type[_Document], bytes_max: int 
         raise invalid(f"Unable to parse '{where}': {first['msg']}") from None
 
 
-def describes(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """The `openapi_extra` of a route that reads a `kind` with `read_document`."""
+def document_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that reads a `kind` with `read_document`."""
     schema = kind.model_json_schema()
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
-    """Read the body.
+    """Return the body.
 
-    Raises Failure: TOO_LARGE, before reading where the length is declared, else as soon as it is exceeded; UNAVAILABLE
-    when the bodies that are being received exceed the receive budget.
+    Raises Failure: TOO_LARGE, before reading if the length is declared, else as soon as the limit is exceeded;
+    UNAVAILABLE if the bodies that are being received exceed the receive budget.
     """
-    with deps_of(request).receive_budget.reserve() as held:
-        return await read_reserved(request, bytes_max, held)
+    with deps_of(request).receive_budget.reserve() as reservation:
+        return await read_reserved(request, bytes_max, reservation)
 
 
-async def read_reserved(request: Request, bytes_max: int, held: BodyReservation) -> bytes:
-    """Read the body as `read_body` does. It counts in the receive budget until `held` ends."""
+async def read_reserved(request: Request, bytes_max: int, reservation: BodyReservation) -> bytes:
+    """Return the body as `read_body` does. It counts in the receive budget until `reservation` ends."""
     if declared_bytes(request) > bytes_max:
         raise too_large(bytes_max)
     chunks: list[bytes] = []
     async for chunk in request.stream():
-        held.grow(len(chunk))
-        if held.size > bytes_max:
+        reservation.grow(len(chunk))
+        if reservation.size > bytes_max:
             raise too_large(bytes_max)
         chunks.append(chunk)
     return b"".join(chunks)
 
 
 def declared_bytes(request: Request) -> int:
-    """The Content-Length; 0 for a body that comes in chunks."""
+    """Return the Content-Length; 0 for a chunked body."""
     declared = request.headers.get("content-length", "")
     return int(declared[:_DIGITS_MAX]) if declared.isdecimal() else 0
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client has closed the connection. The request's body must have been read."""
+    """Wait until the client closes the connection. Read the request's body before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 @asynccontextmanager
-async def whole_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
-    """Read and decompress the body; it counts in the receive budget until the block ends.
+async def decompressed_body(request: Request, deps: Deps) -> AsyncIterator[bytes]:
+    """Yield the decompressed body. It counts in the receive budget until the block ends.
 
     Raises Failure: TOO_LARGE, UNAVAILABLE (receive budget), ENCODING, INVALID.
     """
     bytes_max = deps.settings.request_bytes_max
-    with deps.receive_budget.reserve() as held:
-        body = await read_reserved(request, bytes_max, held)
+    with deps.receive_budget.reserve() as reservation:
+        body = await read_reserved(request, bytes_max, reservation)
         encoding = request.headers.get("content-encoding")
         if encoding is not None and encoding.strip().lower() not in {"", "identity"}:
-            held.grow(inflated_bytes_max(len(body), bytes_max))
+            reservation.grow(inflated_bytes_max(len(body), bytes_max))
             body = await asyncio.to_thread(decompress, body, encoding.encode("latin-1"), bytes_max)
-            held.resize(len(body))
+            reservation.resize(len(body))
         yield body
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; cancel it when the client disconnects. The request's body must have been read."""
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, or cancel it when the client disconnects. Read the request's body before."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    disconnect = asyncio.ensure_future(disconnected(request.receive))
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
+        disconnect.cancel()
         if not working.done():
             working.cancel()
     if working.cancelled() or not working.done():

@@ -1,4 +1,4 @@
-"""Decompresses request bodies and compresses response bodies. Pure.
+"""compression: decompresses request bodies and compresses response bodies. Pure.
 
 Source: RFC 9110 section 8.4 (content codings) and 12.5.3 (Accept-Encoding); RFC 1952 (gzip), RFC 1950 (zlib, which
 HTTP calls deflate).
@@ -23,7 +23,7 @@ _MEMBERS_MAX = 10_000
 
 
 def inflated_bytes_max(size_bytes: int, bytes_max: int) -> int:
-    """The largest content that `decompress` returns for a body of this size: how much to reserve for it."""
+    """Return the largest size that `decompress` returns for a body of this size: how much to reserve."""
     return min(bytes_max, max(_ANY_RATIO_BYTES_MAX, RATIO_MAX * size_bytes))
 
 
@@ -31,13 +31,13 @@ def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max:
     """Return the content of `body`; never holds more than the allowed size and one piece.
 
     Args:
-        body: compressed.
+        body: the compressed body.
         encoding: value of the Content-Encoding header: gzip (also of several members), deflate (a zlib stream) or
             identity.
-        bytes_max: of the content.
+        bytes_max: limit on the content.
 
     Raises:
-        Failure: ENCODING for another encoding; INVALID for bytes that are no such stream, end early or continue after
+        Failure: ENCODING for another encoding; INVALID for bytes that are not valid in it, end early or continue after
             its end; TOO_LARGE.
     """
     name = encoding.strip().lower()
@@ -57,11 +57,11 @@ def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max:
 def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
     members_max = _MEMBERS_MAX if wbits == _WBITS[b"gzip"] else 1
     content: list[bytes] = []
-    left = bytes_max
+    free_bytes = bytes_max
     at = members = 0
     while at < len(body) or not members:
         if members == members_max:
-            raise invalid("the compressed body goes on after its end")
+            raise invalid("the compressed body continues after its end")
         members += 1
         engine = zlib.decompressobj(wbits)
         while not engine.eof:
@@ -69,9 +69,9 @@ def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
             if not piece:
                 raise invalid("the compressed body is truncated")
             # One byte above the limit shows that the content is too large.
-            part = engine.decompress(piece, left + 1)
-            left -= len(part)
-            if left < 0:
+            part = engine.decompress(piece, free_bytes + 1)
+            free_bytes -= len(part)
+            if free_bytes < 0:
                 raise _too_large(bytes_max)
             content.append(part)
             at += len(piece) - len(engine.unused_data)
@@ -88,10 +88,10 @@ def _too_large(bytes_max: int) -> Failure:
 
 @lru_cache(maxsize=64)
 def choose_encoding(accept_encoding: bytes | None) -> bytes | None:
-    """Return gzip or deflate for an Accept-Encoding header, None to leave the response as it is.
+    """Return gzip or deflate for an Accept-Encoding header; None: the response is not compressed.
 
-    The one with the larger q-value is chosen, gzip when they are equal, none if `identity` has a larger q-value than
-    both. A `*` alone chooses neither.
+    The encoding with the larger q-value is chosen; gzip if both are equal; None if `identity` has a larger q-value
+    than both. A `*` alone chooses neither.
     """
     if not accept_encoding:
         return None
@@ -108,7 +108,7 @@ def choose_encoding(accept_encoding: bytes | None) -> bytes | None:
 
 
 def _weight(parameter: bytes) -> float:
-    """The q-value in `parameter`: 1 if there is none, 0 if it cannot be read."""
+    """Return the q-value in `parameter`: 1 if there is none, 0 if it cannot be read."""
     name, _, value = parameter.partition(b"=")
     if name.strip() != b"q":
         return 1.0

@@ -1,4 +1,4 @@
-"""DepsOf: a route's parameter that gives it the parts which the application was built on."""
+"""context: DepsOf, the parameter by which a route gets the parts of the gateway."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from millstream.gateway.protocols.http.deps import Deps
 
 
 def deps_of(request: Request) -> Deps:
+    """Return the parts of the gateway that the application was built with."""
     deps = request.app.state.deps
     assert isinstance(deps, Deps)
     return deps

@@ -1,4 +1,4 @@
-"""Deps: the parts of a gateway that routes and gRPC calls use, made in gateway/__main__.py. Knows no HTTP framework."""
+"""deps: the parts of a gateway that routes and gRPC calls use, made in gateway/__main__.py. Knows no HTTP framework."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ class Deps:
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]  # Accept header -> page, content type
     start: Callable[[], Awaitable[None]]  # awaited when the application starts
     stop: Callable[[], Awaitable[None]]  # awaited when the application stops
-    version: str  # of Millstream
+    version: str  # Millstream's version

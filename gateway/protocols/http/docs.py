@@ -1,4 +1,4 @@
-"""GET /docs: the OpenAPI page. Its assets come from an installed package, so it works without internet access."""
+"""docs: GET /docs, the OpenAPI page. Its assets come from an installed package, so it works without internet access."""
 
 from __future__ import annotations
 

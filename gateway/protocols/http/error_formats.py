@@ -1,4 +1,4 @@
-"""The format of error replies: each protocol has one, and the path of a request decides which one applies. Pure.
+"""error_formats: formats of error replies. The path of a request decides which protocol's format applies. Pure.
 
 path ─> ErrorFormats.of ─> ErrorFormat.write(ErrorContext) ─> status, more headers, JSON
 """
@@ -15,16 +15,16 @@ from millstream.services.errors import Code, Subject
 
 
 class ErrorContext(NamedTuple):
-    """What went wrong with a request."""
+    """The error of a request."""
 
-    status: int  # of `code` in HTTP_STATUS, or the router's own
+    status: int  # that of `code` in HTTP_STATUS, or the router's own
     code: Code
     message: str
     subject: Subject | None = None  # as in Failure
 
 
 class FormattedError(NamedTuple):
-    """An error reply. `headers`: beside those that all formats share."""
+    """An error reply. `headers`: those beside the headers that all formats share."""
 
     status: int
     headers: dict[str, str]
@@ -32,7 +32,7 @@ class FormattedError(NamedTuple):
 
 
 class ErrorDocument(BaseModel):
-    """Every error of the protocols that have no format of their own."""
+    """The body of errors of protocols without a format of their own."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
 
@@ -58,7 +58,7 @@ class ErrorFormats:
     """Finds the error format of a path.
 
     Args:
-        by_prefix: the longest prefix that a path starts with decides; PLAIN applies where none does.
+        by_prefix: formats by path prefix. The longest prefix of a path decides; PLAIN applies if none matches.
     """
 
     def __init__(self, by_prefix: Mapping[str, ErrorFormat]) -> None:
@@ -68,7 +68,7 @@ class ErrorFormats:
         return next((form for prefix, form in self._longest_first if path.startswith(prefix)), PLAIN)
 
 
-#: Code of a status that the router or the framework decided
+#: codes of statuses that the router or the framework decided
 CODE_OF_STATUS: dict[int, Code] = {
     400: Code.INVALID,
     401: Code.UNAUTHENTICATED,
@@ -82,5 +82,5 @@ CODE_OF_STATUS: dict[int, Code] = {
 
 
 def unicode_text(message: str) -> str:
-    """`message`, which may quote a request, with what is not Unicode in it escaped."""
+    """Return `message`. It may quote a request, so lone surrogates are escaped."""
     return message.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Every error of every path becomes JSON in the format of the path's protocol with its status, here and nowhere else.
+"""errors: the only place that turns errors into replies: JSON in the format of the path's protocol, with a status.
 
 Failure -> the status of its code; a parameter that does not fit -> 400, never 422; no such path -> 404;
 another method -> 405 with Allow; anything else -> 500 with an id that is also in the log.
@@ -36,21 +36,21 @@ class ErrorReplies:
         self._formats = formats
 
     def handle_errors_of(self, app: FastAPI) -> None:
-        """Register the handlers of all exceptions that routes raise on purpose; UnexpectedErrors has the others."""
+        """Register handlers for all exceptions that routes raise on purpose; UnexpectedErrors handles the others."""
         app.add_exception_handler(Failure, self._failure)
         app.add_exception_handler(HTTPException, self._http)
         app.add_exception_handler(RequestValidationError, self._validation)
         app.add_exception_handler(ClientDisconnect, self._disconnected)
 
     def reply(self, path: str, error: ErrorContext, headers: Mapping[str, str] | None = None) -> Response:
-        """The reply that says what went wrong. For v2 its words and bytes are those of the fast path."""
+        """Return the reply for an error. For v2, its bytes are equal to the fast path's."""
         written = self._formats.of(path).write(error)
         return Response(
             written.body, written.status, {**(headers or {}), **written.headers}, media_type="application/json"
         )
 
     def reply_status(self, path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-        """The same for an error whose status the router or the framework decided."""
+        """Return the reply for an error whose status the router or the framework decided."""
         return self.reply(path, ErrorContext(status, CODE_OF_STATUS.get(status, Code.INTERNAL), message), headers)
 
     async def _failure(self, request: Request, exc: Exception) -> Response:
@@ -86,7 +86,7 @@ def _context(failure: Failure) -> ErrorContext:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Methods of all routes of this path: the router knows only those of the first route that matched."""
+    """Return the methods of all routes of this path: the router knows only those of the first matching route."""
     app: FastAPI = request.app
     allowed = [
         method
@@ -97,7 +97,7 @@ def _allowed(request: Request) -> list[str]:
 
 
 class UnexpectedErrors:
-    """ASGI middleware: logs an exception that no handler knows with an id, and replies 500 with that id.
+    """ASGI middleware that logs an exception without a handler under an id, and replies 500 with that id.
 
     Args:
         replies: writes the reply.
@@ -129,15 +129,15 @@ class UnexpectedErrors:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may reply with these error statuses, for the OpenAPI page.
+    """Return the `responses` of a route that may reply with these error statuses, for the OpenAPI page.
 
-    The schema is a placeholder, which `describe_errors` replaces by that of the path's error format.
+    Their schema is a placeholder, which `describe_errors` replaces by the schema of the path's error format.
     """
     return {status: {"model": ErrorDocument, "description": _MEANINGS[status]} for status in statuses}
 
 
 def describe_errors(schema: dict[str, Any], formats: ErrorFormats) -> None:
-    """Give the documented errors of each path in the OpenAPI document `schema` the body of the path's error format."""
+    """Set the body of each path's documented errors in the OpenAPI document `schema` to the path's error format."""
     schemas = schema["components"]["schemas"]
     for path, operations in schema["paths"].items():
         document = formats.of(path).document
@@ -159,15 +159,15 @@ _MEANINGS = {
     403: "Without a key, the admin API answers local callers only.",
     404: "No such model, version or path.",
     405: "The path exists, the method does not.",
-    406: "No form of the answer that is accepted.",
-    409: "Already there, in use, or changed in between.",
+    406: "The reply has none of the accepted forms.",
+    409: "It exists already, is in use, or was changed meanwhile.",
     413: "Larger than the limit.",
-    415: "A content encoding that is not spoken.",
+    415: "The content type or encoding is not supported.",
     424: "The model failed on this input, or did not answer in time.",
-    429: "Too many rows wait: come back after Retry-After seconds.",
+    429: "Too many rows wait: retry after Retry-After seconds.",
     500: "The model failed on this input, or an internal error.",
-    501: "A valid request for something that is not offered.",
-    503: "Nothing can take this now: come back after Retry-After seconds.",
-    504: "The deadline passed before an answer was there.",
+    501: "A valid request for something that is not supported.",
+    503: "The request cannot be served now: retry after Retry-After seconds.",
+    504: "The deadline passed before there was an answer.",
     507: "The disk is full.",
 }

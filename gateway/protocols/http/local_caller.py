@@ -1,4 +1,4 @@
-"""local_caller: whether a request comes from this machine, or was only passed on by a proxy on it. Pure.
+"""local_caller: tells whether a request comes from this machine, or from a proxy on it. Pure.
 
 A reverse proxy on this machine connects from loopback for clients on other machines. A proxy is recognised by the
 headers that name its client, and nginx in its default configuration by HTTP/1.0.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 
-#: Headers that only a proxy adds: RFC 9110 7.6.3 (Via), RFC 7239 (Forwarded), and those of the common proxies and CDNs.
+#: headers that only a proxy adds: RFC 9110 7.6.3 (Via), RFC 7239 (Forwarded), and those of the common proxies and CDNs.
 _FORWARDING = frozenset(
     {
         "via",
@@ -41,7 +41,7 @@ def is_loopback(host: str) -> bool:
 
 
 def forwarding_header(names: Iterable[str]) -> str | None:
-    """The first of the header `names`, in any case, that only a proxy adds; None: there is none."""
+    """Return the first of the header `names`, upper or lower case, that only a proxy adds; None: there is none."""
     for name in names:
         lowered = name.lower().replace("_", "-")
         if lowered in _FORWARDING or lowered.startswith(_FORWARDING_PREFIXES):

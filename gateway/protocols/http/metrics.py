@@ -1,4 +1,4 @@
-"""GET /metrics, for Prometheus; the Accept header chooses the text format."""
+"""metrics: GET /metrics, for Prometheus; the Accept header chooses the text format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of models under /v1/models, which clients of KServe V1 and of OpenAI can both read. Pure.
+"""model_list: the list of models under /v1/models, which clients of KServe V1 and of OpenAI can both read. Pure.
 
 Source: KServe, "V1 Protocol"; OpenAI, "Models".
 """
@@ -14,7 +14,7 @@ OWNER = "millstream"
 
 
 def model_list(snapshot: Snapshot) -> dict[str, Any]:
-    """Models that answer requests: `models` for KServe, `object` and `data` for OpenAI."""
+    """Return the models that answer requests: `models` for KServe, `object` and `data` for OpenAI."""
     serving = sorted(
         (name, view.versions[view.serving])
         for name, view in snapshot.models.items()
@@ -28,5 +28,5 @@ def model_list(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def model_card(manifest: Manifest) -> dict[str, Any]:
-    """A model as OpenAI describes it."""
+    """Return a model as OpenAI describes it."""
     return {"id": manifest.model, "object": "model", "created": int(manifest.created), "owned_by": OWNER}

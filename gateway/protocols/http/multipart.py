@@ -1,4 +1,4 @@
-"""Reads a multipart/form-data body chunk by chunk and passes the bytes of each part to a sink that the caller gives.
+"""multipart: reads a multipart/form-data body chunk by chunk, and passes the bytes of each part to the caller's sink.
 
 Content-Type ─> boundary; chunk ─> feed ─> (a part begins) ─> open_part(name) ─> sink(bytes)
 """
@@ -29,7 +29,7 @@ class MultipartReader:
 
     Args:
         content_type: the header's value, with the boundary.
-        open_part: takes the name of a part that begins and returns the sink for its bytes; may raise Failure.
+        open_part: called with the name of a part that begins; returns the sink for its bytes; may raise Failure.
 
     Raises:
         Failure: INVALID, from the constructor, `feed` and `close`, for a form that is broken, ends early, or has two
@@ -72,7 +72,7 @@ class MultipartReader:
             raise _broken(error) from None
 
     def close(self) -> None:
-        """Call at the end of the body."""
+        """Check that the form is complete. Call it at the end of the body."""
         if not self._ended:
             raise invalid("the multipart body ends before its last boundary")
 

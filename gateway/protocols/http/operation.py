@@ -1,4 +1,4 @@
-"""The adapter of what belongs to no protocol: the metrics page and the documentation page."""
+"""operation: the adapter of the metrics page and the documentation page, which belong to no protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ASGI middleware: replies of routes count in the reply budget until the HTTP server has taken them."""
+"""reply_budget_middleware: counts replies of routes in the reply budget until the HTTP server has taken them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ReplyBudgetMiddleware:
     """Counts a reply from the arrival of its tensors until the server has taken the reply written from them.
 
     Args:
-        reply_budget: of the gateway.
+        reply_budget: the gateway's reply budget.
     """
 
     def __init__(self, app: ASGIApp, reply_budget: ReplyBudget) -> None:

@@ -1,4 +1,4 @@
-"""versioned: one handler for a call with two paths, of the model's serving version and of a named version."""
+"""versioned: registers one handler for two paths: of the model's serving version, and of a named version."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def versioned(
 ) -> Callable[[_Handler], _Handler]:
     """Register a handler under `path` twice: without the part in brackets, which names a version, and with it.
 
-    The second route's name is the handler's with "_version" behind it.
+    The second route's name is the handler's name followed by "_version".
 
     Args:
-        router: gets both routes.
-        method: of HTTP.
-        path: such as "/v2/models/{model}[/versions/{version}]/infer". The handler's parameter `version` is None where
+        router: the router that gets both routes.
+        method: the HTTP method.
+        path: for example "/v2/models/{model}[/versions/{version}]/infer". The handler's parameter `version` is None if
             the path names no version.
-        summaries: of the call without a version, and with one.
-        options: of both routes, as `APIRouter.add_api_route` takes them.
+        summaries: summary of the path without a version, and of the path with a version.
+        options: options of both routes, as `APIRouter.add_api_route` takes them.
     """
     before, _, rest = path.partition("[")
     part, _, after = rest.partition("]")
@@ -47,12 +47,12 @@ def versioned(
             parameter.replace(annotation=str) if name == "version" else parameter
             for name, parameter in parameters.items()
         ]
-        for route, taken, name, summary, at in (
+        for route, route_parameters, name, summary, route_path in (
             (serving, without, handler.__name__, summaries[0], before + after),
             (named, required, f"{handler.__name__}_version", summaries[1], before + part + after),
         ):
-            route.__signature__ = signature.replace(parameters=taken)  # type: ignore[attr-defined]
-            router.add_api_route(at, route, methods=[method], name=name, summary=summary, **options)
+            route.__signature__ = signature.replace(parameters=route_parameters)  # type: ignore[attr-defined]
+            router.add_api_route(route_path, route, methods=[method], name=name, summary=summary, **options)
         return handler
 
     return register

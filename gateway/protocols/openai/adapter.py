@@ -1,4 +1,4 @@
-"""The adapter of OpenAI's embeddings API."""
+"""adapter: registers the routes of OpenAI's embeddings API."""
 
 from __future__ import annotations
 

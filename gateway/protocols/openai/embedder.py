@@ -1,8 +1,8 @@
 """Makes inputs of an embedding model from token ids or texts, and one vector for each entry from its outputs. Pure.
 
 ids ─> padded to the longest ─> input_ids, attention_mask, token_type_ids        output ─> pool ─> vectors, FP32
-An output of (rows, dim) is taken unchanged; one of (rows, tokens, dim) is averaged over the entry's own tokens, without
-padding, and made a unit vector.
+An output of (rows, dim) is used unchanged. An output of (rows, tokens, dim) is averaged over the entry's tokens,
+without padding, and scaled to length 1.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from millstream.services.model.signature import Signature
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 _INTEGERS = frozenset({"INT32", "INT64"})
 
-#: Names of outputs that are embeddings, the preferred first, for models with several outputs.
+#: names of outputs that are embeddings, the preferred name first, for models with several outputs
 _OUTPUTS = ("sentence_embedding", "embeddings", "embedding", "token_embeddings", "last_hidden_state")
 
 Array = np.ndarray[Any, Any]
 
 
 class Embedder(NamedTuple):
-    """How a version embeds. `output`: index of the embeddings. `text`: its input takes texts, not token ids."""
+    """How a version embeds. `output`: index of the embeddings. `text`: whether its input takes texts, not token ids."""
 
     plans: InputPlans
     output: int
@@ -67,7 +67,7 @@ class Embedder(NamedTuple):
 
 
 def embedder(plans: InputPlans) -> Embedder:
-    """Return how the version of `plans` embeds. Raises Failure(INVALID) for a version that does not."""
+    """Return how the version of `plans` embeds. Raises Failure(INVALID) if it gives no embeddings."""
     output = _output(plans.model, plans.signature)
     only = next(iter(plans)) if len(plans) == 1 else None
     if only is not None and only.datatype == BYTES and len(only.shape) in {1, 2}:

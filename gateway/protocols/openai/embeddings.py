@@ -33,8 +33,8 @@ class Embeddings:
 
     Args:
         caller: finds versions and runs them.
-        tokenizers: of the repository's versions.
-        json_limits: of a request.
+        tokenizers: tokenizers of the repository's versions.
+        json_limits: limits of a request.
     """
 
     def __init__(self, caller: Caller, tokenizers: Tokenizers, json_limits: JsonLimits = DEFAULT_LIMITS) -> None:
@@ -45,22 +45,24 @@ class Embeddings:
 
     async def answer(self, body: bytes) -> bytes:
         """Return the body of the reply to the request in `body`. Raises Failure."""
-        wanted = await run_in_thread_if_large(len(body), read, body, self._json_limits)
-        route = self._caller.find(wanted.model, wanted.version)
+        request = await run_in_thread_if_large(len(body), read, body, self._json_limits)
+        route = self._caller.find(request.model, request.version)
         with count_rejections(route):
-            how = embedder(route.plans)
-            entries, tokens = await self._entries(route, how, wanted)
-        vectors = await self._vectors(route, how, entries)
+            version_embedder = embedder(route.plans)
+            entries, tokens = await self._entries(route, version_embedder, request)
+        vectors = await self._vectors(route, version_embedder, entries)
         with count_rejections(route):
-            vectors = shortened(vectors, wanted.dimensions)
-        return await run_in_thread_if_large(vectors.nbytes, _written, wanted, vectors, tokens)
+            vectors = shortened(vectors, request.dimensions)
+        return await run_in_thread_if_large(vectors.nbytes, _written, request, vectors, tokens)
 
-    async def _entries(self, route: ModelRoute, how: Embedder, wanted: EmbeddingRequest) -> tuple[Sequence[Any], int]:
-        """Return what the model takes for each entry, texts or token ids, and the number of tokens."""
-        entries: Sequence[Any] = wanted.entries
+    async def _entries(
+        self, route: ModelRoute, version_embedder: Embedder, request: EmbeddingRequest
+    ) -> tuple[Sequence[Any], int]:
+        """Return the model's input for each entry, a text or token ids, and the number of tokens."""
+        entries: Sequence[Any] = request.entries
         texts = isinstance(entries[0], str)
-        if how.text:
-            how.inputs(entries[:1])  # raises for token ids
+        if version_embedder.text:
+            version_embedder.inputs(entries[:1])  # raises for token ids
             return entries, 0
         if texts:
             manifest = route.lane.manifest
@@ -70,7 +72,9 @@ class Embeddings:
             check_tokens([len(ids) for ids in entries])
         return entries, sum(map(len, entries))
 
-    async def _vectors(self, route: ModelRoute, how: Embedder, entries: Sequence[Any]) -> np.ndarray[Any, Any]:
+    async def _vectors(
+        self, route: ModelRoute, version_embedder: Embedder, entries: Sequence[Any]
+    ) -> np.ndarray[Any, Any]:
         signature, config = route.plans.signature, route.lane.manifest.config
         size = config.rows_max if signature.batching else 1
         turns = asyncio.Semaphore(RUNS_AT_ONCE_MAX)
@@ -78,26 +82,26 @@ class Embeddings:
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
             async with turns:
                 with count_rejections(route):
-                    inputs, mask = how.inputs(some)
+                    inputs, mask = version_embedder.inputs(some)
                 outputs = await infer_arrays(self._caller, route, inputs)
-                return how.vectors(outputs, mask)
+                return version_embedder.vectors(outputs, mask)
 
         runs = [asyncio.ensure_future(run(entries[at : at + size])) for at in range(0, len(entries), size)]
         try:
             return np.concatenate(await asyncio.gather(*runs))
         finally:
-            for one in runs:
-                one.cancel()
+            for task in runs:
+                task.cancel()
 
 
-def _written(wanted: EmbeddingRequest, vectors: np.ndarray[Any, Any], tokens: int) -> bytes:
-    if wanted.base64:
+def _written(request: EmbeddingRequest, vectors: np.ndarray[Any, Any], tokens: int) -> bytes:
+    if request.base64:
         texts = [b'"%b"' % base64.b64encode(row.astype("<f4").tobytes()) for row in vectors]
     else:
         texts = [dump_numbers(np.ascontiguousarray(row)) for row in vectors]
     data = b",".join(
         [b'{"object":"embedding","index":%d,"embedding":%b}' % (index, text) for index, text in enumerate(texts)]
     )
-    model = wanted.model if wanted.version is None else f"{wanted.model}:{wanted.version}"
+    model = request.model if request.version is None else f"{request.model}:{request.version}"
     usage = b'{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
     return b'{"object":"list","data":[%b],"model":%b,"usage":%b}' % (data, orjson.dumps(model), usage)

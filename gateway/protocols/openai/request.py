@@ -1,4 +1,4 @@
-"""Reads an embeddings request: JSON -> texts or token ids, within limits. Pure.
+"""request: reads an embeddings request: JSON -> texts or token ids, within limits. Pure.
 
 Source: OpenAI, API reference, "Create embeddings", with its limits on entries and tokens.
 """
@@ -17,7 +17,7 @@ TOKENS_TOTAL_MAX = 300_000
 
 
 class EmbeddingRequest(NamedTuple):
-    """A request. `version` None: `model` names no version. `dimensions` 0: all that the model gives."""
+    """An embeddings request. `version` None: `model` names no version. `dimensions` 0: all of the model's."""
 
     model: str
     version: str | None
@@ -27,7 +27,7 @@ class EmbeddingRequest(NamedTuple):
 
 
 def read(body: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> EmbeddingRequest:
-    """Read a request. Raises Failure: INVALID, with the name of the member; TOO_LARGE."""
+    """Return the request in `body`. Raises Failure: INVALID, with the name of the member; TOO_LARGE."""
     document = parse(body, limits)
     if type(document) is not dict:
         raise invalid("the body is not a JSON object")
@@ -88,8 +88,8 @@ def check_tokens(counts: list[int]) -> None:
         raise invalid(f"'input' has {sum(counts)} tokens: at most {TOKENS_TOTAL_MAX} in a request")
 
 
-def unknown_words(name: str) -> str:
-    """The message for texts to a model without a tokenizer."""
+def no_tokenizer(name: str) -> str:
+    """Return the message for texts to a model without a tokenizer."""
     return (
         f"model '{excerpt(name)}' has no tokenizer: send token ids, or upload the model in a zip or tar with its "
         "tokenizer.json"

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
@@ -68,6 +68,6 @@ async def models(deps: DepsOf) -> dict[str, Any]:
 
 
 async def _embed(request: Request, deps: Deps) -> Response:
-    async with whole_body(request, deps) as body:
-        text = await unless_gone(request, deps.embed(body))
+    async with decompressed_body(request, deps) as body:
+        text = await cancel_on_disconnect(request, deps.embed(body))
     return Response(text, media_type="application/json")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from millstream.gateway.protocols.openai.request import unknown_words
+from millstream.gateway.protocols.openai.request import no_tokenizer
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.version_files import read_inside
@@ -85,4 +85,4 @@ class Tokenizers:
             path = str(place / FILE)
             if os.path.lexists(folder / path):
                 return read_inside(folder, path, FILE_BYTES_MAX, f"the tokenizer of model '{manifest.model}':")
-        raise invalid(unknown_words(manifest.model))
+        raise invalid(no_tokenizer(manifest.model))

@@ -1,11 +1,11 @@
-"""The adapter of SageMaker: the calls of its containers, and its runtime API."""
+"""adapter: registers the routes of SageMaker: the calls of its containers, and its runtime API."""
 
 from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.protocols.sagemaker import errors, routes, routes_ping
 
-_TAG = Tag("SageMaker", "What a container of SageMaker answers, and its runtime API for boto3.")
+_TAG = Tag("SageMaker", "The calls of SageMaker's containers, and its runtime API for boto3.")
 
 ADAPTER = Adapter(
     routes=(Routes(routes_ping.router, _TAG), Routes(routes.router, _TAG)),

@@ -1,4 +1,4 @@
-"""Triton's binary tensors under SageMaker's headers: the Content-Type holds the length of the JSON part. Pure.
+"""binary: Triton's binary tensors under SageMaker's headers: the Content-Type holds the length of the JSON part. Pure.
 
 Source: Triton, sagemaker_server.cc, "application/vnd.sagemaker-triton.binary+json;json-header-size=".
 """
@@ -13,7 +13,7 @@ _DIGITS_MAX = 10
 
 
 def header_bytes(content_type: str) -> int | None:
-    """The length of the JSON part; None for another content type. Raises Failure(INVALID)."""
+    """Return the length of the JSON part; None for another content type. Raises Failure(INVALID)."""
     if not content_type.startswith(PREFIX):
         return None
     digits = content_type.removeprefix(PREFIX).strip()

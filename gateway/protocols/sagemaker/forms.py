@@ -1,12 +1,12 @@
-"""Selects the form of a request and of its reply among those of tensors/forms.py and v2. Pure."""
+"""forms: selects the form of a request and of its reply among those of tensors/forms.py and v2. Pure."""
 
 from __future__ import annotations
 
 from millstream.gateway.tensors.forms import CSV, JSON, NPY
 
 
-def chosen(accept: str | None) -> str | None:
-    """The first supported form in an Accept header; None: none of them is supported."""
+def accepted_form(accept: str | None) -> str | None:
+    """Return the first supported form in an Accept header; None: none is supported."""
     for part in (accept or "*/*").split(","):
         wanted = part.partition(";")[0].strip().lower()
         if wanted in {JSON, CSV, NPY}:

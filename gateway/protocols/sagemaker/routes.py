@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request, Response
 from starlette.exceptions import HTTPException
 
-from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.sagemaker import binary
 from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
-from millstream.gateway.protocols.sagemaker.forms import chosen, is_v2
+from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
@@ -104,7 +104,7 @@ async def invoke_endpoint_stream(
 
 @router.post(
     "/endpoints/{endpoint}/async-invocations",
-    summary="InvokeEndpointAsync: not offered",
+    summary="InvokeEndpointAsync: not supported",
     status_code=501,
     responses=documented(501),
 )
@@ -135,10 +135,10 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
     """Run `model` on the request's body in any supported form, and reply in the form that the client accepts.
 
     Args:
-        request: with its body unread.
-        deps: of the gateway.
-        model: its name.
-        accept: as the header Accept; None: that header decides.
+        request: the request; its body is not read yet.
+        deps: the parts of the gateway.
+        model: name of the model.
+        accept: the accepted forms, as in an Accept header; None: the request's Accept header.
 
     Raises:
         Failure: of any kind. INVALID for a content type or encoding that is not supported: the reference container
@@ -147,8 +147,8 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
     """
     route = deps.caller.find(model, variant_version(request.headers))
     try:
-        async with whole_body(request, deps) as body:
-            reply = await unless_gone(request, _reply(request, deps, route, body, accept))
+        async with decompressed_body(request, deps) as body:
+            reply = await cancel_on_disconnect(request, _reply(request, deps, route, body, accept))
     except Failure as failure:
         if failure.code is Code.ENCODING:
             raise invalid(failure.message) from None
@@ -169,7 +169,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
         return _v2_reply(*await infer_v2(deps.caller, route, body, header_bytes))
     if forms.media_type(content_type) == OCTETS:
         return await _octets(request, deps, route, body)
-    form = chosen(accept or request.headers.get("accept"))
+    form = accepted_form(accept or request.headers.get("accept"))
     if form is None:
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
@@ -195,7 +195,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
 
 
 def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
-    """A reply of JSON, or of JSON with binary outputs after it; then the content type holds the length of the JSON."""
+    """Return a reply of JSON, or of JSON and binary outputs; then the content type has the length of the JSON."""
     return Response(text, media_type=forms.JSON if header_bytes is None else f"{binary.PREFIX}{header_bytes}")
 
 
@@ -211,5 +211,5 @@ async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) 
 
 
 def _with_type(text: bytes, form: str) -> Response:
-    # As a header, since the framework adds a charset to the media type of texts.
+    # As a header: the framework would add a charset to the media type of texts.
     return Response(text, headers={"content-type": form})

@@ -1,4 +1,4 @@
-"""The adapter of TensorFlow Serving's REST API, which KServe's V1 protocol is a part of."""
+"""adapter: registers the routes of TensorFlow Serving's REST API, which KServe's V1 protocol is a part of."""
 
 from __future__ import annotations
 

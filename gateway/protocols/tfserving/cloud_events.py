@@ -26,7 +26,7 @@ _HEADER_CHARACTERS_MAX = 1024
 
 
 class Event(NamedTuple):
-    """What the reply to an event depends on."""
+    """The parts of an event that its reply depends on."""
 
     structured: bool
     id: str
@@ -35,7 +35,7 @@ class Event(NamedTuple):
 def open_event(
     headers: Mapping[str, str], body: bytes, limits: JsonLimits = DEFAULT_LIMITS
 ) -> tuple[Event | None, bytes]:
-    """Return the event, None if the request is none, and the data. Raises Failure(INVALID) for a broken event."""
+    """Return event and data; the event is None if the request is none. Raises Failure(INVALID) for a broken event."""
     if headers.get("content-type", "").partition(";")[0].strip().lower() == STRUCTURED:
         return _structured(body, limits)
     if "ce-specversion" not in headers and "ce-id" not in headers:

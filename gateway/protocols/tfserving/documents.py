@@ -44,11 +44,11 @@ _DTYPE = {
 
 
 def model_status(model: ModelView, version: VersionView, *, ready: bool, all_versions: bool) -> dict[str, Any]:
-    """The state of a model: `name` and `ready` for KServe, `model_version_status` for TensorFlow, the rest for OpenAI.
+    """Return the state: `name` and `ready` for KServe, `model_version_status` for TensorFlow, the rest for OpenAI.
 
     Args:
-        model: of the path.
-        version: its version of the path, or its serving one.
+        model: the model that the path names.
+        version: the version that the path names, or the serving version.
         ready: whether that version answers requests.
         all_versions: whether to list all versions of the model.
     """
@@ -68,7 +68,7 @@ def _version_status(view: VersionView) -> dict[str, Any]:
 
 
 def model_metadata(manifest: Manifest) -> dict[str, Any]:
-    """The signature as JSON of TensorFlow's protobuf message."""
+    """Return the signature as JSON of TensorFlow's protobuf message."""
     signature = manifest.signature
     described = {
         "inputs": _tensors(signature.inputs),

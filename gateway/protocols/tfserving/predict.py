@@ -26,8 +26,8 @@ from millstream.services.errors import invalid, not_found
 SIGNATURE_NAME = "serving_default"
 
 
-def unknown(model: str, version: str | None) -> Exception:
-    """The failure for a version that does not exist, in TensorFlow Serving's words."""
+def servable_not_found(model: str, version: str | None) -> Exception:
+    """Return the failure for a version that does not exist, in TensorFlow Serving's words."""
     which = f"Latest({excerpt(model)})" if version is None else f"Specific({excerpt(model)}, {excerpt(version)})"
     return not_found(f"Servable not found for request: {which}")
 
@@ -48,7 +48,7 @@ def check_signature_name(document: dict[str, Any]) -> None:
 
 
 def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
-    """Read `examples`, each `{feature: value or list}`, with the features of `context`. Raises Failure(INVALID)."""
+    """Return the inputs in `examples`, each `{feature: value or list}`, and in `context`. Raises Failure(INVALID)."""
     examples = document.get("examples")
     if type(examples) is not list or not examples:
         raise invalid("'examples' is a list of objects {feature: value}, and not empty")
@@ -65,7 +65,7 @@ def read_examples(plans: InputPlans, document: dict[str, Any]) -> Inputs:
 
 
 def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> CheckedInput:
-    """A feature's values as rows; a single value becomes a list of one where the input has columns."""
+    """Return a feature's values as rows; if the input has columns, a single value becomes a list of one."""
     plan = plans.named(name)
     column = [example[name] for example in examples]
     if len(plan.shape) == 2:
@@ -74,7 +74,7 @@ def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Ch
 
 
 def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> bytes:
-    """Write `result`: for each example its [label, score] pairs in the model's order.
+    """Return `result`: for each example its [label, score] pairs in the model's order.
 
     Without `labels` the label is the class's number. Raises Failure(INVALID) unless there is one output of numbers,
     (rows, classes).
@@ -90,7 +90,7 @@ def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> byt
 
 
 def write_values(outputs: Sequence[OutputTensor]) -> bytes:
-    """Write `result`: a value for each example. Raises Failure(INVALID) unless the output is one number a row."""
+    """Return `result`: a value for each example. Raises Failure(INVALID) unless the output is one number a row."""
     if len(outputs) != 1 or isinstance(outputs[0].array, list) or not _one_a_row(outputs[0].shape):
         raise invalid("the model cannot regress: it has not one output of one number a row; use :predict")
     output = outputs[0]

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, version_number
-from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
@@ -18,7 +18,7 @@ from millstream.gateway.protocols.tfserving.cloud_events import close_event, ope
 from millstream.gateway.protocols.tfserving.predict import (
     read_document,
     read_examples,
-    unknown,
+    servable_not_found,
     write_classes,
     write_values,
 )
@@ -172,7 +172,7 @@ def _view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, Versi
         view = deps.catalog.snapshot.model(model)
         return view, view.version(None if version is None else version_number(model, version))
     except Failure:
-        raise unknown(model, version) from None
+        raise servable_not_found(model, version) from None
 
 
 def _status(deps: Deps, model: str, version: str | None, response: Response) -> dict[str, Any]:
@@ -189,12 +189,12 @@ def _find(deps: Deps, model: str, version: str | None) -> ModelRoute:
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
-        raise unknown(model, version) from None
+        raise servable_not_found(model, version) from None
 
 
 async def _run(model: str, version: str | None, read: Reader, request: Request, deps: Deps) -> Response:
-    async with whole_body(request, deps) as body:
-        return await unless_gone(request, _answer(model, version, read, request, body, deps))
+    async with decompressed_body(request, deps) as body:
+        return await cancel_on_disconnect(request, _answer(model, version, read, request, body, deps))
 
 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:

@@ -1,4 +1,4 @@
-"""The adapter of TorchServe: predictions, and the management of models."""
+"""adapter: registers the routes of TorchServe: predictions, and the management of models."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def page(snapshot: Snapshot, limit: int, token: str | None) -> dict[str, Any]:
 
 
 def model_url(model: ModelView) -> str:
-    """The path of the serving version in the repository; the model's name where it has no serving version."""
+    """Return the path of the serving version in the repository; the model's name if it has no serving version."""
     view = model.versions.get(model.serving) if model.serving is not None else None
     return model.name if view is None else _url(view)
 
@@ -46,7 +46,7 @@ def _url(view: VersionView) -> str:
 
 
 def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView, VersionView]:
-    """Find the model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
+    """Return the model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
     model = snapshot.models.get(name)
     if model is None:
         raise not_found(f"Model not found: {excerpt(name)}", Subject.MODEL)
@@ -57,7 +57,7 @@ def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView,
 
 
 def plain(version: str) -> str:
-    """The version number in TorchServe's decimal: `2.0` is 2."""
+    """Return the version number without TorchServe's decimal: `2.0` is 2."""
     return version.removesuffix(".0")
 
 
@@ -68,10 +68,10 @@ def unknown_version(name: str, version: str | None) -> Failure:
 
 
 def description(view: VersionView, *, default: bool, waiting: int, waiting_max: int) -> dict[str, Any]:
-    """Describe one version.
+    """Return the description of one version.
 
     Args:
-        view: of the version.
+        view: the version.
         default: whether it serves requests that name no version.
         waiting: requests in this gateway's lane.
         waiting_max: rows that may wait there.

@@ -9,7 +9,7 @@ PARTS_MAX = 64
 
 
 def parts_of(content_type: str, body: bytes) -> dict[str, bytes]:
-    """Name of each part -> its bytes. Raises Failure(INVALID) for a form that is broken or has too many parts."""
+    """Return each part's bytes, by name. Raises Failure(INVALID) for a form that is broken or has too many parts."""
     pieces: dict[str, list[bytes]] = {}
 
     def open_part(name: str) -> Sink:

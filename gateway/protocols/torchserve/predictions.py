@@ -36,8 +36,8 @@ from millstream.services.model.signature import Signature
 _DATA = ("data", "body")  # keys under which TorchServe's handlers look for the request
 _NUMPY_MAGIC = b"\x93NUMPY"
 _FORM = "multipart/form-data"
-#: Content types that clients send without regard to the content.
-_UNSAID = frozenset({"", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain"})
+#: content types that clients send whatever the content is
+_UNSPECIFIC = frozenset({"", "application/x-www-form-urlencoded", "application/octet-stream", "text/plain"})
 
 
 class Prediction(NamedTuple):
@@ -48,7 +48,7 @@ class Prediction(NamedTuple):
 
 
 def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
-    """Read a request. Raises Failure: INVALID, ENCODING (a content type that no input can be made of)."""
+    """Return the inputs in a body. Raises Failure: INVALID, ENCODING (the content type is not supported)."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind == _FORM:
         return _read_form(plans, parts_of(content_type, body))
@@ -56,7 +56,7 @@ def read(plans: InputPlans, content_type: str, body: bytes) -> Prediction:
         return _read_value(plans, parse(body, plans.json_limits, depth=TENSOR_DEPTH, in_lists=True))
     if kind in {forms.CSV, forms.NPY}:
         return Prediction(forms.reader(kind)(plans, body).inputs, single=False)
-    if kind not in _UNSAID and not _takes_bytes(plans):
+    if kind not in _UNSPECIFIC and not _takes_bytes(plans):
         forms.reader(kind)  # raises the failure that lists the supported types
     return _read_raw(plans, _only(plans), body)
 
@@ -94,7 +94,7 @@ def _read_raw(plans: InputPlans, plan: InputPlan, part: bytes) -> Prediction:
 
 
 def _parsed(part: bytes, limits: JsonLimits) -> Any:
-    """The JSON value in `part`; None where it is not JSON. Its content type does not tell."""
+    """Return the JSON value in `part`; None if it is not JSON. The content type does not tell."""
     if part.lstrip()[:1] not in {b"[", b"{"}:
         return None
     try:
@@ -106,7 +106,7 @@ def _parsed(part: bytes, limits: JsonLimits) -> Any:
 
 
 def _read_part(plan: InputPlan, part: bytes, limits: JsonLimits) -> tuple[CheckedInput, bool]:
-    """Read one input: its bytes as the single element of BYTES, an array, JSON, or a raw tensor."""
+    """Return one input, and whether it lacks the rows: one element of BYTES, an array, JSON, or a raw tensor."""
     if plan.datatype == BYTES:
         extent = plan.fit(BYTES, (1,) * len(plan.shape))
         raw = raw_from_strings([part])
@@ -151,7 +151,7 @@ def _is_single(plan: InputPlan, value: object) -> bool:
 
 
 def write(signature: Signature, outputs: Sequence[OutputTensor], *, single: bool) -> bytes:
-    """Write the only output, or an object of all by name. Raises Failure(INVALID) for bytes that are not text."""
+    """Return the only output, or all by name, as JSON. Raises Failure(INVALID) for bytes that are not text."""
     if single and signature.batching:
         outputs = [rows_of(output)[0] for output in outputs]
     texts = [

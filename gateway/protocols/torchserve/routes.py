@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
@@ -65,7 +65,7 @@ async def predictions_version(model: str, version: str, request: Request, deps: 
     return await _predict(model, version, request, deps)
 
 
-@router.post("/explanations/{model}", summary="Not offered", status_code=501, responses=documented(501))
+@router.post("/explanations/{model}", summary="Not supported", status_code=501, responses=documented(501))
 async def explanations(model: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"explanations are not supported: post to /predictions/{model}")
 
@@ -89,8 +89,8 @@ def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:
 
 async def _predict(model: str, version: str | None, request: Request, deps: Deps) -> Response:
     route = _route(deps, model, version)
-    async with whole_body(request, deps) as body:
-        return await unless_gone(request, _answer(route, request.headers.get("content-type", ""), body, deps))
+    async with decompressed_body(request, deps) as body:
+        return await cancel_on_disconnect(request, _answer(route, request.headers.get("content-type", ""), body, deps))
 
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:

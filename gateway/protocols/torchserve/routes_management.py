@@ -17,7 +17,7 @@ from millstream.gateway.admin.local_files import content, locate
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.admin.upload import Upload, receive, wait_until_ready
 from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt
-from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
@@ -78,7 +78,10 @@ async def described(model: str, version: str | None, deps: DepsOf) -> Any:
     router,
     "PUT",
     "/models/{model}[/{version}]",
-    ("Scale: changes nothing, reports the number of workers", "The same of one version"),
+    (
+        "Scale: changes nothing, reports the number of workers",
+        "Scale one version: changes nothing, reports its workers",
+    ),
     responses=documented(404),
 )
 async def scaled(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
@@ -127,12 +130,12 @@ async def registered(
         wanted = await _read_load(request, deps)
         if wanted.model_name in deps.catalog.snapshot.models:
             raise Failure(Code.CONFLICT, f"model '{name_excerpt(wanted.model_name)}' is already loaded")
-        return await unless_gone(request, _load(deps, wanted.url, wanted.model_name, wait=True))
-    return await unless_gone(request, _load(deps, url, model_name, wait=synchronous))
+        return await cancel_on_disconnect(request, _load(deps, wanted.url, wanted.model_name, wait=True))
+    return await cancel_on_disconnect(request, _load(deps, url, model_name, wait=synchronous))
 
 
 async def _read_load(request: Request, deps: Deps) -> LoadModel:
-    async with whole_body(request, deps) as body:
+    async with decompressed_body(request, deps) as body:
         if len(body) > _BODY_BYTES_MAX:
             raise Failure(Code.TOO_LARGE, f"the request body is larger than the limit of {_BODY_BYTES_MAX} bytes")
         if not body:
@@ -173,7 +176,7 @@ def _description(deps: Deps, model: ModelView, view: VersionView) -> dict[str, A
 
 
 def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
-    """Report how many workers hold a version. They serve all models of their pool, so none is scaled for one model."""
+    """Return how many workers have loaded a version. A pool's workers serve all its models, so none scales for one."""
     count = len(view.replicas)
     return {
         "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of "

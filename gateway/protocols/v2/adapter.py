@@ -1,4 +1,4 @@
-"""The adapter of the Open Inference Protocol v2 over HTTP, with Triton's extensions."""
+"""adapter: registers the routes of the Open Inference Protocol v2 over HTTP, with Triton's extensions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from millstream.gateway.protocols.v2 import (
 )
 
 _INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.")
-_EXTENSIONS = Tag("v2 extensions", "What Triton adds to the protocol.")
+_EXTENSIONS = Tag("v2 extensions", "Triton's extensions of the protocol.")
 _SHARED_MEMORY = Tag("v2 shared memory", "Memory of clients on this machine, for tensors that need not travel.")
 _REPOSITORY = Tag("v2 model repository", "Triton's extensions: model configuration and model repository.")
 

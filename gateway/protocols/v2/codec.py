@@ -1,4 +1,4 @@
-"""Makes the codec of a version for v2 REST, the protocol of the fast path, when the router opens the version's lane."""
+"""codec: makes the v2 REST codec of a version, for the fast path, when the router opens the version's lane."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class V2CodecFactory:
         labels: reads the class names of a version; raises Failure for label files that cannot be read.
         memory: the registered shared memory of clients.
         reply_budget: bounds replies that are being written.
-        request_bytes_max: of a request's body, and of an input in shared memory.
+        request_bytes_max: limit on a request's body, and on an input in shared memory.
     """
 
     def __init__(

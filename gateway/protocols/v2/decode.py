@@ -1,10 +1,10 @@
-"""Decodes the bytes of an inference request into an InferCall that fits the version's signature.
+"""decode: the bytes of an inference request -> an InferCall that fits the version's signature.
 
-body ── envelope seen before? ──yes──> only the numbers are read
-             └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope remembered
+body ── envelope cached? ──yes──> only the numbers are read
+             └──no──> JSON document ── inputs, options checked ──> InferCall ── envelope cached
 
-Requests of one client mostly differ in their numbers only. Everything else, the envelope, is remembered
-(millstream.gateway.protocols.v2.envelopes), since checking it takes longer than reading the numbers.
+Requests of one client mostly differ only in their numbers. Everything else, the envelope, is cached
+(millstream.gateway.protocols.v2.envelopes), because checking it takes longer than reading the numbers.
 
 Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 """
@@ -53,7 +53,7 @@ _DATA_DEPTH = 3  # document, inputs, input, data
 _FIELDS = "'data', 'binary_data_size' in 'parameters', 'shared_memory_region' in 'parameters'"
 _NOT_NUMBERS = (ValueError, struct.error, OverflowError)
 
-# Measured, since every request takes this path: a global is found faster than an attribute, an int is searched for
+# Measured, since every request takes this path: a global is tensors faster than an attribute, an int is searched for
 # faster than a bytes object of length one, tuples are joined faster than unpacked.
 _E = ord("e")
 _loads = orjson.loads
@@ -80,9 +80,9 @@ class V2Decoder:
     """Decodes the requests of one version.
 
     Args:
-        plans: of the version's inputs.
-        json_bytes_max: of the JSON part; binary tensors are not counted.
-        extensions: of the version; None: without class names and shared memory.
+        plans: plans of the version's inputs.
+        json_bytes_max: limit on the JSON part; binary tensors are not counted.
+        extensions: the version's extensions for tensors; None: no class names, no shared memory.
     """
 
     def __init__(self, plans: InputPlans, json_bytes_max: int, extensions: Extensions | None = None) -> None:
@@ -102,8 +102,8 @@ class V2Decoder:
         """Return the request in `body`; large binary tensors are views on it.
 
         Args:
-            body: of the HTTP request, decompressed.
-            header_bytes: length of its JSON part; None: all of it is JSON.
+            body: the decompressed body of the HTTP request.
+            header_bytes: length of its JSON part; None: the whole body is JSON.
 
         Raises:
             Failure: INVALID; TOO_LARGE; UNSUPPORTED for sequences, and for shared memory where it is not allowed.
@@ -142,20 +142,20 @@ class V2Decoder:
         return _new(InferCall, (inputs, parts[3]))
 
     def _decode_new(self, body: bytes) -> InferCall:
-        """Return the request in a JSON body whose envelope is not that of the request before it."""
+        """Return the request in a JSON body whose envelope differs from the previous request's."""
         # The numbers are between the last "[" and the "]" after it; the rest is the envelope.
         start = body.rfind(b"[")
         if start < PREFIX_BYTES_MAX:
-            known = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
-            if known is not None:
-                self._last = known
-                call = _read_numbers(body, known)
+            envelope = self._json.get(body[: start + 1] + body[body.find(b"]", start) :])
+            if envelope is not None:
+                self._last = envelope
+                call = _read_numbers(body, envelope)
                 if call is not None:
                     return call
         return self._decode_json(body)
 
     def _decode_parts(self, body: memoryview, header_bytes: int) -> InferCall:
-        """Decode a JSON part of `header_bytes` with binary tensors after it; without a JSON part, a raw request."""
+        """Return the request in a JSON part of `header_bytes` and binary tensors. Without a JSON part it is raw."""
         if header_bytes == 0:
             return self._decode_raw(body)
         if not 0 < header_bytes <= len(body):
@@ -172,7 +172,7 @@ class V2Decoder:
         return call
 
     def _decode_json(self, body: bytes) -> InferCall:
-        """Decode a body that is all JSON; an empty body is a raw request."""
+        """Return the request in a body that is all JSON; an empty body is a raw request."""
         if not body:
             return self._decode_raw(memoryview(body))
         document = parse_json(body, self._plans.json_limits, depth=_DATA_DEPTH, in_lists=True)
@@ -181,18 +181,18 @@ class V2Decoder:
         if len(body) > _ENVELOPE_BYTES_MAX:
             first = None
         if first is not None and not call.options.id and call.options.output_options is None:
-            learnt = json_envelope(call, body, first)
-            if learnt is not None:
-                remember(self._json, *learnt)
+            envelope = json_envelope(call, body, first)
+            if envelope is not None:
+                remember(self._json, *envelope)
         return call
 
     def _read(self, document: dict[str, Any], text: bytes, tail: memoryview) -> InferCall:
-        found: list[InputTensor | None] = [None] * len(self._plans)
+        tensors: list[InputTensor | None] = [None] * len(self._plans)
         rows = -1
-        at = held = 0
+        at = shared_bytes = 0
         for item in _items(document):
             plan = self._plan(item)
-            if found[plan.index] is not None:
+            if tensors[plan.index] is not None:
                 raise self._plans.duplicate(plan)
             extent = plan.extent(item)
             if rows != extent.rows:
@@ -202,23 +202,23 @@ class V2Decoder:
             parameters = item.get("parameters")
             if parameters is None and "data" in item:
                 data = raw_from_json(plan, extent, item["data"], text)
-                found[plan.index] = _new(InputTensor, (extent.shape, data, len(data)))
+                tensors[plan.index] = _new(InputTensor, (extent.shape, data, len(data)))
             else:
                 parameters = expect_parameters(parameters, plan.where)
                 tensor = self._tensor(plan, extent, item, parameters, text, tail[at:])
                 if "binary_data_size" in parameters:
                     at += tensor.size_bytes
                 elif "data" not in item:
-                    held += tensor.size_bytes
-                found[plan.index] = tensor
+                    shared_bytes += tensor.size_bytes
+                tensors[plan.index] = tensor
         if at != len(tail):
             raise invalid(f"unexpected additional input data for model '{self._model}'")
-        inputs = self._plans.complete(found)
+        inputs = self._plans.complete(tensors)
         rows = rows if rows >= 0 else 1
         if len(document) == 1:
             return InferCall(inputs, Options(rows))
         options = read_options(document, rows, self._outputs, self._model, self._extensions)
-        return InferCall(inputs, options._replace(held_bytes=held) if held else options)
+        return InferCall(inputs, options._replace(shared_memory_bytes=shared_bytes) if shared_bytes else options)
 
     def _plan(self, item: object) -> InputPlan:
         """Return the plan of the input that `item`, an element of `inputs`, names. Raises Failure(INVALID)."""
@@ -243,9 +243,9 @@ class V2Decoder:
         """Return an input with parameters. Its data is in the JSON, the next bytes of `tail`, or shared memory."""
         binary = "binary_data_size" in parameters
         span = read_span(parameters, plan.where)
-        given = ("data" in item) + binary + (span is not None)
-        if given != 1:
-            but = "no field was" if given == 0 else "multiple fields were"
+        sources = ("data" in item) + binary + (span is not None)
+        if sources != 1:
+            but = "no field was" if sources == 0 else "multiple fields were"
             raise invalid(f"Input must set only one of the following fields: {_FIELDS}. But {but} set{plan.where}")
         if span is not None:
             return self._extensions.read(plan, extent, span)
@@ -261,7 +261,7 @@ class V2Decoder:
         return raw_tensor(plan, extent, tail[:size_bytes])
 
     def _decode_raw(self, body: memoryview) -> InferCall:
-        """Decode a raw request: the whole body is the one input's tensor, and all outputs are binary."""
+        """Return a raw request: the whole body is the only input's tensor, and all outputs are binary."""
         plan = self._first
         if plan is None or len(self._plans) != 1:
             raise invalid(
@@ -291,7 +291,7 @@ def _items(document: dict[str, Any]) -> list[Any]:
 
 
 def _read_numbers(body: bytes, envelope: JsonEnvelope) -> InferCall | None:
-    """Return the request in a body with a known envelope; None unless its data is the right count of plain numbers."""
+    """Return the request in a body with a cached envelope; None unless its data is the right count of numbers."""
     prefix, suffix, pack, shape, size_bytes, options = envelope
     numbers = body[len(prefix) - 1 : len(body) - len(suffix) + 1]
     try:

@@ -1,4 +1,4 @@
-"""Answers a v2 request that came by another protocol's path: bytes in, bytes out, on the same codec and lane."""
+"""embedded: answers a v2 request on another protocol's path: bytes in, bytes out, with the same codec and lane."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ async def infer_v2(
     """Run the request in `body`; return the body of its reply and the length of that body's JSON part.
 
     Args:
-        caller: of the gateway.
-        route: of the version.
-        body: of the request.
-        header_bytes: length of its JSON part; None, here and in the result: all of it is JSON.
+        caller: the gateway's caller.
+        route: the version's route.
+        body: the body of the request.
+        header_bytes: length of its JSON part; None, here and in the result: the whole body is JSON.
 
     Raises:
         Failure: of any kind.

@@ -1,9 +1,9 @@
-"""Encodes a reply as the bytes of a v2 inference response.
+"""encode: a reply -> the bytes of a v2 inference response.
 
 {"id"?, "model_name", "model_version", "outputs":[{"name","datatype","shape","data"|"parameters"}]} blob blob …
 
-The text around the data depends on shapes only and is remembered by shape; encoding a reply of one output is then one
-join. Everything is copied, since a reply may be a view of shared memory that is reused after the call.
+The text around the data depends only on shapes, and is cached by shape: encoding a reply of one output is then one
+join. Everything is copied, because a reply may be a view of shared memory that is reused after the call.
 
 Source: Open Inference Protocol v2, REST; Triton's binary tensor data extension.
 """
@@ -51,12 +51,12 @@ class V2Encoder:
     def encode_all(self, options: Options, outputs: Outputs, count: int) -> tuple[list[bytes], int | None] | None:
         """Return the bodies for `count` requests with the same options, and the lengths of their JSON parts.
 
-        All numbers are written by one call. None where there is not one output, or its text is not remembered.
+        All numbers are written by one call. Returns None if there are several outputs, or the text is not cached.
         """
-        wanted = options.outputs or self._all[options.binary_default]
-        if len(wanted) != 1 or options.id or options.output_options is not None:
+        requested = options.outputs or self._all[options.binary_default]
+        if len(requested) != 1 or options.id or options.output_options is not None:
             return None
-        index, binary = wanted[0]
+        index, binary = requested[0]
         _, inner, array = outputs.columns[index]
         if isinstance(array, list):
             return None
@@ -81,13 +81,13 @@ class V2Encoder:
         return all(binary for _, binary in options.outputs or self._all[options.binary_default])
 
     def encode(self, options: Options, reply: Reply) -> tuple[bytes, int | None]:
-        """Return (body, bytes of its JSON part), the latter None if all of it is JSON.
+        """Return (body, length of its JSON part); the length is None if the whole body is JSON.
 
         Raises Failure(INVALID) if an output has no JSON form and was not asked for in binary form.
         """
-        wanted = options.outputs or self._all[options.binary_default]
-        if len(wanted) == 1 and not options.id and options.output_options is None:
-            index, binary = wanted[0]
+        requested = options.outputs or self._all[options.binary_default]
+        if len(requested) == 1 and not options.id and options.output_options is None:
+            index, binary = requested[0]
             output = reply[index]
             if binary:
                 head = self._binary[index].get(output.shape)
@@ -98,10 +98,10 @@ class V2Encoder:
                 if head is not None:
                     return b"".join((head, _numbers(output.array), _END)), None  # type: ignore[arg-type]
             return self._encode_first(index, binary, output)
-        return self._encode_any(options.id, wanted, options.output_options or {}, reply)
+        return self._encode_any(options.id, requested, options.output_options or {}, reply)
 
     def _encode_first(self, index: int, binary: bool, output: OutputTensor) -> tuple[bytes, int | None]:
-        """Encode a response whose text is not remembered, or cannot be."""
+        """Return a response of one output whose text is not cached, or cannot be."""
         text = self._outputs[index]
         if binary:
             blob = raw_bytes(output)
@@ -117,11 +117,11 @@ class V2Encoder:
         return head + text.data(output) + _END, None
 
     def _encode_any(
-        self, request_id: str, wanted: list[tuple[int, bool]], output_options: dict[int, OutputOption], reply: Reply
+        self, request_id: str, requested: list[tuple[int, bool]], output_options: dict[int, OutputOption], reply: Reply
     ) -> tuple[bytes, int | None]:
         texts: list[bytes] = []
         blobs: list[bytes | memoryview] = []
-        for index, binary in wanted:
+        for index, binary in requested:
             text = self._outputs[index]
             output = reply[index]
             option = output_options.get(index, _PLAIN)
@@ -129,7 +129,7 @@ class V2Encoder:
                 text, output = self._classes[index], self._extensions.classified(index, output, option.classes)
             if option.target is not None:
                 option.target.write(raw_bytes(output), text.name)
-                texts.append(text.placed(output.shape))
+                texts.append(text.in_shared_memory(output.shape))
             elif binary:
                 blob = raw_bytes(output)
                 blobs.append(blob)
@@ -156,19 +156,19 @@ class _OutputText:
         return self._start + ",".join(map(str, shape)).encode()
 
     def json(self, shape: tuple[int, ...]) -> bytes:
-        """The text of the output up to its data."""
+        """Return the text of the output up to its data."""
         return self._shape(shape) + b'],"data":'
 
     def binary(self, shape: tuple[int, ...], size_bytes: int) -> bytes:
-        """The whole text of an output whose data follows the JSON."""
+        """Return the whole text of an output whose data follows the JSON."""
         return self._shape(shape) + b'],"parameters":{"binary_data_size":%d}}' % size_bytes
 
-    def placed(self, shape: tuple[int, ...]) -> bytes:
-        """The whole text of an output whose data is in the client's shared memory."""
+    def in_shared_memory(self, shape: tuple[int, ...]) -> bytes:
+        """Return the whole text of an output whose data is in the client's shared memory."""
         return self._shape(shape) + b"]}"
 
     def data(self, output: OutputTensor) -> bytes:
-        """The elements as a flat JSON array. Raises Failure(INVALID) if they have no JSON form."""
+        """Return the elements as a flat JSON array. Raises Failure(INVALID) if they have no JSON form."""
         array = output.array
         if isinstance(array, list):
             return self._strings(array)
@@ -194,7 +194,7 @@ class _OutputText:
 
 
 def _numbers(array: np.ndarray[Any, Any]) -> bytes:
-    """The elements as a flat JSON array."""
+    """Return the elements as a flat JSON array."""
     return dump_numbers(array.ravel())
 
 

@@ -1,9 +1,9 @@
-"""Envelopes: all of a request but its numbers, remembered so that it is checked only once.
+"""envelopes: caches requests without their numbers (envelopes), so that each envelope is checked only once.
 
 {"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[ 1.5,2,0,4 ]}]}      JSON: prefix, numbers, suffix
 {"inputs":[{"name":"x", … "parameters":{"binary_data_size":16}}]} 16 bytes          binary: the whole JSON part
 
-Only the envelope of a request without an id is remembered, after the request was decoded in full. JSON is read from
+Only envelopes of requests without an id are cached, after the request was decoded in full. JSON is read from
 left to right, so two bodies with the same prefix and suffix around a flat list differ in that list only.
 """
 
@@ -32,12 +32,12 @@ BinaryEnvelope = tuple[bytes, int, list[tuple[tuple[int, ...], int, int]], Optio
 
 _Envelope = TypeVar("_Envelope", JsonEnvelope, BinaryEnvelope)
 
-# In the place of a number this is a string; inside a string it ends that string, and the rest is not JSON.
+# In place of a number this is a string; inside a string it ends that string, and the rest is not JSON.
 _PROBE = b'"~"'
 
 
 def remember(envelopes: dict[bytes, _Envelope], key: bytes, envelope: _Envelope) -> None:
-    """Keep `envelope`. Beyond the limit all are dropped: those in use return with their next request."""
+    """Cache `envelope`. A full cache is emptied: envelopes in use return with their next request."""
     if len(envelopes) >= _ENVELOPES_MAX:
         envelopes.clear()
     envelopes[key] = envelope
@@ -71,8 +71,8 @@ def binary_envelope(
     Args:
         call: the decoded request.
         text: its JSON part.
-        items: the elements of `inputs` there.
-        plans: of the version's inputs, by name.
+        items: the elements of `inputs` in it.
+        plans: plans of the version's inputs, by name.
     """
     tensors: dict[int, tuple[tuple[int, ...], int, int]] = {}
     at = len(text)

@@ -1,4 +1,4 @@
-"""Triton's generate extension: reads a JSON object of inputs, writes one of outputs. Pure.
+"""generate: Triton's generate extension: reads a JSON object of inputs, writes a JSON object of outputs. Pure.
 
 Source: Triton, "Generate Extension": members that name inputs are tensors, `id` and `parameters` are special, all
 others are parameters; a tensor of one element is written without a list.
@@ -31,16 +31,16 @@ from millstream.services.model.manifest import Manifest
 _SCALARS = (str, int, float, bool, type(None))
 
 
-class Prompt(NamedTuple):
-    """A request. `id` is "" where the client gave none."""
+class GenerateRequest(NamedTuple):
+    """A generate request. `id` is "" if the client sent none."""
 
     inputs: Inputs
     id: str
     options: RequestOptions
 
 
-def read(plans: InputPlans, body: bytes) -> Prompt:
-    """Read a request. Raises Failure(INVALID)."""
+def read(plans: InputPlans, body: bytes) -> GenerateRequest:
+    """Return the request in `body`. Raises Failure(INVALID)."""
     document = parse_json(body, plans.json_limits, depth=1)
     request_id = document.pop("id", None) or ""
     if type(request_id) is not str:
@@ -52,16 +52,18 @@ def read(plans: InputPlans, body: bytes) -> Prompt:
     found = {name: row_of_lists(plans.named(name), value) for name, value in document.items() if name in named}
     for name, value in document.items():
         if name not in named and type(value) not in _SCALARS:
-            raise invalid(f"'{excerpt(name)}' is no input of model '{plans.model}', and a parameter is a scalar")
+            raise invalid(f"'{excerpt(name)}' is not an input of model '{plans.model}', and a parameter is a scalar")
         if name not in named:
             parameters[name] = value
     timeout_us = expect_unsigned(parameters.get("timeout", 0), "timeout")
     priority = expect_unsigned(parameters.get("priority", 0), "priority")
-    return Prompt(join(plans, found), request_id, RequestOptions(timeout_us / 1e6 if timeout_us else None, priority))
+    return GenerateRequest(
+        join(plans, found), request_id, RequestOptions(timeout_us / 1e6 if timeout_us else None, priority)
+    )
 
 
 def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -> bytes:
-    """Write the reply. Raises Failure(INVALID) for bytes that are not text."""
+    """Return the body of the reply. Raises Failure(INVALID) for bytes that are not text."""
     pairs = [
         b"%b:%b" % (orjson.dumps(spec.name), _value(output))
         for spec, output in zip(manifest.signature.outputs, outputs, strict=True)
@@ -73,7 +75,7 @@ def write(manifest: Manifest, prompt_id: str, outputs: Sequence[OutputTensor]) -
 
 
 def _value(output: OutputTensor) -> bytes:
-    """The output as a flat array, as in v2; a single element without an array."""
+    """Return the output as a flat JSON array, as in v2; a single element without an array."""
     array = output.array
     count = len(array) if isinstance(array, list) else array.size
     text = text_of(output._replace(shape=(count,)))
@@ -85,5 +87,5 @@ def _unicode(text: str) -> str:
 
 
 def event(text: bytes) -> bytes:
-    """One event of a stream (WHATWG, "Server-sent events")."""
+    """Return one event of a stream (WHATWG, "Server-sent events")."""
     return b"data: %b\n\n" % text

@@ -1,4 +1,4 @@
-"""Metadata of v2: of the server, and of a model's inputs and outputs."""
+"""metadata: v2's metadata of the server, and of a model's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PLATFORM = "onnxruntime_onnx"
 
 
 def server_metadata(name: str, version: str) -> dict[str, Any]:
-    """The reply to GET /v2. `version`: of Millstream."""
+    """Return the reply to GET /v2. `version`: Millstream's version."""
     return {"name": name, "version": version, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(manifest: Manifest, versions: Sequence[int]) -> dict[str, Any]:
-    """The reply to GET /v2/models/{M}; -1 marks a variable dimension. `versions`: those that are ready."""
+    """Return the reply to GET /v2/models/{M}; -1 marks a variable dimension. `versions`: the ready versions."""
     return {
         "name": manifest.model,
         "versions": [str(version) for version in versions],

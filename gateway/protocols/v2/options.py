@@ -1,4 +1,4 @@
-"""Reads what a request holds beside its inputs: id, parameters, requested outputs."""
+"""options: reads the parts of a request besides its inputs: id, parameters, requested outputs."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _SCALARS = (str, int, float, bool, type(None))
 def read_options(
     document: dict[str, Any], rows: int, outputs: dict[str, int], model: str, extensions: Extensions
 ) -> Options:
-    """Read and check everything but `inputs`. Raises Failure.
+    """Return everything in a request but `inputs`, checked. Raises Failure.
 
-    Members that are null count as absent, since some clients write every field of their classes.
+    Members that are null count as absent, because some clients write every field of their classes.
 
     Args:
         document: the request.
-        rows: of its inputs.
-        outputs: name -> index in the signature.
-        model: its name.
-        extensions: of the version.
+        rows: rows of its inputs.
+        outputs: index in the signature of each output, by name.
+        model: name of the model, for messages.
+        extensions: the version's extensions for tensors.
     """
     request_id = document.get("id")
     if request_id is None:

@@ -1,7 +1,7 @@
-"""Writes the outputs of a batch as the replies to its v2 REST requests.
+"""responder: writes the outputs of a batch as the replies to its v2 REST requests.
 
-answer ─> alike? ──yes──> all bodies in one go ─┬─> (compress) ─> done(HttpReply)
-             └──no──> body by body ─────────────┘
+answer ─> same options? ──yes──> all bodies at once ─┬─> (compress) ─> done(HttpReply)
+             └──no──> body by body ─────────────────┘
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("millstream.infer")
 Done = Callable[[HttpReply], None]
 
 OCTETS = b"application/octet-stream"
-#: Outputs of a batch from this size on are written in a thread: as text they would block the event loop.
+#: outputs of a batch from this size on are written in a thread: writing their text would block the event loop
 LARGE_BYTES_MIN = 256 * 1024
 COMPRESS_BYTES_MIN = 1024  # below this a compressed body is hardly smaller and costs both sides time
 COMPRESS_INLINE_BYTES_MAX = 64 * 1024  # a larger body is compressed in a thread
@@ -59,7 +59,7 @@ class RestResponder:
     """Answers the requests of one version, all of which are RestRequests.
 
     Args:
-        encoder: of the version.
+        encoder: the version's encoder.
         reply_budget: bounds large replies while they are written.
     """
 

@@ -1,4 +1,4 @@
-"""GET /v2/models/{model}[/versions/{version}]/config: Triton's model configuration of a version."""
+"""routes_config: GET /v2/models/{model}[/versions/{version}]/config: Triton's model configuration of a version."""
 
 from __future__ import annotations
 

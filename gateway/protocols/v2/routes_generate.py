@@ -1,4 +1,4 @@
-"""POST /v2/models/{model}[/versions/{version}]/generate and generate_stream: Triton's calls with plain JSON."""
+"""routes_generate: POST /v2/models/{model}[/versions/{version}]/generate and generate_stream, calls with plain JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.protocols.http.body import unless_gone, whole_body
+from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
@@ -49,7 +49,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
     router,
     "POST",
     "/v2/models/{model}[/versions/{version}]/generate",
-    ("Run the serving version on a plain JSON object", "The same of one version"),
+    ("Run the serving version on a plain JSON object", "Run one version on a plain JSON object"),
     response_class=Response,
     responses=_ANSWER,
     openapi_extra=_BODY,
@@ -62,7 +62,10 @@ async def generate(model: str, version: str | None, request: Request, deps: Deps
     router,
     "POST",
     "/v2/models/{model}[/versions/{version}]/generate_stream",
-    ("The same as a stream of events, of which there is one", "The same of one version, as a stream of events"),
+    (
+        "Run the serving version, and reply with a stream of one event",
+        "Run one version, and reply with a stream of one event",
+    ),
     response_class=Response,
     responses=_STREAM,
     openapi_extra=_BODY,
@@ -73,8 +76,8 @@ async def generate_stream(model: str, version: str | None, request: Request, dep
 
 
 async def _generate(model: str, version: str | None, request: Request, deps: Deps) -> bytes:
-    async with whole_body(request, deps) as body:
-        return await unless_gone(request, _answer(model, version, body, deps))
+    async with decompressed_body(request, deps) as body:
+        return await cancel_on_disconnect(request, _answer(model, version, body, deps))
 
 
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:

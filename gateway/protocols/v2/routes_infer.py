@@ -89,11 +89,11 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
             answered.set_result(reply)
 
     handle = deps.infer.submit(model, version, _headers(request), body, done)
-    gone = asyncio.ensure_future(disconnected(request.receive))
+    disconnect = asyncio.ensure_future(disconnected(request.receive))
     try:
-        await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((answered, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        gone.cancel()
+        disconnect.cancel()
         if not answered.done():
             # The client disconnected, or this task is being cancelled.
             handle.cancel()
@@ -103,12 +103,12 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
 
 
 def _headers(request: Request) -> InferHeaders:
-    found: dict[bytes, bytes] = dict(request.headers.raw)
-    content_encoding = found.get(b"content-encoding")
+    headers: dict[bytes, bytes] = dict(request.headers.raw)
+    content_encoding = headers.get(b"content-encoding")
     return InferHeaders(
         content_encoding=None if content_encoding is None else content_encoding.strip().lower(),
-        accept_encoding=found.get(b"accept-encoding"),
-        header_length=found.get(b"inference-header-content-length"),
+        accept_encoding=headers.get(b"accept-encoding"),
+        header_length=headers.get(b"inference-header-content-length"),
     )
 
 

@@ -1,4 +1,4 @@
-"""GET /v2/models…: names of models, their signatures, and whether they are ready."""
+"""routes_models: GET /v2/models…: names of models, their signatures, and whether they are ready."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ async def names(deps: DepsOf) -> dict[str, list[str]]:
     responses=_METADATA,
 )
 async def metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
-    view, wanted = _find(deps, model, version)
-    serving = [number for number, one in sorted(view.versions.items()) if one.ready]
-    return model_metadata(wanted.manifest, serving)
+    view, version_view = _find(deps, model, version)
+    ready_versions = [number for number, other in sorted(view.versions.items()) if other.ready]
+    return model_metadata(version_view.manifest, ready_versions)
 
 
 @versioned(
@@ -91,6 +91,6 @@ def _why(view: VersionView) -> str:
 
 
 def _find(deps: Deps, model: str, version: str | None) -> tuple[ModelView, VersionView]:
-    """Find a version. Raises Failure(NOT_FOUND), also where `version` is not a number, as the v2 reference does."""
+    """Return a model and a version. Raises Failure(NOT_FOUND), also if `version` is not a number, as in Triton."""
     view = deps.catalog.snapshot.model(model)
     return view, view.version(None if version is None else version_number(model, version))

@@ -24,10 +24,10 @@ router = APIRouter(prefix="/v2/repository")
 protected = APIRouter(prefix="/v2/repository")
 
 SMALL_BYTES_MAX = 64 * 1024
-#: Of a load with files in its body, which is in memory as a whole. Larger models are uploaded or served from a folder.
+#: limit on a load with files in its body, which is kept in memory. Larger models are uploaded or served from a folder
 LOAD_BYTES_MAX = 256 << 20
 _VALUES_MAX = 100_000
-_DECODED_AT_ONCE = 1 << 20  # characters of base64: a multiple of four
+_PIECE_CHARACTERS = 1 << 20  # characters of base64: a multiple of four
 _FILE = "file:"
 
 
@@ -59,7 +59,7 @@ _UNLOAD = _body(
 async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
     ready = (await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)).get("ready", False)
     if not isinstance(ready, bool):
-        raise invalid("ready: true or false is wanted")
+        raise invalid("ready: must be true or false")
     return [_entry(entry) for entry in deps.control.index(ready=ready)]
 
 
@@ -67,7 +67,8 @@ async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
     "/models/{model}/load",
     summary="Load a model, or load it again, and wait until it serves",
     description="`config`: a ModelConfig as JSON text, in place of the model's own. `file:1/model.onnx`: a file's "
-    "content in base64; files come with a config and make up the whole model. What fails leaves what served before.",
+    "content in base64; files need a config and make up the "
+    "whole model. If the load fails, the versions that served before still serve.",
     responses=documented(400, 413, 503, 507),
     openapi_extra=_LOAD,
 )
@@ -76,19 +77,19 @@ async def load(
     request: Request,
     deps: DepsOf,
     retry: Annotated[
-        bool, Query(description="Try again what ended the processes that loaded it, or took too long.")
+        bool, Query(description="Try again a version that ended the processes that loaded it, or took too long.")
     ] = True,
 ) -> dict[str, Any]:
-    with deps.receive_budget.reserve() as held:  # the files stay in memory until the load has ended
-        given = await _given(request, deps.settings.upload_bytes_max, held)
-        await deps.control.load(model, given.config, given.files, retry=retry)
+    with deps.receive_budget.reserve() as reservation:  # the files stay in memory until the load has ended
+        parameters = await _read_load(request, deps.settings.upload_bytes_max, reservation)
+        await deps.control.load(model, parameters.config, parameters.files, retry=retry)
     return {"name": model, "load": True}
 
 
 @protected.post(
     "/models/{model}/unload",
     summary="Stop serving a model; nothing is deleted",
-    description="What is on its way is still answered. The model answers again after it is loaded.",
+    description="Requests in flight are still answered. The model answers again after it is loaded.",
     responses=documented(400, 413),
     openapi_extra=_UNLOAD,
 )
@@ -101,27 +102,27 @@ async def unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     return {"name": model, "unload": True}
 
 
-@router.post("/{repository}/index", summary="Not offered: repositories have no names", responses=documented(501))
+@router.post("/{repository}/index", summary="Not supported: repositories have no names", responses=documented(501))
 @router.post("/{repository}/models/{model}/load", include_in_schema=False)
 @router.post("/{repository}/models/{model}/unload", include_in_schema=False)
 async def named(repository: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"'repository_name' specification is not supported: {repository[:80]!r}")
 
 
-class _Given(NamedTuple):
+class _LoadParameters(NamedTuple):
     config: str | None
     files: dict[str, bytes]
 
 
-async def _given(request: Request, files_bytes_max: int, held: BodyReservation) -> _Given:
-    """Read `config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE, UNAVAILABLE (receive budget)."""
+async def _read_load(request: Request, files_bytes_max: int, reservation: BodyReservation) -> _LoadParameters:
+    """Return `config` and `file:…` of a load. Raises Failure: INVALID, TOO_LARGE, UNAVAILABLE (receive budget)."""
     # Base64 has four characters for three bytes.
     bytes_max = min(LOAD_BYTES_MAX, files_bytes_max // 3 * 4 + CONFIG_BYTES_MAX)
-    document = await _document(await read_reserved(request, bytes_max, held), bytes_max)
+    document = await _document(await read_reserved(request, bytes_max, reservation), bytes_max)
     return await asyncio.to_thread(_load_parameters, _parameters(document), files_bytes_max)
 
 
-def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given:
+def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _LoadParameters:
     config: str | None = None
     files: dict[str, bytes] = {}
     size = 0
@@ -129,7 +130,7 @@ def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given
         if name != "config" and not name.startswith(_FILE):
             raise invalid(f"unexpected parameter {name[:80]!r}: only config and {_FILE}<path> are known")
         if not isinstance(value, str):
-            raise invalid(f"parameter {name[:80]!r}: a string is wanted")
+            raise invalid(f"parameter {name[:80]!r}: must be a string")
         if name == "config":
             config = value
             continue
@@ -141,12 +142,12 @@ def _load_parameters(parameters: dict[str, Any], files_bytes_max: int) -> _Given
         if size > files_bytes_max:
             raise too_large(files_bytes_max)
         files[name.removeprefix(_FILE)] = content
-    return _Given(config, files)
+    return _LoadParameters(config, files)
 
 
 def _from_base64(text: str) -> bytes:
-    """Decode `text` in pieces, since the decoder holds the interpreter's lock. Raises ValueError."""
-    pieces = [text[at : at + _DECODED_AT_ONCE] for at in range(0, len(text), _DECODED_AT_ONCE)]
+    """Return `text` decoded, in pieces, since the decoder holds the interpreter's lock. Raises ValueError."""
+    pieces = [text[at : at + _PIECE_CHARACTERS] for at in range(0, len(text), _PIECE_CHARACTERS)]
     if any(piece.endswith("=") for piece in pieces[:-1]):
         raise ValueError("padding in the middle")
     return b"".join([base64.b64decode(piece, validate=True) for piece in pieces])
@@ -155,18 +156,18 @@ def _from_base64(text: str) -> bytes:
 def _parameters(document: dict[str, Any]) -> dict[str, Any]:
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise invalid("parameters: an object is wanted")
+        raise invalid("parameters: must be an object")
     return parameters
 
 
 async def _document(body: bytes, bytes_max: int) -> dict[str, Any]:
-    """Parse the body, a JSON object; an empty body is {}. Raises Failure: INVALID, TOO_LARGE."""
+    """Return the JSON object in `body`; an empty body is {}. Raises Failure: INVALID, TOO_LARGE."""
     if not body:
         return {}
     return await asyncio.to_thread(parse_json, body, JsonLimits(bytes_max, _VALUES_MAX))
 
 
 def _entry(entry: IndexEntry) -> dict[str, str]:
-    """The entry without unknown members: a model that was never loaded has only a name."""
+    """Return the entry as JSON, without empty members: a model that was never loaded has only a name."""
     fields = {"name": entry.name, "version": entry.version, "state": entry.state, "reason": entry.reason}
     return {name: value for name, value in fields.items() if value}

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millstream.gateway.protocols.http.body import describes, read_document
+from millstream.gateway.protocols.http.body import document_body, read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.triton.interfaces import Region
@@ -54,33 +54,33 @@ class Register(BaseModel):
 
 @router.get(f"{_SYSTEM}/status", summary="Registered regions of system shared memory")
 async def system_status(deps: DepsOf) -> list[SystemRegion]:
-    return [_shown(region) for region in deps.client_memory.regions(None)]
+    return [_system_region(region) for region in deps.client_memory.regions(None)]
 
 
 @router.get(f"{_SYSTEM}/region/{{region:path}}/status", summary="One registered region", responses=documented(404))
 async def system_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
-    return [_shown(found) for found in deps.client_memory.regions(region)]
+    return [_system_region(entry) for entry in deps.client_memory.regions(region)]
 
 
 @router.post(
     f"{_SYSTEM}/region/{{region:path}}/register",
     summary="Register system shared memory",
-    openapi_extra=describes(Register),
+    openapi_extra=document_body(Register),
     **_CHANGES,
 )
 async def system_register(region: str, request: Request, deps: DepsOf) -> Response:
-    wanted = await read_document(request, Register)
-    deps.client_memory.register(region, wanted.key, wanted.offset, wanted.byte_size)
+    registration = await read_document(request, Register)
+    deps.client_memory.register(region, registration.key, registration.offset, registration.byte_size)
     return Response()
 
 
-@router.post(f"{_SYSTEM}/region/{{region:path}}/unregister", summary="Forget a region", **_CHANGES)
+@router.post(f"{_SYSTEM}/region/{{region:path}}/unregister", summary="Unregister a region", **_CHANGES)
 async def system_region_unregister(region: str, deps: DepsOf) -> Response:
     deps.client_memory.unregister(region)
     return Response()
 
 
-@router.post(f"{_SYSTEM}/unregister", summary="Forget all regions", **_CHANGES)
+@router.post(f"{_SYSTEM}/unregister", summary="Unregister all regions", **_CHANGES)
 async def system_unregister(deps: DepsOf) -> Response:
     deps.client_memory.unregister(None)
     return Response()
@@ -96,20 +96,20 @@ async def cuda_region_status(region: str) -> list[CudaRegion]:
     raise not_found(f"Unable to find cuda shared memory region: '{region}'")
 
 
-@router.post(f"{_CUDA}/region/{{region:path}}/register", summary="Register GPU memory: not offered", **_CHANGES)
+@router.post(f"{_CUDA}/region/{{region:path}}/register", summary="Register GPU memory: not supported", **_CHANGES)
 async def cuda_register(region: str) -> Response:
     raise invalid(f"failed to register CUDA shared memory region: '{region}', GPUs not supported")
 
 
-@router.post(f"{_CUDA}/region/{{region:path}}/unregister", summary="Forget a region of GPU memory", **_CHANGES)
+@router.post(f"{_CUDA}/region/{{region:path}}/unregister", summary="Unregister a region of GPU memory", **_CHANGES)
 async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - an unknown name is not an error
     return Response()
 
 
-@router.post(f"{_CUDA}/unregister", summary="Forget all regions of GPU memory", **_CHANGES)
+@router.post(f"{_CUDA}/unregister", summary="Unregister all regions of GPU memory", **_CHANGES)
 async def cuda_unregister() -> Response:
     return Response()
 
 
-def _shown(region: Region) -> SystemRegion:
+def _system_region(region: Region) -> SystemRegion:
     return SystemRegion(name=region.name, key=region.key, offset=region.offset, byte_size=region.size_bytes)

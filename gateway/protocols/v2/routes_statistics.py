@@ -1,4 +1,4 @@
-"""GET /v2/models/stats and …/{model}[/versions/{version}]/stats: Triton's statistics extension."""
+"""routes_statistics: GET /v2/models/stats and …/{model}[/versions/{version}]/stats: Triton's statistics extension."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ async def set_log(request: Request, deps: DepsOf) -> dict[str, Any]:
 
 
 async def _object(request: Request) -> dict[str, Any]:
-    """Read the body, an object of settings; an empty body is {}, no change. Raises Failure: INVALID, TOO_LARGE."""
+    """Return the settings in the body; an empty body is {} and changes nothing. Raises Failure: INVALID, TOO_LARGE."""
     body = b""
     if declared_bytes(request) <= BODY_BYTES_MAX:
         async for chunk in request.stream():

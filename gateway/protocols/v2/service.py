@@ -23,9 +23,9 @@ from millstream.services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
 
-#: A larger JSON document is decoded in a thread: it would block the event loop.
+#: a larger JSON document is decoded in a thread: decoding it would block the event loop
 JSON_INLINE_BYTES_MAX = 256 * 1024
-_DECODINGS_MAX = 3  # of one request: its version may be replaced while it is decoded
+_DECODINGS_MAX = 3  # attempts to decode a request: its version may be replaced meanwhile
 
 
 class _Deferred:
@@ -43,49 +43,51 @@ class _Deferred:
             self.ticket.cancel()
 
 
-class _Nothing:
+class _AnsweredHandle:
     """The handle on a request that is already answered."""
 
     def cancel(self) -> None:
         return
 
 
-_NOTHING = _Nothing()
+_ANSWERED = _AnsweredHandle()
 
 
 class InferService:
     """The InferHandler of a gateway.
 
     Args:
-        lanes: finds the route of a request.
+        router: finds the route of a request.
         receive_budget: bounds bodies that are decompressed or decoded in threads.
-        body_bytes_max: of a body, decompressed.
+        body_bytes_max: limit on a decompressed body.
         timeout_s_max: the longest timeout that a request may set.
     """
 
-    def __init__(self, lanes: Router, receive_budget: ReceiveBudget, body_bytes_max: int, timeout_s_max: float) -> None:
-        self._lanes = lanes
+    def __init__(
+        self, router: Router, receive_budget: ReceiveBudget, body_bytes_max: int, timeout_s_max: float
+    ) -> None:
+        self._router = router
         self._receive_budget = receive_budget
         self._body_bytes_max = body_bytes_max
         self._timeout_s_max = timeout_s_max
         self._tasks: set[asyncio.Future[None]] = set()
 
     def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> Cancel:
-        """Take a request. `done` is called once with the reply, perhaps before this returns."""
+        """Submit a request and return its handle. `done` is called once with the reply, perhaps before that."""
         encoding, accept_encoding, length = headers
         if encoding is not None and encoding != b"identity":
-            return self._submit_packed(encoding, model, version, headers, body, done)
-        route = self._lanes.routes.get((model, version))
+            return self._submit_compressed(encoding, model, version, headers, body, done)
+        route = self._router.routes.get((model, version))
         try:
             if route is None:
-                route = self._lanes.find(model, version)
+                route = self._router.find(model, version)
             header_bytes = None if length is None else parse_header_length(length)
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
                 return self._submit_large(model, version, header_bytes, accept_encoding, body, done)
             lane = route.lane
             call: InferCall = route.decoder.decode(body, header_bytes)
             inputs, options = call
-            rows, _, _, _, timeout_s, priority, _, held_bytes = options
+            rows, _, _, _, timeout_s, priority, _, shared_memory_bytes = options
             timeout_s = route.timeout_s if timeout_s is None else min(timeout_s, self._timeout_s_max)
             now = time.monotonic()
             request = RestRequest(inputs, rows, priority, now, now + timeout_s, route.responder)
@@ -93,15 +95,15 @@ class InferService:
             request.accept_encoding = accept_encoding
             request.done_with = done
             request.lane = lane
-            lane.add(request, len(body) + held_bytes)
+            lane.add(request, len(body) + shared_memory_bytes)
         except Failure as failure:
             if route is not None:
                 route.lane.record_rejection(failure.code)
             done(error_reply(failure))
-            return _NOTHING
+            return _ANSWERED
         except Exception as error:
             done(error_reply(internal_failure(f"an infer request for {model!r}", error)))
-            return _NOTHING
+            return _ANSWERED
         return request
 
     def _submit_large(
@@ -113,14 +115,14 @@ class InferService:
         body: bytes,
         done: Done,
     ) -> Cancel:
-        """Take a request whose large JSON document is decoded in a thread."""
+        """Submit a request whose large JSON document is decoded in a thread."""
         arrival = time.monotonic()
         deferred = _Deferred()
 
         async def read() -> None:
             try:
-                with self._receive_budget.reserve() as held:
-                    held.grow(len(body))
+                with self._receive_budget.reserve() as reservation:
+                    reservation.grow(len(body))
                     route, call = await self._decoded(model, version, body, header_bytes)
                 if not deferred.cancelled:
                     deferred.ticket = self._add(route, call, len(body), arrival, accept_encoding, done)
@@ -137,11 +139,11 @@ class InferService:
     async def _decoded(
         self, model: str, version: str | None, body: bytes, header_bytes: int | None
     ) -> tuple[ModelRoute, InferCall]:
-        """Decode `body` for the version that serves when decoding has ended. Raises Failure."""
+        """Return the request in `body`, and the route that serves after it was decoded. Raises Failure."""
         for _ in range(_DECODINGS_MAX):
-            route = self._lanes.find(model, version)
+            route = self._router.find(model, version)
             call = await run_in_thread_if_large(len(body), route.decoder.decode, body, header_bytes)
-            if self._lanes.find(model, version) is route:
+            if self._router.find(model, version) is route:
                 return route, call
         raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
 
@@ -164,18 +166,18 @@ class InferService:
         request.lane = route.lane
         # Numbers may be larger in raw form than as text.
         size_bytes = max(body_bytes, sum(tensor.size_bytes for tensor in inputs))
-        route.lane.add(request, size_bytes + options.held_bytes)
+        route.lane.add(request, size_bytes + options.shared_memory_bytes)
         return request
 
     def _refused(self, deferred: _Deferred, model: str, version: str | None, failure: Failure, done: Done) -> None:
         if deferred.cancelled:
             return
-        route = self._lanes.routes.get((model, version))
+        route = self._router.routes.get((model, version))
         if route is not None:
             route.lane.record_rejection(failure.code)
         done(error_reply(failure))
 
-    def _submit_packed(
+    def _submit_compressed(
         self, encoding: bytes, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done
     ) -> Cancel:
         deferred = _Deferred()
@@ -192,11 +194,11 @@ class InferService:
         body: bytes,
         done: Done,
     ) -> None:
-        """Decompress in a thread, since a small body can have a large content, and submit the request."""
+        """Decompress the body in a thread, because a small body can have large content, and submit the request."""
         failure = None
         try:
-            with self._receive_budget.reserve() as held:
-                held.grow(len(body))  # its content is bounded by the number of threads
+            with self._receive_budget.reserve() as reservation:
+                reservation.grow(len(body))  # decompressed bodies are bounded by the number of threads
                 plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
         except Failure as error:
             failure = error
