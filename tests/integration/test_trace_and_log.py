@@ -195,7 +195,7 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
     def said(name: str) -> list[str | None]:
         """The line of each gateway's log about a version of that model that is new to it."""
         texts = [path.read_text() for path in logs]
-        return [next((line for line in text.splitlines() if f"new: {name}:" in line), None) for text in texts]
+        return [next((line for line in text.splitlines() if f"lane opened: {name}:" in line), None) for text in texts]
 
     stack.push("quiet", models.add_sub(tmp_path / "m.onnx"))
     assert said("quiet") == [None, None]
@@ -205,7 +205,7 @@ def test_levels_and_format_of_the_log_change_in_every_gateway(stack: Stack, tmp_
     wait_until(lambda: all(said("loud")))
     for line in said("loud"):
         assert re.fullmatch(
-            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG millstream\.router: new: loud:1:\w+", str(line)
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z DEBUG millstream\.router: lane opened: loud:1:\w+", str(line)
         )
     set_in_all(stack, "/v2/logging", {"log_verbose_level": 0, "log_format": "default"})
     for values, status, told in (
