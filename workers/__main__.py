@@ -41,7 +41,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import Settings, read_settings
 from millstream.services.supervisor.plan import parse_pools
-from millstream.services.wire.batch import BATCH_FORMATS
+from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends import get_backend
@@ -66,7 +66,6 @@ log = logging.getLogger("millstream.worker")
 
 HAND_OVER_S_MAX = 5.0  # for giving work back before the process ends
 DEVICE_GRACE_S = 60.0  # GPU libraries seldom check whether they should stop, and may compile between two checks
-INLINE_BYTES_MAX = 256 * 1024  # larger outputs bypass the script in a key of their own
 
 
 def main() -> int:

@@ -22,11 +22,17 @@ from millstream.services.model.datatypes import BYTES, ITEM_BYTES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.wire.batch import ABSENT as ABSENT_INNER
-from millstream.services.wire.batch import BatchHeader, BatchInput, ReplyHeader, ShmSlice, encode_batch
+from millstream.services.wire.batch import (
+    INLINE_BYTES_MAX,
+    BatchHeader,
+    BatchInput,
+    ReplyHeader,
+    ShmSlice,
+    encode_batch,
+)
 
 _ABSENT_INPUT = BatchInput(ABSENT_INNER, 0, None, None)
 FORGET_PART = 16  # a smaller reply lowers the learned row size by 1/16
-INLINE_BYTES_MAX = 256 * 1024  # larger inline tensors bypass the script, in a key of their own (a blob)
 
 
 class Packed(NamedTuple):

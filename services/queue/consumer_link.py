@@ -17,17 +17,8 @@ from millstream.services.queue.url import RedisAddress, locate
 
 _READ_BYTES = 1 << 18
 #: Errors caused by the server's state or role, not by the command: it will succeed on another connection, or later.
-_STATE_ERRORS = (
-    "NOSCRIPT",
-    "READONLY",
-    "MASTERDOWN",
-    "LOADING",
-    "BUSY",
-    "MOVED",
-    "ASK",
-    "TRYAGAIN",
-    "CLUSTERDOWN",
-    "UNBLOCKED",
+_STATE_ERRORS = frozenset(
+    {"NOSCRIPT", "READONLY", "MASTERDOWN", "LOADING", "BUSY", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "UNBLOCKED"}
 )
 
 
@@ -119,9 +110,10 @@ class ConsumerLink:
             raise Failure(Code.UNAVAILABLE, f"the connection to Redis was lost: {error}") from error
         if isinstance(reply, hiredis.ReplyError):
             answer = str(reply)
-            if answer.startswith(_STATE_ERRORS):
-                raise Failure(Code.UNAVAILABLE, f"Redis answered: {answer}") from reply
-            raise CommandRefused(answer) from reply
+            refused = CommandRefused(answer)
+            if refused.error_code in _STATE_ERRORS:
+                raise Failure(Code.UNAVAILABLE, refused.message) from reply
+            raise refused from reply
         return reply
 
     def _spin(self, seconds: float) -> bytes:

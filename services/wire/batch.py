@@ -28,6 +28,7 @@ KIND_REPLY = 0
 KIND_GIVEN_UP = 1
 KIND_UNREADABLE = 2
 ALIGN_BYTES = 8  # size of the largest element
+INLINE_BYTES_MAX = 256 * 1024  # larger inline tensors bypass the queue's scripts, in a key of their own (a blob)
 #: Instead of an error code: the request did not fit into the reply of its batch and runs again, alone.
 AGAIN = "again"
 #: Instead of an error code: the run took far too long and was terminated; equal requests are refused for a while.

@@ -13,7 +13,7 @@ import hiredis
 import pytest
 
 from millstream.services.errors import Code, Failure
-from millstream.services.queue.consumer_link import ConsumerLink
+from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
 from millstream.services.queue.handshake import handshake_commands
 from millstream.services.queue.pipeline import connect
 from millstream.services.queue.server import choose_binary
@@ -156,6 +156,18 @@ def test_an_error_of_redis_is_a_failure(server):
     with pytest.raises(Failure, match="Redis answered: ERR unknown command"):
         link.call("NONSENSE")
     assert link.call("PING") == b"PONG"
+    link.close()
+
+
+def test_an_error_is_told_by_its_whole_code(server):
+    """BUSYGROUP refuses a command; BUSY is a state of the server."""
+    link = ConsumerLink(server)
+    create = ("XGROUP", "CREATE", "told-by-its-code", "group", "$", "MKSTREAM")
+    assert link.call(*create) == b"OK"
+    with pytest.raises(CommandRefused) as refused:
+        link.call(*create)
+    assert refused.value.error_code == "BUSYGROUP"
+    assert link.call("DEL", create[2]) == 1
     link.close()
 
 

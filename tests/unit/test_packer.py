@@ -27,7 +27,14 @@ from millstream.services.model.datatypes import BYTES, DATATYPES, NUMPY
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import Segments
-from millstream.services.wire.batch import ReplyHeader, ReplyOutput, ShmSlice, decode_batch, decode_reply
+from millstream.services.wire.batch import (
+    INLINE_BYTES_MAX,
+    ReplyHeader,
+    ReplyOutput,
+    ShmSlice,
+    decode_batch,
+    decode_reply,
+)
 from millstream.workers.lease import Array, Lease, ReplyWriter, RunCost, check_outputs, input_arrays
 from tests.kit.responders import NOBODY
 
@@ -251,7 +258,7 @@ def test_without_room_in_shared_memory_tensors_travel_inline(folder):
 
 def test_only_what_is_too_large_for_a_script_goes_into_a_blob(segments):
     packer = Packer(same(["UINT8"], [1], batching=True), segments, 1)
-    for size, blob in ((packing.INLINE_BYTES_MAX, ""), (packing.INLINE_BYTES_MAX + 1, "name")):
+    for size, blob in ((INLINE_BYTES_MAX, ""), (INLINE_BYTES_MAX + 1, "name")):
         data = np.ones((size, 1), np.uint8)
         packed = packer.pack("name", b"r", [request([data], size)], NOW, WALL_MS)
         header, inline = decode_batch(packed.entry)
