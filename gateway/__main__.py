@@ -114,7 +114,9 @@ class Gateway:
         self.logs = SharedLogSettings(
             SharedDocument(settings.home / "run" / LOG_SETTINGS), logging.getLogger().handlers
         )
-        self._memory_trim = MemoryTrim(self.admission, self.receive_budget, self.reply_budget, self.registry)
+        self._memory_trim = MemoryTrim(
+            self.admission, self.receive_budget, self.reply_budget, self.segments, self.registry
+        )
         self._loops: list[asyncio.Task[None]] = []
 
     def _labels(self, manifest: Manifest) -> Labels:

@@ -11,6 +11,7 @@ from millstream.gateway.scheduling.admission import Admission
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.allocator import IdleTrim, resident_bytes, trim
+from millstream.services.segments.pool import SegmentPool
 
 log = logging.getLogger("millstream.memory")
 
@@ -22,8 +23,14 @@ class MemoryTrim:
     """Trims the memory of one gateway. Await `run` in the gateway's event loop."""
 
     def __init__(
-        self, admission: Admission, receive_budget: ReceiveBudget, reply_budget: ReplyBudget, registry: MetricsRegistry
+        self,
+        admission: Admission,
+        receive_budget: ReceiveBudget,
+        reply_budget: ReplyBudget,
+        segments: SegmentPool | None,
+        registry: MetricsRegistry,
     ) -> None:
+        self._segments = segments
         self._admission = admission
         self._receive_budget = receive_budget
         self._reply_budget = reply_budget
@@ -42,6 +49,8 @@ class MemoryTrim:
             if policy.due(idle=quiet and not self._admission.requests, quiet=quiet):
                 before = resident_bytes()
                 if policy.grown(before):
+                    if self._segments is not None:
+                        self._segments.remove_empty()
                     await asyncio.to_thread(trim)
                     after = resident_bytes()
                     policy.trimmed(after)

@@ -80,6 +80,13 @@ class SegmentPool:
             segment.close()
         self._update_gauge()
 
+    def remove_empty(self) -> None:
+        """Remove every empty segment, the last one too: its pages count as memory of this process."""
+        for name, segment in [*self._segments.items()]:
+            if not segment.arena.in_use_bytes:
+                del self._segments[name]
+                segment.close()
+
     def close(self) -> None:
         for segment in self._segments.values():
             segment.close()

@@ -75,6 +75,23 @@ def test_a_pool_starts_with_nothing_grows_when_needed_and_shrinks_when_empty(fol
     assert list(folder.iterdir()) == []
 
 
+def test_an_idle_pool_keeps_no_memory(folder, small):
+    """The last segment is kept for the next tensor, whatever its size, until the pool is told to remove it."""
+    pool = SegmentPool(folder, "a", 10 * small)
+    used, large = pool.allocate(40_000), pool.allocate(3 * small)
+    pool.free(large)
+    pool.remove_empty()
+    assert [path.name for path in folder.iterdir()] == ["a-1"]
+    assert len(pool.view(used)) == 40_000
+    pool.free(used)
+    assert pool.size_bytes == small
+    pool.remove_empty()
+    assert (pool.size_bytes, list(folder.iterdir())) == (0, [])
+    again = pool.allocate(40_000)
+    assert len(pool.view(again)) == 40_000
+    pool.close()
+
+
 def test_a_tensor_larger_than_a_segment_has_one_of_its_own(folder, small):
     pool = SegmentPool(folder, "a", 10 * small)
     place = pool.allocate(3 * small + 1)
