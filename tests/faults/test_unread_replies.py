@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.faults.test_grpc_half_sent import Caller, gateway, port
 from tests.kit import http2, models
 from tests.kit.memory import MIB, forget_peak, peak_bytes, resident_bytes
 from tests.kit.stack import Stack, assert_quiet, running_stack
-from tests.kit.wait import wait_for_none, wait_until
+from tests.kit.wait import wait_until
 from tests.kit.wire import post
 
 BUDGET = 64 * MIB
@@ -147,7 +146,7 @@ def test_memory_goes_back_after_a_burst(new_stack: Stack) -> None:
     assert peaks["gateway-0"] > 64 * MIB
     for name, pid in processes.items():
         most = before[name] + max(peaks[name] // 2, SMALL)
-        wait_for_none(partial(surplus, stack, pid, most), COOLED_S)
+        wait_until_resident(stack, pid, most)
 
 
 def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
@@ -157,14 +156,15 @@ def test_memory_of_unread_grpc_replies_goes_back(new_stack: Stack) -> None:
     with ExitStack() as until:
         KINDS["gRPC"](new_stack, until)
         wait_until(lambda: peak_bytes(pid) - before > 2 * SMALL, WAIT_S, "replies are held")
-    wait_for_none(partial(surplus, new_stack, pid, before + SMALL), COOLED_S)
+    wait_until_resident(new_stack, pid, before + SMALL)
 
 
-def surplus(stack: Stack, pid: int, most: int) -> dict[str, float]:
-    """What is resident beyond `most`, and what the gateway says to hold; empty when no more is resident."""
-    resident = resident_bytes(pid)
-    if resident <= most:
-        return {}
-    page = stack.metrics()
-    held = ("requests_in_flight", "receiving_bytes", "unread_bytes", "segment_bytes_in_use")
-    return {"most": most, "resident": resident} | {name: page.value(f"millstream_{name}") for name in held}
+def wait_until_resident(stack: Stack, pid: int, most: int) -> None:
+    """Wait until no more than `most` bytes are resident; a failure names what the gateway says to hold."""
+    try:
+        wait_until(lambda: resident_bytes(pid) <= most, COOLED_S, "memory goes back")
+    except AssertionError as error:
+        page = stack.metrics()
+        names = ("requests_in_flight", "receiving_bytes", "unread_bytes", "segment_bytes_in_use")
+        held = {name: page.value(f"millstream_{name}") for name in names}
+        raise AssertionError(f"{error}: {resident_bytes(pid)} of {most} bytes, {held}\n{stack.logs()}") from None

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import weakref
+
 from millstream.services.process.allocator import (
     CHECKS_IDLE,
     CHECKS_QUIET,
@@ -7,6 +10,7 @@ from millstream.services.process.allocator import (
     RETRIES,
     RETRY_CHECKS,
     IdleTrim,
+    trim,
 )
 
 START = 100 << 20
@@ -64,3 +68,22 @@ def test_nothing_is_tried_again_when_all_went_back() -> None:
     for _ in range(1000):
         policy.due(idle=True, quiet=True)
         assert not policy.grown(START + 5)
+
+
+def test_trimming_collects_the_cycles_that_hold_memory() -> None:
+    """The collector does not run by itself in a process without traffic."""
+
+    class Held:
+        cycle: object
+
+    held = Held()
+    held.cycle = held
+    gone = weakref.ref(held)
+    gc.disable()
+    try:
+        del held
+        assert gone() is not None
+        trim()
+        assert gone() is None
+    finally:
+        gc.enable()

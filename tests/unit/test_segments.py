@@ -79,6 +79,8 @@ def test_an_idle_pool_keeps_no_memory(folder, small):
     """The last segment is kept for the next tensor, whatever its size, until the pool is told to remove it."""
     pool = SegmentPool(folder, "a", 10 * small)
     used, large = pool.allocate(40_000), pool.allocate(3 * small)
+    assert used is not None
+    assert large is not None
     pool.free(large)
     pool.remove_empty()
     assert [path.name for path in folder.iterdir()] == ["a-1"]
@@ -88,6 +90,7 @@ def test_an_idle_pool_keeps_no_memory(folder, small):
     pool.remove_empty()
     assert (pool.size_bytes, list(folder.iterdir())) == (0, [])
     again = pool.allocate(40_000)
+    assert again is not None
     assert len(pool.view(again)) == 40_000
     pool.close()
 
