@@ -70,7 +70,9 @@ class Settings(BaseSettings):
     http_port: int = Field(8000, ge=0, le=65535, description="Port for HTTP; 0: any free port.")
     http_keep_alive_s: float = Field(75, gt=0, description="Seconds after which an idle HTTP connection is closed.")
     http_fast_path: bool = Field(
-        True, description="Answer inference requests in the HTTP protocol class, without ASGI."
+        True,
+        description="Answer inference requests in the HTTP protocol class, without ASGI. "
+        "False is for comparisons: slow senders are then not timed out.",
     )
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
     grpc_age_grace_s: float = Field(
