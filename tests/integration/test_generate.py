@@ -61,7 +61,7 @@ def test_errors(stack: Stack, call: str) -> None:
         ("gen-text", [], 400, "not a JSON object"),
         ("gen-text", {}, 400, "missing required input"),
         ("gen-text", {"x": 1}, 400, "an integer where a string"),
-        ("gen-text", {"x": "a", "other": [1]}, 400, "'other' is no input"),
+        ("gen-text", {"x": "a", "other": [1]}, 400, "'other' is not an input"),
         ("gen-text", {"x": "a", "id": 1}, 400, "'id'"),
         ("gen-text", {"x": "a", "parameters": 1}, 400, "'parameters'"),
         ("gen-text", {"x": "a", "priority": -1}, 400, "'priority'"),
