@@ -18,6 +18,7 @@ JOBS ?= 4
 COVERAGE := build/coverage
 FUZZ_LOCK := deploy/locks/fuzz.txt
 CLIENTS_LOCK := deploy/locks/clients.txt
+AUDIT_LOCK := deploy/locks/audit.txt
 
 # Where this is set, every process that starts compiles a thousand modules anew: half a second of CPU for a gateway.
 export PYTHONDONTWRITEBYTECODE :=
@@ -75,6 +76,7 @@ lock: install ## resolve the dependencies again, into deploy/locks
 	$(COMPILE_ROLE) --extra worker --extra gpu --quiet --output-file deploy/locks/worker-gpu.txt
 	$(COMPILE_ROLE) --extra all --quiet --output-file deploy/locks/serving.txt
 	$(COMPILE_GROUP) clients --quiet --output-file $(CLIENTS_LOCK)
+	$(COMPILE_GROUP) audit --quiet --output-file $(AUDIT_LOCK)
 	$(COMPILE_GROUP) fuzz --quiet --output-file $(FUZZ_LOCK)
 
 wheel: install ## build dist/millstream-*.whl

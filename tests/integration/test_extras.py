@@ -140,12 +140,24 @@ def pins(lock: str) -> set[str]:
     return {line.rstrip("\\ ") for line in lines if line and not line.startswith((" ", "#"))}
 
 
+def expanded(optional: Mapping[str, list[str]], extra: str) -> list[str]:
+    """Return the requirements of an extra, those of the extras that it names in turn included."""
+    lines: list[str] = []
+    for line in optional[extra]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["name"]:
+            lines += (inner for other in requirement.extras for inner in expanded(optional, other))
+        else:
+            lines.append(line)
+    return lines
+
+
 def test_modules_of_an_extra_are_those_of_pyproject() -> None:
     """What `require` looks for is what the extra installs, package by package."""
     optional = PROJECT["optional-dependencies"]
     distributions = packages_distributions()
     for extra, modules in EXTRAS.items():
-        wanted = {canonicalize_name(Requirement(line).name) for line in optional[extra]}
+        wanted = {canonicalize_name(Requirement(line).name) for line in expanded(optional, extra)}
         found = {canonicalize_name(name) for module in modules for name in names_of(module, distributions)}
         assert found == wanted, extra
     assert set(optional) == {*EXTRAS, "gpu", "all"}
