@@ -14,6 +14,10 @@ from _pytest.terminal import TerminalReporter
 
 from tests.kit import tools
 
+# Tests use gRPC's clients in this process, whose fork handlers crash a child now and then between fork and exec. They
+# are chosen when grpc is imported. Gateways use gRPC too, but start their children by vfork, which runs no handler.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 PROPERTY = "left out for want of"  # of a test's report: also xdist's workers hand it over
 
 
