@@ -12,9 +12,9 @@ import sys
 from millstream.services.crashes.load_marks import PROBE, LoadMarks
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.parent_death import die_with_parent
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.settings import read_settings
-from millstream.services.supervisor.parent_death import die_with_parent
 from millstream.services.wire.worker_id import worker_id
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop

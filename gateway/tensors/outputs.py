@@ -101,7 +101,8 @@ class Outputs(NamedTuple):
         return shares
 
 
-VIEW_BYTES_MIN = 16384  # from this size on, writing a view into the reply is faster than writing a copy
+#: From this size on, a view of bytes of a request or reply is faster than a copy.
+VIEW_BYTES_MIN = 16384
 
 
 def raw_bytes(output: OutputTensor) -> bytes | memoryview:

@@ -7,10 +7,8 @@ It runs untrusted models in native code that may crash or hang; `ingest.check_pr
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +23,13 @@ from millstream.services.ingest.report import (
     CheckTask,
     Rejection,
 )
+from millstream.services.process.parent_death import die_with_parent
 from millstream.services.repository.disk import storage_failure
 from millstream.services.sandbox.confine import confine
 
 _NICE = 10
 #: how much larger than the upload limit a rewritten model may be
 _REWRITE_BYTES = 64 << 20
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
@@ -57,8 +55,8 @@ def _confine(task: CheckTask) -> None:
         _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(limit, (value, value))
+    die_with_parent()
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with suppress(OSError):  # makes the OOM killer choose this process first
             Path("/proc/self/oom_score_adj").write_text("1000")
     folder = task.folder.resolve()

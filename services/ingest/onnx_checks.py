@@ -14,13 +14,13 @@ from onnx import TensorProto, helper
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.graph import nodes
+from millstream.services.model.onnxruntime_values import library_message
 
 _OPSET = re.compile(r"official support for domain (\S+) is till opset (\d+)")
 _IR = re.compile(r"max supported IR version: (\d+)")
-_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 _MEMORY = re.compile(r"bad.?alloc|allocate memory|out of memory|unable to allocate", re.IGNORECASE)
 _HARD_LINKS = "multiple hard links"
-_MESSAGE_CHARACTERS_MAX = 600
+MESSAGE_CHARACTERS_MAX = 600
 
 
 def check_versions(model: onnx.ModelProto) -> None:
@@ -57,7 +57,7 @@ def _version_failure(text: str, imports: dict[str, int], ir_version: int) -> Fai
             f"IR version {ir_version} is newer than {runtime} supports (at most {match[1]}): export the model with "
             f"an older onnx package, or set model.ir_version = {match[1]} and save it again"
         )
-    return invalid(f"{runtime} does not accept the model's opsets: {library_message(text)}")
+    return invalid(f"{runtime} does not accept the model's opsets: {_message(text)}")
 
 
 def check_operators(model: onnx.ModelProto) -> None:
@@ -90,14 +90,11 @@ def check_structure(path: Path, *, in_place: bool) -> None:
     except Exception as error:
         if in_place and _HARD_LINKS in str(error):
             return  # the checker stopped early; ONNX Runtime rejects any further defect when it loads the model
-        raise invalid(f"the model breaks the rules of ONNX: {library_message(str(error), path)}") from error
+        raise invalid(f"the model breaks the rules of ONNX: {_message(error, path)}") from error
 
 
-def library_message(text: str, path: Path | None = None) -> str:
-    """Return a library's message on one line, bounded, without its prefix and without the server's folder names."""
-    if path is not None:
-        text = text.replace(str(path), path.name).replace(str(path.parent), "")
-    return " ".join(_PREFIX.sub("", text).split())[:_MESSAGE_CHARACTERS_MAX] or "no reason given"
+def _message(error: object, path: Path | None = None) -> str:
+    return library_message(error, path, MESSAGE_CHARACTERS_MAX) or "no reason given"
 
 
 def is_out_of_memory(text: str) -> bool:

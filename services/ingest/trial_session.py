@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from onnx import TensorProto
 
 from millstream.services.errors import invalid
 from millstream.services.ingest.model_io import ModelTensor
-from millstream.services.ingest.onnx_checks import is_out_of_memory, library_message
+from millstream.services.ingest.onnx_checks import MESSAGE_CHARACTERS_MAX, is_out_of_memory
 from millstream.services.model.datatypes import BYTES
+from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +39,7 @@ class Session:
             options = _options(memory_pattern=not variable)  # the same as in workers
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            text = library_message(str(error), path)
+            text = library_message(error, path, MESSAGE_CHARACTERS_MAX)
             hint = ": it needs more memory than a check may use" if is_out_of_memory(text) else ""
             raise invalid(f"ONNX Runtime cannot load the model{hint}: {text}") from error
 
@@ -63,9 +63,9 @@ class Session:
             values = {name: _to_ort_value(fed) for name, fed in feed.items()}
             results = self._session.run_with_ort_values(names, values)
         except Exception as error:
-            raise TrialError(library_message(str(error)) or type(error).__name__) from error
+            raise TrialError(library_message(error, None, MESSAGE_CHARACTERS_MAX) or type(error).__name__) from error
         pairs = zip(self._outputs, results, strict=True)
-        return [_bits(value) if tensor.datatype == "BF16" else value.numpy() for tensor, value in pairs]
+        return [bf16_bits(value) if tensor.datatype == "BF16" else value.numpy() for tensor, value in pairs]
 
 
 def _options(*, memory_pattern: bool) -> Any:
@@ -88,19 +88,11 @@ def _to_feed(tensor: ModelTensor, array: Array) -> Any:
 def _to_feed_as_worker(datatype: str, array: Array) -> Any:
     if datatype == BYTES:
         try:
-            texts = [element.decode() for element in array.ravel().tolist()]
+            return text_array(array.ravel().tolist(), array.shape)
         except UnicodeDecodeError as error:
             raise TrialError("text that is not UTF-8") from error
-        return np.array(texts, dtype=object).reshape(array.shape)
     return _to_feed(ModelTensor("", datatype, ()), np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _to_ort_value(feed: Any) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
-
-
-def _bits(value: Any) -> Array:
-    """Return the 16 bits of each BF16 element; `OrtValue.numpy` does not support BF16."""
-    array = np.empty(value.shape(), np.uint16)
-    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
-    return array

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.process.backoff import Backoff
+from millstream.services.process.parent_death import child_setup
 from millstream.services.settings import child_environment
 from millstream.services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
-from millstream.services.supervisor.parent_death import child_setup
 from millstream.services.supervisor.plan import Program
 from millstream.services.wire.worker_id import new_start
 

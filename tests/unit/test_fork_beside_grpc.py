@@ -31,10 +31,7 @@ def test_children_start_while_grpc_calls_are_made():
         for caller in callers:
             caller.start()
         try:
-            ends = {
-                subprocess.run(["true"], preexec_fn=lambda: None, check=False).returncode
-                for _ in range(FORKS)
-            }
+            ends = {subprocess.run(["true"], preexec_fn=lambda: None, check=False).returncode for _ in range(FORKS)}
         finally:
             enough.set()
             for caller in callers:

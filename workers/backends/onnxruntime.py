@@ -5,7 +5,6 @@ load ─> session on exactly the requested device ─> run: numpy in ─> (text,
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
+from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import resident_bytes, trim
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
@@ -25,15 +25,13 @@ MESSAGE_CHARACTERS_MAX = 1000
 _DEVICE = re.compile(r"(cpu|cuda|tensorrt)(?::(\d{1,3}))?")
 #: Messages of ONNX Runtime and its providers for a failed allocation.
 _NO_MEMORY = re.compile(r"bad_alloc|failed to allocate|out of memory|cudaErrorMemoryAllocation", re.IGNORECASE)
-_PREFIX = re.compile(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ")
 #: TensorProto.BFLOAT16; a number, because the onnx package is not needed to serve.
 _BFLOAT16 = 16
 
 
 def _reason(error: Exception, path: Path | None = None) -> str:
     """Return the library's own message on one line, without its prefix and the server's folders."""
-    text = str(error) if path is None else str(error).replace(str(path), path.name)
-    return " ".join(_PREFIX.sub("", text).split())[:MESSAGE_CHARACTERS_MAX] or type(error).__name__
+    return library_message(error, path, MESSAGE_CHARACTERS_MAX) or type(error).__name__
 
 
 def _providers(device: str, engines: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -130,23 +128,14 @@ def _to_text(name: str, array: Array) -> Array:
     """Convert an object array of bytes to str, the only text that ONNX Runtime's Python API takes."""
     elements = array.ravel().tolist()
     try:
-        texts = [element.decode() for element in elements]
+        return text_array(elements, array.shape)
     except UnicodeDecodeError as error:
         index = elements.index(error.object)
         raise invalid(f"input {name!r}: element {index} is not UTF-8, and ONNX Runtime takes no other text") from error
-    return np.array(texts, dtype=object).reshape(array.shape)
 
 
 def _to_bytes(array: Array) -> Array:
     return np.array([text.encode() for text in array.ravel().tolist()], dtype=object).reshape(array.shape)
-
-
-def _bits(value: Any) -> Array:
-    """Return the bits of a BF16 OrtValue on the CPU as uint16; the library refuses numpy() for such a value."""
-    array = np.empty(value.shape(), np.uint16)
-    if array.size:
-        ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
-    return array
 
 
 class OnnxRuntimeInstance:
@@ -199,7 +188,7 @@ class OnnxRuntimeInstance:
         }
         results = session.run_with_ort_values(self._outputs, values, self._options)
         pairs = zip(self._output_datatypes, results, strict=True)
-        return [_bits(value) if datatype == "BF16" else value.numpy() for datatype, value in pairs]
+        return [bf16_bits(value) if datatype == "BF16" else value.numpy() for datatype, value in pairs]
 
     def _to_feed(self, name: str, array: Array) -> Any:
         datatype = self._datatypes.get(name)

@@ -15,13 +15,12 @@ from millstream.gateway.protocols.grpc.encode import varint
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.inputs import InputTensor
+from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
 
 _RAW = b"\x3a"  # tag of raw_input_contents, field 7 with a length
 _KEY_BYTES = 16  # mostly the model's name; a shorter head is never cached
 _ENVELOPES_MAX = 256  # a full cache is emptied
 _HEAD_BYTES_MAX = 4096
-# From this size on, making a view is faster than making a copy.
-_VIEW_BYTES_MIN = 16384
 
 _new = tuple.__new__
 
@@ -90,7 +89,7 @@ class Envelopes:
 
 def inputs_of(body: bytes, envelope: Envelope) -> list[InputTensor]:
     """Return the tensors in a message with this envelope."""
-    data = body if len(body) < _VIEW_BYTES_MIN else memoryview(body)
+    data = body if len(body) < VIEW_BYTES_MIN else memoryview(body)
     return [_new(InputTensor, (shape, data[at:end], end - at)) for shape, at, end in envelope.slices]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from millstream.gateway.protocols.v2.options import SEQUENCE_PARAMETERS
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, RequestOptions
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.services.errors import Code, Failure, invalid
@@ -30,7 +31,6 @@ _TENSOR = {
     "shared_memory_byte_size": _INTEGER,
     "shared_memory_offset": _INTEGER,
 }
-_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 
 
 def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
@@ -47,7 +47,7 @@ def read_request_options(parameters: Mapping[str, Any]) -> RequestOptions:
                 raise invalid(f"parameter '{excerpt(name)}' must be a string, a number or a boolean")
             continue
         value = _value(name, parameter, fields)
-        if name in _SEQUENCE:
+        if name in SEQUENCE_PARAMETERS:
             if value:
                 raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{name}'")
         elif name == "timeout":

@@ -40,13 +40,13 @@ from millstream.gateway.tensors.json_document import (
     raise_mistyped,
 )
 from millstream.gateway.tensors.output_options import Extensions
+from millstream.gateway.tensors.outputs import VIEW_BYTES_MIN
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 
 __all__ = ["InferCall", "V2Decoder", "parse_header_length"]
 
 _HEADER_DIGITS_MAX = 19
-VIEW_BYTES_MIN = 16384
 #: Longer bodies are decoded in full, without an envelope, which bounds the cost of one parse.
 _ENVELOPE_BYTES_MAX = 1 << 20
 _DATA_DEPTH = 3  # document, inputs, input, data

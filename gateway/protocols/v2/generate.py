@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX
+from millstream.gateway.protocols.v2.options import ID_CHARACTERS_MAX, SCALARS
 from millstream.gateway.scheduling.caller import RequestOptions
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import (
@@ -27,8 +27,6 @@ from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import Inputs, join
 from millstream.services.errors import invalid
 from millstream.services.model.manifest import Manifest
-
-_SCALARS = (str, int, float, bool, type(None))
 
 
 class GenerateRequest(NamedTuple):
@@ -51,7 +49,7 @@ def read(plans: InputPlans, body: bytes) -> GenerateRequest:
     named = {plan.name for plan in plans}
     found = {name: row_of_lists(plans.named(name), value) for name, value in document.items() if name in named}
     for name, value in document.items():
-        if name not in named and type(value) not in _SCALARS:
+        if name not in named and type(value) not in SCALARS:
             raise invalid(f"'{excerpt(name)}' is not an input of model '{plans.model}', and a parameter is a scalar")
         if name not in named:
             parameters[name] = value

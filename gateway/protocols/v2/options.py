@@ -19,8 +19,8 @@ from millstream.services.model.datatypes import ELEMENTS_MAX
 
 ID_CHARACTERS_MAX = 4096
 
-_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
-_SCALARS = (str, int, float, bool, type(None))
+SEQUENCE_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end")
+SCALARS = (str, int, float, bool, type(None))
 
 
 def read_options(
@@ -73,14 +73,14 @@ def _read_parameters(value: object) -> tuple[bool, float | None, int]:
             timeout_us = expect_unsigned(parameter, key)
         elif key == "priority":
             priority = expect_unsigned(parameter, key)
-        elif key in _SEQUENCE:
+        elif key in SEQUENCE_PARAMETERS:
             if parameter:
                 raise Failure(Code.UNSUPPORTED, f"sequences are not supported: leave out the parameter '{key}'")
         elif key.startswith("triton_"):
             raise invalid(
                 "parameter keys starting with 'triton_' are reserved for Triton usage and should not be specified."
             )
-        elif type(parameter) not in _SCALARS:
+        elif type(parameter) not in SCALARS:
             raise invalid(f"parameter '{excerpt(key)}' must be a string, a number or a boolean")
     return binary_default, timeout_us / 1e6 if timeout_us else None, priority
 
