@@ -14,8 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.bench import figures, report
+from tests.bench.errors import LoadError
 from tests.bench.grpc_load import require_h2load
-from tests.bench.load import LoadError, require_wrk
+from tests.bench.load import require_wrk
 from tests.bench.servers import StartError
 
 CORES_MIN = 2

@@ -19,8 +19,9 @@ from statistics import median
 import numpy as np
 
 from tests.bench import grpc_load, servers
-from tests.bench.load import Load, LoadError, Payload, binary_payload, json_payload, measure
-from tests.bench.processes import Memory, memory, pin, running_module
+from tests.bench.errors import LoadError
+from tests.bench.load import Load, Payload, binary_payload, json_payload, measure
+from tests.bench.processes import GATEWAY, WORKER, Memory, memory, pin, running_module
 from tests.bench.servers import ROOT
 from tests.bench.storm import measure_storm
 from tests.kit import models
@@ -213,7 +214,7 @@ def large_rows(folder: Path, rounds: int, seconds: int, say: Say, cores: Sequenc
     ours: list[Load] = []
     with servers.millstream(folder, "squeezenet", {"squeezenet": model}) as server:
         pin(server.pid, {rest})
-        for worker in running_module(server.pid, "workers"):
+        for worker in running_module(server.pid, WORKER):
             pin(worker, {device})
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}: squeezenet, raw loop")
@@ -235,12 +236,9 @@ def idle_memory(folder: Path, say: Say) -> Result:
     with servers.millstream(folder, "digits", {"digits": DIGITS}) as server:
         time.sleep(SETTLE_S)
         found: dict[str, Memory] = {}
-        for module in ("gateway", "workers"):
-            pids = running_module(server.pid, module)
-            if not pids:
-                raise LoadError(f"no process runs `python -m {module}`")
-            found[module] = memory(pids[0])
-    wanted = (("idle memory, gateway", "gateway", 150), ("idle memory, worker with digits", "workers", 200))
+        for module in (GATEWAY, WORKER):
+            found[module] = memory(running_module(server.pid, module)[0])
+    wanted = (("idle memory, gateway", GATEWAY, 150), ("idle memory, worker with digits", WORKER, 200))
     return Result(
         tuple(
             Figure(

@@ -16,7 +16,8 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from tests.bench.load import WARM_UP_S, Load, LoadError
+from tests.bench.errors import LoadError
+from tests.bench.load import WARM_UP_S, Load
 from tests.bench.processes import cpu_s
 from tests.bench.servers import Server
 

@@ -13,15 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.bench.errors import LoadError
 from tests.bench.processes import cpu_s
 from tests.bench.servers import Server
 
 SCRIPT = Path(__file__).with_name("post.lua")
 WARM_UP_S = 1
-
-
-class LoadError(Exception):
-    """A measurement failed; the message is one line."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from tests.bench.load import LoadError, Payload
+from tests.bench.errors import LoadError
+from tests.bench.load import Payload
 
 CONNECTIONS_MAX = 1000
 ANSWER_S_MAX = 30.0

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from millstream.services.supervisor.plan import EntryCommands
+from tests.bench.errors import LoadError
+
+#: modules that the supervisor starts
+GATEWAY, WORKER = EntryCommands().gateway[-1], EntryCommands().worker[-1]
 PROC = Path("/proc")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -57,7 +62,7 @@ def memory(pid: int) -> Memory:
 
 
 def running_module(root: int, module: str) -> list[int]:
-    """Return the pids of descendants of `root` that run `python -m module`, oldest first."""
+    """Return the pids of descendants of `root` that run `python -m module`, oldest first. Raises LoadError for none."""
     found = []
     for pid in sorted(tree(root)):
         try:
@@ -66,6 +71,8 @@ def running_module(root: int, module: str) -> list[int]:
             continue
         if any(pair == ("-m", module) for pair in pairwise(words)):
             found.append(pid)
+    if not found:
+        raise LoadError(f"no process runs `python -m {module}`")
     return found
 
 

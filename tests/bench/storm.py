@@ -18,7 +18,7 @@ import numpy as np
 from tests.bench import servers
 from tests.bench.load import Payload, json_payload, measure
 from tests.bench.open_loop import Answer, Arrivals, send
-from tests.bench.processes import memory, running_module
+from tests.bench.processes import GATEWAY, memory, running_module
 from tests.bench.servers import Server
 from tests.kit import models
 
@@ -88,7 +88,7 @@ class _Bench:
     def run(self) -> Storm:
         self._say("storm: before")
         quiet = self._calm("flooded", QUIET_S)
-        (gateway,) = running_module(self._server.pid, "gateway")
+        (gateway,) = running_module(self._server.pid, GATEWAY)
         before = memory(gateway).rss_bytes
         self._say(f"storm: {STORM_S:.0f} s of overload")
         storm = self._storm(STORM_S)

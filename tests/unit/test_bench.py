@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.bench import processes, report
+from tests.bench.errors import LoadError
 from tests.bench.figures import Figure, Measured, Result
 from tests.bench.load import Load
 
@@ -72,7 +73,8 @@ def test_modules_are_found_by_how_they_were_started() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
         assert process.pid in processes.running_module(os.getpid(), "code")
-        assert process.pid not in processes.running_module(os.getpid(), "cod")
+        with pytest.raises(LoadError, match="no process runs `python -m cod`"):
+            processes.running_module(os.getpid(), "cod")
         process.communicate()
 
 
