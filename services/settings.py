@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from millstream.services.errors import Failure, invalid
 from millstream.services.trace_settings import at_start
 
+_ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
+
 MIB = 1 << 20
 # What clients change while an installation runs: files in the folder `run` of its home, deleted at the next start.
 TRACE_SETTINGS = "trace-settings.json"
@@ -41,8 +43,10 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(
         None, description="Bearer key of the admin API. Unset: the admin API accepts calls from this machine only."
     )
-    url: str | None = Field(
-        None, description="URL that the command line tools call. Unset: the URL of the installation in `home`."
+    endpoint: str | None = Field(
+        None,
+        description="Server that the command line and the Python client call: a URL, or a name in the user's "
+        "configuration. Unset: the installation in `home`, else the default of the configuration.",
     )
     server_name: str = Field("triton", description="Server name in `GET /v2`; Triton's clients expect `triton`.")
     gateways: int = Field(1, ge=1, le=64, description="Number of gateway processes.")
@@ -254,6 +258,19 @@ def explain(error: ValidationError) -> tuple[str, str]:
     return name, problem if name in _SECRETS else f"{problem}, got {first['input']!r}"
 
 
+def user_config_file() -> Path | None:
+    """Return the path of the user's configuration; None if the user has no home folder.
+
+    Source: XDG Base Directory Specification (a relative XDG_CONFIG_HOME is ignored).
+    """
+    folder = Path(_ENVIRONMENT.get("XDG_CONFIG_HOME", ""))
+    try:
+        base = folder if folder.is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return base / "millstream" / "config.toml"
+
+
 def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:
     """Return the environment for a child process: ours without the names in `without`, updated with `overrides`."""
-    return {name: value for name, value in {**os.environ, **overrides}.items() if name not in without}  # noqa: TID251
+    return {name: value for name, value in {**_ENVIRONMENT, **overrides}.items() if name not in without}

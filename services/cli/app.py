@@ -24,7 +24,7 @@ from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.restart import restart
 from millstream.services.cli.commands.serve import serve
 from millstream.services.cli.commands.up import up
-from millstream.services.cli.options import Key, ServerAddress, Url
+from millstream.services.cli.options import Endpoint, Key, Shared
 from millstream.services.errors import Failure
 from millstream.services.process.printable import printable
 
@@ -40,8 +40,8 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def shared(context: typer.Context, url: Url = None, key: Key = None) -> None:
-    context.obj = ServerAddress(url or "", key)
+def shared(context: typer.Context, endpoint: Endpoint = None, key: Key = None) -> None:
+    context.obj = Shared(endpoint, key)
     if context.invoked_subcommand is None:
         # `get_help` prints the help itself and returns an empty string.
         context.get_help()

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream.services.cli.infer_codec import EncodedRequest, encode_request
-from millstream.services.cli.tensors import Array, from_data
+from millstream.services.client.documents import Metadata, Tensor
+from millstream.services.client.infer_codec import EncodedRequest, encode_request
+from millstream.services.client.tensors import Array, from_data
 from millstream.services.errors import Failure, invalid
 
 _NPY = b"\x93NUMPY"
@@ -31,7 +32,7 @@ def read(source: str) -> bytes:
         raise invalid(f"--input {source}: {error.strerror or error}") from error
 
 
-def request_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bool) -> EncodedRequest:
+def request_from(content: bytes, metadata: Metadata, *, binary_outputs: bool) -> EncodedRequest:
     """Return a request from the input's bytes; the first bytes tell the format. Raises Failure(INVALID)."""
     if content.startswith((_NPY, _ZIP)):
         return encode_request(metadata, _arrays(content, metadata), binary_outputs=binary_outputs)
@@ -44,12 +45,12 @@ def request_from(content: bytes, metadata: dict[str, Any], *, binary_outputs: bo
     if isinstance(document, dict) and "inputs" in document:
         return EncodedRequest(content, None)
     values = document if isinstance(document, dict) else {_only_input(metadata)["name"]: document}
-    specs = {spec["name"]: spec for spec in metadata["inputs"]}
-    arrays = {name: _array(value, specs.get(name, {}), name) for name, value in values.items()}
+    datatypes = {spec["name"]: spec["datatype"] for spec in metadata["inputs"]}
+    arrays = {name: _array(value, datatypes.get(name, "BYTES"), name) for name, value in values.items()}
     return encode_request(metadata, arrays, binary_outputs=binary_outputs)
 
 
-def _arrays(content: bytes, metadata: dict[str, Any]) -> dict[str, Array]:
+def _arrays(content: bytes, metadata: Metadata) -> dict[str, Array]:
     try:
         loaded = np.load(io.BytesIO(content), allow_pickle=False)
         if content.startswith(_NPY):
@@ -63,8 +64,7 @@ def _arrays(content: bytes, metadata: dict[str, Any]) -> dict[str, Array]:
         raise invalid(f"the input is not a usable .npy or .npz file: {error}") from error
 
 
-def _array(value: Any, spec: dict[str, Any], name: str) -> Array:
-    datatype = spec.get("datatype", "BYTES")
+def _array(value: Any, datatype: str, name: str) -> Array:
     try:
         nested = np.asarray(value, dtype=object if datatype == "BYTES" else None)
         # Numbers keep their own type here, so that `encode` can reject values that the datatype cannot represent.
@@ -77,8 +77,8 @@ def _array(value: Any, spec: dict[str, Any], name: str) -> Array:
         raise invalid(f"input {name}: {error}") from error
 
 
-def _only_input(metadata: dict[str, Any]) -> dict[str, Any]:
-    specs: list[dict[str, Any]] = metadata["inputs"]
+def _only_input(metadata: Metadata) -> Tensor:
+    specs = metadata["inputs"]
     if len(specs) != 1:
         names = ", ".join(spec["name"] for spec in specs)
         raise invalid(

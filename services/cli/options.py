@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from millstream.services.client.address import URL_DEFAULT, ServerAddress, find_server
 from millstream.services.errors import Failure, invalid
+from millstream.services.process.printable import printable
 
-URL_DEFAULT = "http://127.0.0.1:8000"
-
-Url = Annotated[
+Endpoint = Annotated[
     str | None,
     typer.Option(
-        "--url",
-        metavar="URL",
-        help="Server to call (MILLSTREAM_URL); default: the one `millstream up` started with this home, else "
+        "--endpoint",
+        metavar="NAME|URL",
+        help="Server to call, by URL or by its name in ~/.config/millstream/config.toml (MILLSTREAM_ENDPOINT); "
+        "default: the one `millstream up` started with this home, else the default of config.toml, else "
         + URL_DEFAULT
         + ".",
         rich_help_panel="Server",
@@ -24,7 +24,12 @@ Url = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option("--key", metavar="KEY", help="Key of the admin API (MILLSTREAM_ADMIN_KEY).", rich_help_panel="Server"),
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        help="Key of the admin API (api_key of the endpoint in config.toml, or MILLSTREAM_ADMIN_KEY).",
+        rich_help_panel="Server",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.", show_default=False)]
@@ -42,11 +47,10 @@ _OPTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """The URL of a running server, and the key of its admin API if it needs one."""
+class Shared(NamedTuple):
+    """Options before the name of the command, which apply unless the command has its own."""
 
-    url: str
+    endpoint: str | None = None
     key: str | None = None
 
 
@@ -69,22 +73,14 @@ def load_settings(**overrides: Any) -> Any:
         raise invalid(f"{source}: {problem}") from None
 
 
-def server_address(context: typer.Context, url: str | None, key: str | None) -> ServerAddress:
-    """Return the server to call: from the command's options, those before its name, the environment, or the home."""
-    shared = context.obj if isinstance(context.obj, ServerAddress) else ServerAddress("")
-    settings = load_settings()
-    secret = settings.admin_key.get_secret_value() if settings.admin_key else None
-    address = url or shared.url or settings.url or _url_of_home(settings.home) or URL_DEFAULT
-    if not address.startswith(("http://", "https://")):
-        raise invalid(f"--url {address}: write http://HOST:PORT or https://HOST")
-    return ServerAddress(address.rstrip("/"), key or shared.key or secret)
+def server_address(context: typer.Context, endpoint: str | None, key: str | None) -> ServerAddress:
+    """Return the server to call: from the command's options, those before its name, or what `find_server` finds."""
+    shared = context.obj if isinstance(context.obj, Shared) else Shared()
+    server = find_server(endpoint or shared.endpoint, key or shared.key, "--endpoint")
+    for warning in server.warnings:
+        typer.secho("warning: ", fg="yellow", bold=True, err=True, nl=False)
+        typer.echo(printable(warning), err=True)
+    return server
 
 
-def _url_of_home(home: Any) -> str | None:
-    try:
-        return str((home / "run" / "url").read_text()).strip() or None
-    except OSError:
-        return None
-
-
-__all__ = ["Failure", "Json", "Key", "Name", "ServerAddress", "Url", "Version", "load_settings", "server_address"]
+__all__ = ["Endpoint", "Failure", "Json", "Key", "Name", "ServerAddress", "Version", "load_settings", "server_address"]

@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from millstream.services.cli.client import Api, digest_of
-from millstream.services.cli.infer_codec import random_request
+from millstream.services.client.async_client import AsyncClient
+from millstream.services.client.documents import ListedVersion
+from millstream.services.client.errors import ModelNotFound
+from millstream.services.client.infer_codec import random_request
+from millstream.services.client.upload import ModelFiles
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
 
@@ -75,31 +78,33 @@ def parse_preload(models: str, *, example: bool) -> list[Preload]:
     return preloads
 
 
-async def wait_until_live(api: Api) -> None:
+async def wait_until_live(client: AsyncClient) -> None:
     """Return when a gateway answers."""
-    await _retry_while_busy(lambda: api.send("GET", "/v2/health/live"), START_S_MAX, "no gateway answers")
+    await _retry_while_busy(lambda: client.request("GET", "/v2/health/live"), START_S_MAX, "no gateway answers")
 
 
-async def wait_until_ready(api: Api) -> bool:
+async def wait_until_ready(client: AsyncClient) -> bool:
     """Wait until the server reports ready and return True; False if it has workers, but no model answers yet."""
-    send = lambda: api.send("GET", "/v2/health/ready")  # noqa: E731
+    send = lambda: client.request("GET", "/v2/health/ready")  # noqa: E731
     try:
         await _retry_while_busy(send, ANSWER_S_MAX, "the server is not ready")
     except Failure as failure:
         if failure.code not in _NOT_YET:
             raise
-        if (await api.send("GET", "/admin/v1/workers")).json()["workers"]:
+        if await client.workers():
             return False
         await _retry_while_busy(send, START_S_MAX - ANSWER_S_MAX, "the server is not ready")
     return True
 
 
-async def load_models(api: Api, models: Sequence[Preload], pool: str) -> AsyncIterator[ServedModel | FailedModel]:
+async def load_models(
+    client: AsyncClient, models: Sequence[Preload], pool: str
+) -> AsyncIterator[ServedModel | FailedModel]:
     """Load models one after the other, and yield the outcome of each. A failure does not stop the others."""
     deadline = time.monotonic() + MODELS_S_MAX
     for model in models:
         try:
-            served = await load_model(api, model, pool, deadline)
+            served = await load_model(client, model, pool, deadline)
         except Failure as failure:
             yield FailedModel(model.name, failure.message)
         else:
@@ -107,42 +112,37 @@ async def load_models(api: Api, models: Sequence[Preload], pool: str) -> AsyncIt
                 yield served
 
 
-async def load_model(api: Api, model: Preload, pool: str, deadline: float) -> ServedModel | None:
+async def load_model(client: AsyncClient, model: Preload, pool: str, deadline: float) -> ServedModel | None:
     """Load a model and try one inference; return None for an example whose name is already used.
 
     A file that was already uploaded, judging by its digest, is not pushed again; otherwise `pool` serves it. Raises
     Failure if the model fails or is not ready by `deadline` (monotonic).
     """
-    known = await _stored_versions(api, model.name)
-    digest = await asyncio.to_thread(digest_of, model.path)
-    same = [version for version in known if version["digest"] == digest]
+    known = await _stored_versions(client, model.name)
+    digest = (await asyncio.to_thread(ModelFiles.open, model.path)).sha256
+    same = [one["version"] for one in known if one["digest"] == digest and one["version"] is not None]
     if model.example and known and not same:
         return None
     if same:
-        document = same[-1]
+        version = same[-1]
     else:
         config = {"pool": pool} if pool != "cpu" else None
-        document = await api.push(model.name, model.path, config=config)
-    version = document["version"]
-    await _wait_for_version(api, model.name, version, deadline)
-    return ServedModel(model.name, version, not same, await _time_inference(api, model.name, version, deadline))
+        version = (await client.push(model.name, model.path, config=config))["version"]
+    await _wait_for_version(client, model.name, version, deadline)
+    return ServedModel(model.name, version, not same, await _time_inference(client, model.name, version, deadline))
 
 
-async def _stored_versions(api: Api, name: str) -> list[dict[str, Any]]:
+async def _stored_versions(client: AsyncClient, name: str) -> list[ListedVersion]:
     """Return the documents of the versions on the server; empty for an unknown model."""
     try:
-        model = await api.model(name)
-    except Failure as failure:
-        if failure.code is Code.NOT_FOUND:
-            return []
-        raise
-    versions: list[dict[str, Any]] = model["versions"]
-    return versions
+        return await client.versions(name)
+    except ModelNotFound:
+        return []
 
 
-async def _wait_for_version(api: Api, name: str, version: int, deadline: float) -> None:
+async def _wait_for_version(client: AsyncClient, name: str, version: int, deadline: float) -> None:
     """Return when the version is ready. Raises Failure if it fails or is not ready by `deadline` (monotonic)."""
-    while (document := await api.version(name, version))["state"] != "ready":
+    while (document := await client.version(name, version))["state"] != "ready":
         if document["state"] == "failed":
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
         if time.monotonic() > deadline:
@@ -151,12 +151,12 @@ async def _wait_for_version(api: Api, name: str, version: int, deadline: float) 
         await asyncio.sleep(PAUSE_S)
 
 
-async def _time_inference(api: Api, name: str, version: int, deadline: float) -> float:
+async def _time_inference(client: AsyncClient, name: str, version: int, deadline: float) -> float:
     """Return the seconds of one inference of one row, after a first one that may be retried until `deadline`."""
-    call = random_request(await api.metadata(name, version), 1, np.random.default_rng(0))
+    request = random_request(await client.metadata(name, version), 1, np.random.default_rng(0))
 
     async def send() -> None:
-        await api.infer(name, version, call.body, call.header_bytes)
+        await client.infer(name, request, version=version)
 
     await _retry_while_busy(send, max(5.0, deadline - time.monotonic()), f"{name} version {version} does not answer")
     started = time.perf_counter()

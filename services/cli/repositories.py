@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from millstream.services.cli.client import Api
 from millstream.services.cli.preload import Preload
+from millstream.services.client.async_client import AsyncClient
+from millstream.services.client.documents import Model
 from millstream.services.errors import Failure, invalid
 from millstream.services.process.cancel import cancel_all
 from millstream.services.triton_config.repositories import model_names
@@ -50,21 +50,23 @@ def check_folders(folders: Sequence[Path]) -> list[Path]:
     return list(dict.fromkeys(folders))
 
 
-async def load_repositories(api: Api, folders: Sequence[Path], show: Callable[[RepositoryModel], None]) -> None:
+async def load_repositories(
+    client: AsyncClient, folders: Sequence[Path], show: Callable[[RepositoryModel], None]
+) -> None:
     """Load every model of `folders` that was not unloaded by a user, and delete those that are no longer in them.
 
     `show` is called with the outcome of each model. Raises Failure(INVALID) for a folder that cannot be listed.
     """
-    known = {model["name"]: model for model in await api.models()}
+    known = {model["name"]: model for model in await client.models()}
     existing = [(folder, name) for folder in folders for name in await asyncio.to_thread(model_names, folder)]
     for name, model in known.items():
         if model["source"] is not None and (Path(model["source"]), name) not in existing:
-            await api.remove(name, None)
+            await client.remove(name, None)
     slots = asyncio.Semaphore(LOADS_MAX)
 
     async def load(folder: Path, name: str) -> None:
         async with slots:
-            loading = asyncio.ensure_future(_load(api, folder, name, known.get(name)))
+            loading = asyncio.ensure_future(_load(client, folder, name, known.get(name)))
             await asyncio.wait({loading}, timeout=LONG_LOAD_S)
         done, _ = await asyncio.wait({loading}, timeout=WAIT_S_MAX)
         if done:
@@ -76,12 +78,13 @@ async def load_repositories(api: Api, folders: Sequence[Path], show: Callable[[R
     await asyncio.gather(*(load(folder, name) for folder, name in existing))
 
 
-async def _load(api: Api, folder: Path, name: str, known: dict[str, Any] | None) -> RepositoryModel:
+async def _load(client: AsyncClient, folder: Path, name: str, known: Model | None) -> RepositoryModel:
     if known is not None and known["unloaded"]:
         return RepositoryModel(name, folder, unloaded=True)
     try:
-        await api.load(name, wait_s=LOAD_S_MAX, retry=False)
-        model = await api.model(name)
+        await client.load(name, retry=False, timeout=LOAD_S_MAX)
+        model = await client.model(name)
     except Failure as failure:
         return RepositoryModel(name, folder, failure=failure.message)
-    return RepositoryModel(name, folder, tuple(version["version"] for version in model["versions"]))
+    numbers = (version["version"] for version in model["versions"])
+    return RepositoryModel(name, folder, tuple(number for number in numbers if number is not None))

@@ -14,12 +14,12 @@ from typing import Any
 from rich.console import Console
 
 from millstream.services.cli import preload, repositories
-from millstream.services.cli.client import Api
 from millstream.services.cli.commands.demo import installed_version
-from millstream.services.cli.options import ServerAddress
 from millstream.services.cli.preload import EXAMPLE, FailedModel, ServedModel
 from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
+from millstream.services.client.address import ServerAddress
+from millstream.services.client.async_client import AsyncClient
 from millstream.services.supervisor.plan import Running
 
 
@@ -40,16 +40,16 @@ class TerminalView:
     async def prepare(self, running: Running) -> None:
         self._show(running)
         with self._working("starting"):
-            async with Api(ServerAddress(running.local_url, self._key)) as api:
-                await preload.wait_until_live(api)
-                await repositories.load_repositories(api, self._plan.repositories, self._show_loaded)
-                async for model in preload.load_models(api, self._plan.models, _pool(running)):
+            async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
+                await preload.wait_until_live(client)
+                await repositories.load_repositories(client, self._plan.repositories, self._show_loaded)
+                async for model in preload.load_models(client, self._plan.models, _pool(running)):
                     if isinstance(model, ServedModel):
                         self._served.append(model)
                         self._show_model(model)
                     else:
                         self._show_failed(model)
-                if not await preload.wait_until_ready(api):
+                if not await preload.wait_until_ready(client):
                     self.show_line("no model answers yet: `millstream models` shows their states")
 
     def ready(self, running: Running) -> None:
@@ -135,17 +135,17 @@ class JsonView:
                 "threads": running.threads,
             }
         )
-        async with Api(ServerAddress(running.local_url, self._key)) as api:
-            await preload.wait_until_live(api)
-            await repositories.load_repositories(api, self._plan.repositories, self._show_loaded)
-            async for model in preload.load_models(api, self._plan.models, _pool(running)):
+        async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
+            await preload.wait_until_live(client)
+            await repositories.load_repositories(client, self._plan.repositories, self._show_loaded)
+            async for model in preload.load_models(client, self._plan.models, _pool(running)):
                 if isinstance(model, ServedModel):
                     self._print(
                         {"event": "model", "name": model.name, "version": model.version, "pushed": model.pushed}
                     )
                 else:
                     self._print({"event": "model", "name": model.name, "error": model.reason})
-            if not await preload.wait_until_ready(api):
+            if not await preload.wait_until_ready(client):
                 self.show_line("no model answers yet")
 
     def _show_loaded(self, loaded: RepositoryModel) -> None:

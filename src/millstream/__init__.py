@@ -4,3 +4,66 @@ The folders `gateway`, `services`, `workers` and `examples` are at the root of t
 links to them. So one import package, `millstream`, is the same for a checkout, an editable install, a wheel, mypy and
 editors, and collides with no other distribution's `services`.
 """
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from millstream.services.client.async_client import AsyncClient
+    from millstream.services.client.client import Client
+    from millstream.services.client.errors import ConnectionFailed, ModelNotFound, ServerError, Timeout, VersionFailed
+    from millstream.services.client.inference import Prediction
+    from millstream.services.client.metrics_page import Metrics
+    from millstream.services.errors import Code, Failure
+
+#: public names -> their modules, imported when a name is used first: `import millstream` stays cheap
+_MODULES = {
+    "AsyncClient": "client.async_client",
+    "Client": "client.client",
+    "Code": "errors",
+    "ConnectionFailed": "client.errors",
+    "Failure": "errors",
+    "Metrics": "client.metrics_page",
+    "ModelNotFound": "client.errors",
+    "Prediction": "client.inference",
+    "ServerError": "client.errors",
+    "Timeout": "client.errors",
+    "VersionFailed": "client.errors",
+}
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Code",
+    "ConnectionFailed",
+    "Failure",
+    "Metrics",
+    "ModelNotFound",
+    "Prediction",
+    "ServerError",
+    "Timeout",
+    "VersionFailed",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name. Raises ImportError with the command that installs what the client needs."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    from millstream.services.errors import Failure
+    from millstream.services.extras import require
+
+    if name in {"AsyncClient", "Client"}:
+        try:
+            require("client")
+        except Failure as failure:
+            raise ImportError(failure.message, name=__name__) from None
+    value = getattr(import_module(f"{__name__}.services.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

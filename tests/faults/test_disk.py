@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
+import httpx2
 import numpy as np
 import orjson
 import pytest
@@ -58,11 +58,11 @@ def tree(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size * path.is_file() for path in folder.rglob("*")}
 
 
-def upload(stack: Stack, name: str, content: bytes) -> httpx.Response:
+def upload(stack: Stack, name: str, content: bytes) -> httpx2.Response:
     return stack.http.post(f"/admin/v1/models/{name}/versions", params={"wait": 60}, content=content)
 
 
-def refused(reply: httpx.Response, status: int, words: str) -> None:
+def refused(reply: httpx2.Response, status: int, words: str) -> None:
     """In one line, that says what to do."""
     assert (reply.status_code, reply.headers["content-type"]) == (status, "application/json")
     error = orjson.loads(reply.content)["error"]
@@ -287,6 +287,6 @@ def shared_bytes(stack: Stack) -> float:
 
 
 def ready(stack: Stack) -> bool:
-    with suppress(httpx.TransportError):
+    with suppress(httpx2.TransportError):
         return stack.http.get("/v2/health/ready").status_code == 200
     return False

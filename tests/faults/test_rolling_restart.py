@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -78,11 +78,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch")
 
     def _run(self) -> None:
-        limits = httpx.Limits(max_keepalive_connections=4)
+        limits = httpx2.Limits(max_keepalive_connections=4)
         try:
-            with httpx.Client(base_url=self._stack.url, timeout=WAIT_S, limits=limits, trust_env=False) as pool:
+            with httpx2.Client(base_url=self._stack.url, timeout=WAIT_S, limits=limits, trust_env=False) as pool:
                 while not self._stopping.wait(0.01):
-                    self.statuses[httpx.get(self._stack.url + READY, timeout=WAIT_S, trust_env=False).status_code] += 1
+                    self.statuses[httpx2.get(self._stack.url + READY, timeout=WAIT_S, trust_env=False).status_code] += 1
                     body, headers = BODIES[0]
                     self.pooled[pool.post(INFER, content=body, headers=headers).status_code] += 1
                     self.processes_max = max(self.processes_max, len(children(self._stack.process.pid)))
@@ -201,7 +201,7 @@ def slow_requests(stack: Stack, number: int) -> list[http.client.HTTPConnection]
     return sent
 
 
-def leaves(gateway: httpx.Client) -> bool:
+def leaves(gateway: httpx2.Client) -> bool:
     """Whether the gateway says that it leaves.
 
     Not ready alone is no sign: it may have waited long for a worker that sleeps.
@@ -237,7 +237,7 @@ def test_a_gateway_that_is_told_to_stop_answers_what_it_has(tmp_path: Path) -> N
                     wait_until(lambda: leaves(gateway), what="not ready")
                     assert stack.pids()["gateway-0"] == leaving
                 # new connections go to the other one, which is there for the installation
-                assert httpx.get(stack.url + "/v2/health/live", trust_env=False).headers.get("connection") is None
+                assert httpx2.get(stack.url + "/v2/health/live", trust_env=False).headers.get("connection") is None
             assert told(sent) == [(200, "close", None)] * 20
             wait_until(lambda: stack.pids().get("gateway-0", leaving) != leaving, what="gone")
             took_s = time.monotonic() - began

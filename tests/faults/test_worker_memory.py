@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 
 from tests.kit import models, v2
@@ -17,7 +17,7 @@ LIMIT_BYTES = 768 * MIB
 ALONE = json.dumps({"batching": False})
 
 
-def ask(stack: Stack, model: str, **inputs: v2.Array) -> httpx.Response:
+def ask(stack: Stack, model: str, **inputs: v2.Array) -> httpx2.Response:
     body, headers = v2.request(inputs)
     return stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
 

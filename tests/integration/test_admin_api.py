@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from millstream.services.model.manifest import Manifest, ModelConfig
@@ -30,7 +30,7 @@ async def application(tmp_path: Path) -> Application:
 
 
 @pytest.fixture
-async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
+async def client(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     async with application.client() as client:
         yield client
 
@@ -46,7 +46,7 @@ async def versions(application: Application) -> list[Manifest]:
     return found
 
 
-async def test_a_version_is_described_in_full(client: httpx.AsyncClient, versions: list[Manifest]) -> None:
+async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versions: list[Manifest]) -> None:
     reply = await client.get(f"{ADMIN}/models/m/versions/1")
     assert reply.status_code == 200
     assert reply.json() == {
@@ -78,24 +78,24 @@ async def test_a_version_is_described_in_full(client: httpx.AsyncClient, version
     }
 
 
-async def test_a_failed_version_says_why(client: httpx.AsyncClient, versions: list[Manifest]) -> None:
+async def test_a_failed_version_says_why(client: httpx2.AsyncClient, versions: list[Manifest]) -> None:
     version = (await client.get(f"{ADMIN}/models/m/versions/3")).json()
     assert (version["state"], version["reason"], version["active"]) == ("failed", "no such operator", False)
 
 
-async def test_a_model_lists_its_versions(client: httpx.AsyncClient, versions: list[Manifest]) -> None:
+async def test_a_model_lists_its_versions(client: httpx2.AsyncClient, versions: list[Manifest]) -> None:
     model = (await client.get(f"{ADMIN}/models/m")).json()
     assert (model["name"], model["active"], model["serving"]) == ("m", 1, 1)
     assert [(one["version"], one["state"]) for one in model["versions"]] == [(1, "ready"), (2, "ready"), (3, "failed")]
     assert (await client.get(f"{ADMIN}/models")).json() == {"models": [model]}
 
 
-async def test_no_models(client: httpx.AsyncClient) -> None:
+async def test_no_models(client: httpx2.AsyncClient) -> None:
     assert (await client.get(f"{ADMIN}/models")).json() == {"models": []}
 
 
 async def test_uploads_in_progress_are_among_the_versions(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     await application.catalog.set_upload("m", None, State.RECEIVING)
     await application.catalog.set_upload("m", 9, State.CHECKING)
@@ -128,7 +128,7 @@ async def test_uploads_in_progress_are_among_the_versions(
     ],
 )
 async def test_unknown_models_and_versions_are_404(
-    client: httpx.AsyncClient, versions: list[Manifest], method: str, path: str
+    client: httpx2.AsyncClient, versions: list[Manifest], method: str, path: str
 ) -> None:
     reply = await client.request(method, f"{ADMIN}/models/{path}")
     assert reply.status_code == 404
@@ -138,7 +138,7 @@ async def test_unknown_models_and_versions_are_404(
 @pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("DELETE", ""), ("PUT", ""), ("POST", "/activate")])
 @pytest.mark.parametrize("version", ["one", "1.5", "9" * 5000])
 async def test_a_version_that_is_no_number_is_400(
-    client: httpx.AsyncClient, method: str, suffix: str, version: str
+    client: httpx2.AsyncClient, method: str, suffix: str, version: str
 ) -> None:
     reply = await client.request(method, f"{ADMIN}/models/m/versions/{version}{suffix}")
     assert reply.status_code == 400
@@ -146,7 +146,7 @@ async def test_a_version_that_is_no_number_is_400(
 
 
 async def test_activating_moves_the_name_to_the_version(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     reply = await client.post(f"{ADMIN}/models/m/versions/2/activate")
     assert reply.status_code == 200
@@ -156,7 +156,7 @@ async def test_activating_moves_the_name_to_the_version(
 
 
 async def test_activating_a_failed_version_is_refused(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     reply = await client.post(f"{ADMIN}/models/m/versions/3/activate")
     assert reply.status_code == 409
@@ -165,7 +165,7 @@ async def test_activating_a_failed_version_is_refused(
 
 
 async def test_deleting_a_version_that_does_not_serve(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     reply = await client.delete(f"{ADMIN}/models/m/versions/2")
     assert (reply.status_code, reply.content) == (204, b"")
@@ -176,7 +176,7 @@ async def test_deleting_a_version_that_does_not_serve(
 
 
 async def test_the_serving_version_is_kept_unless_forced(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     reply = await client.delete(f"{ADMIN}/models/m/versions/1")
     assert reply.status_code == 409
@@ -188,7 +188,7 @@ async def test_the_serving_version_is_kept_unless_forced(
 
 
 async def test_deleting_an_active_version_that_failed_goes_back_to_the_one_that_serves(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     activate_version(application.repository, "m", 3)
     assert (await client.delete(f"{ADMIN}/models/m/versions/3")).status_code == 204
@@ -197,7 +197,7 @@ async def test_deleting_an_active_version_that_failed_goes_back_to_the_one_that_
 
 
 async def test_a_failed_version_is_not_kept_though_no_other_answers(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     activate_version(application.repository, "m", 3)
     failed = [instance(manifest, State.FAILED) for manifest in versions]
@@ -206,7 +206,7 @@ async def test_a_failed_version_is_not_kept_though_no_other_answers(
     assert list(application.repository.versions("m")) == [1, 2]
 
 
-async def test_the_only_version_may_go(application: Application, client: httpx.AsyncClient) -> None:
+async def test_the_only_version_may_go(application: Application, client: httpx2.AsyncClient) -> None:
     manifest = publish(application.repository, "m", 1)
     activate_version(application.repository, "m", 1)
     await application.catalog.set_workers(worker(instance(manifest)))
@@ -215,13 +215,13 @@ async def test_the_only_version_may_go(application: Application, client: httpx.A
     assert application.repository.next_version("m") == 2
 
 
-async def test_a_version_without_an_endpoint_may_go(application: Application, client: httpx.AsyncClient) -> None:
+async def test_a_version_without_an_endpoint_may_go(application: Application, client: httpx2.AsyncClient) -> None:
     publish(application.repository, "m", 1)
     assert (await client.delete(f"{ADMIN}/models/m/versions/1")).status_code == 204
     assert (await client.get(f"{ADMIN}/models/m")).status_code == 404
 
 
-async def test_deleting_a_model(application: Application, client: httpx.AsyncClient, versions: list[Manifest]) -> None:
+async def test_deleting_a_model(application: Application, client: httpx2.AsyncClient, versions: list[Manifest]) -> None:
     assert (await client.delete(f"{ADMIN}/models/m")).status_code == 204
     assert list(application.repository.models()) == []
     assert application.catalog.announced == ["m"]
@@ -229,7 +229,7 @@ async def test_deleting_a_model(application: Application, client: httpx.AsyncCli
 
 
 async def test_pools_count_workers_and_what_is_ready(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     publish(application.repository, "vision", 1, ModelConfig(pool="gpu"))
     await application.catalog.refresh()
@@ -258,7 +258,7 @@ async def test_pools_count_workers_and_what_is_ready(
 
 
 async def test_workers_say_what_they_hold_and_when_they_were_heard(
-    application: Application, client: httpx.AsyncClient, versions: list[Manifest]
+    application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
     in_the_future = worker(name="cpu-2", heartbeat=4e9)
     await application.catalog.set_workers(in_the_future, worker(instance(versions[0]), heartbeat=1.0))

@@ -10,7 +10,7 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from millstream.gateway.catalog.upload_slots import AT_ONCE_MAX
@@ -40,9 +40,9 @@ async def application(tmp_path: Path) -> AsyncIterator[Application]:
 
 
 @pytest.fixture
-async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
+async def client(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     async with application.client() as client:
-        client.timeout = httpx.Timeout(120)
+        client.timeout = httpx2.Timeout(120)
         yield client
 
 
@@ -51,7 +51,7 @@ def onnx(tmp_path: Path) -> bytes:
     return models.mlp(tmp_path / "mlp.onnx").read_bytes()
 
 
-async def test_put_publishes_and_activates(application: Application, client: httpx.AsyncClient, onnx: bytes) -> None:
+async def test_put_publishes_and_activates(application: Application, client: httpx2.AsyncClient, onnx: bytes) -> None:
     digest = hashlib.sha256(onnx).hexdigest()
     reply = await client.put(f"{M}/7", content=onnx, headers={"X-Content-SHA256": digest.upper()})
     assert reply.status_code == 201
@@ -73,7 +73,7 @@ async def test_put_publishes_and_activates(application: Application, client: htt
     assert (await client.get(reply.headers["location"])).json() == version
 
 
-async def test_post_takes_the_next_number(application: Application, client: httpx.AsyncClient, onnx: bytes) -> None:
+async def test_post_takes_the_next_number(application: Application, client: httpx2.AsyncClient, onnx: bytes) -> None:
     publish(application.repository, "m", 4)
     reply = await client.post(M, content=onnx, headers={"Content-Type": "application/octet-stream"})
     assert reply.status_code == 201
@@ -81,7 +81,7 @@ async def test_post_takes_the_next_number(application: Application, client: http
 
 
 async def test_activate_false_leaves_the_name_where_it_is(
-    application: Application, client: httpx.AsyncClient, onnx: bytes
+    application: Application, client: httpx2.AsyncClient, onnx: bytes
 ) -> None:
     reply = await client.post(f"{M}?activate=false", content=onnx)
     assert (reply.status_code, reply.json()["active"]) == (201, False)
@@ -91,7 +91,7 @@ async def test_activate_false_leaves_the_name_where_it_is(
 
 @pytest.mark.parametrize("config_first", [True, False])
 async def test_a_form_brings_its_config_before_or_after_the_model(
-    application: Application, client: httpx.AsyncClient, onnx: bytes, config_first: bool
+    application: Application, client: httpx2.AsyncClient, onnx: bytes, config_first: bool
 ) -> None:
     parts = [("config", (None, b'{"rows_max": 5}')), ("model", ("m.onnx", onnx))]
     reply = await client.post(M, files=parts if config_first else parts[::-1])
@@ -99,7 +99,7 @@ async def test_a_form_brings_its_config_before_or_after_the_model(
     assert application.repository.manifest("m", 1).config.rows_max == 5
 
 
-async def test_config_as_a_parameter(application: Application, client: httpx.AsyncClient, onnx: bytes) -> None:
+async def test_config_as_a_parameter(application: Application, client: httpx2.AsyncClient, onnx: bytes) -> None:
     config = json.dumps({"rows_max": 3, "pool": "fast"})
     reply = await client.post(M, params={"config": config}, content=onnx)
     assert (reply.status_code, reply.json()["rows_max"], reply.json()["pool"]) == (201, 3, "fast")
@@ -118,7 +118,7 @@ async def test_config_as_a_parameter(application: Application, client: httpx.Asy
     ],
 )
 async def test_a_bad_config_is_refused_by_field(
-    application: Application, client: httpx.AsyncClient, onnx: bytes, config: str, says: str
+    application: Application, client: httpx2.AsyncClient, onnx: bytes, config: str, says: str
 ) -> None:
     as_part = [("model", ("m.onnx", onnx)), ("config", (None, config.encode()))]
     replies = [await client.post(M, files=as_part)]
@@ -130,7 +130,7 @@ async def test_a_bad_config_is_refused_by_field(
     assert list(application.repository.models()) == []
 
 
-async def test_a_config_given_twice_is_refused(client: httpx.AsyncClient, onnx: bytes) -> None:
+async def test_a_config_given_twice_is_refused(client: httpx2.AsyncClient, onnx: bytes) -> None:
     parts = {"model": ("m.onnx", onnx), "config": (None, b"{}")}
     reply = await client.post(M, params={"config": "{}"}, files=parts)
     assert reply.status_code == 400
@@ -160,7 +160,7 @@ async def test_a_config_given_twice_is_refused(client: httpx.AsyncClient, onnx: 
 )
 async def test_a_broken_upload_changes_nothing(
     application: Application,
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     path: str,
     headers: dict[str, str],
     body: bytes,
@@ -174,7 +174,9 @@ async def test_a_broken_upload_changes_nothing(
     assert application.catalog.announced == []
 
 
-async def test_a_wrong_digest_changes_nothing(application: Application, client: httpx.AsyncClient, onnx: bytes) -> None:
+async def test_a_wrong_digest_changes_nothing(
+    application: Application, client: httpx2.AsyncClient, onnx: bytes
+) -> None:
     reply = await client.put(f"{M}/1", content=onnx, headers={"X-Content-SHA256": "0" * 64})
     assert reply.status_code == 400
     assert list(application.repository.models()) == []
@@ -191,7 +193,7 @@ async def test_an_upload_over_the_limit_is_refused_unread(application: Applicati
     assert await Exchange(application.app, "POST", M, headers={"content-length": str(MIB + 1)}).status() == 413
 
 
-async def test_an_endless_upload_is_refused_at_the_limit(application: Application, client: httpx.AsyncClient) -> None:
+async def test_an_endless_upload_is_refused_at_the_limit(application: Application, client: httpx2.AsyncClient) -> None:
     exchange = Exchange(application.app, "POST", M)
     for _ in range(17):
         exchange.feed(b"\x08" * (MIB // 16), more=True)
@@ -225,7 +227,7 @@ async def test_a_client_that_goes_away_leaves_nothing(application: Application, 
 
 
 async def test_more_uploads_than_the_limit_are_refused_until_one_ends(
-    application: Application, client: httpx.AsyncClient, onnx: bytes
+    application: Application, client: httpx2.AsyncClient, onnx: bytes
 ) -> None:
     running = [Exchange(application.app, "POST", f"/admin/v1/models/m{n}/versions") for n in range(AT_ONCE_MAX)]
     await application.catalog.until(lambda: len(application.catalog.uploads) == AT_ONCE_MAX)
@@ -254,7 +256,7 @@ async def test_two_uploads_of_one_model_stay_visible_until_both_end(application:
 
 @pytest.mark.parametrize(("state", "reason"), [(State.READY, None), (State.FAILED, "no such operator")])
 async def test_wait_ends_when_the_version_has_settled(
-    application: Application, client: httpx.AsyncClient, onnx: bytes, state: State, reason: str | None
+    application: Application, client: httpx2.AsyncClient, onnx: bytes, state: State, reason: str | None
 ) -> None:
     uploading = asyncio.create_task(client.put(f"{M}/1?wait=120", content=onnx))
     await application.catalog.until(lambda: "m" in application.catalog.snapshot.models)
@@ -265,13 +267,13 @@ async def test_wait_ends_when_the_version_has_settled(
     assert (reply.status_code, reply.json()["state"], reply.json()["reason"]) == (201, state, reason)
 
 
-async def test_wait_ends_when_its_time_is_up(client: httpx.AsyncClient, onnx: bytes) -> None:
+async def test_wait_ends_when_its_time_is_up(client: httpx2.AsyncClient, onnx: bytes) -> None:
     reply = await client.put(f"{M}/1?wait=0.01", content=onnx)
     assert (reply.status_code, reply.json()["state"]) == (201, "pending")
 
 
 async def test_wait_ends_when_the_version_is_deleted_meanwhile(
-    application: Application, client: httpx.AsyncClient, onnx: bytes
+    application: Application, client: httpx2.AsyncClient, onnx: bytes
 ) -> None:
     uploading = asyncio.create_task(client.put(f"{M}/1?wait=120", content=onnx))
     await application.catalog.until(lambda: "m" in application.catalog.snapshot.models)
@@ -293,7 +295,7 @@ async def test_an_upload_over_a_real_connection(application: Application, onnx: 
         for at in range(0, len(onnx), 1000):
             yield onnx[at : at + 1000]
 
-    async with application.served() as url, httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with application.served() as url, httpx2.AsyncClient(base_url=url, timeout=120) as client:
         assert (await client.post(M, content=chunks())).json()["version"] == 1
         assert (await client.post(M, files={"model": ("m.onnx", onnx)})).json()["version"] == 2
         assert (await client.put(f"{M}/2", content=onnx)).status_code == 409

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -81,7 +81,7 @@ def plus(**members: object) -> bytes:
     return text(good() | members)
 
 
-def refused(reply: httpx.Response, status: int, *words: str, case: str = "") -> str:
+def refused(reply: httpx2.Response, status: int, *words: str, case: str = "") -> str:
     """Check an error reply; its message."""
     assert reply.status_code == status, f"{case}: {reply.text}"
     assert reply.headers["content-type"] == "application/json"
@@ -278,7 +278,7 @@ def test_good_requests_at_the_limits_are_taken(stack: Stack) -> None:
     refused(stack.http.post(PATH, content=full + b" "), 413, str(BODY_BYTES_MAX))
 
 
-def say(stack: Stack, *segments: bytes) -> httpx.Response:
+def say(stack: Stack, *segments: bytes) -> httpx2.Response:
     """Send bytes as they are and read one reply, though the server may not take all of them."""
     with socket.create_connection(("127.0.0.1", stack.port), WAIT_S) as wire:
         with suppress(ConnectionError):
@@ -287,7 +287,7 @@ def say(stack: Stack, *segments: bytes) -> httpx.Response:
         reply = http.client.HTTPResponse(wire)
         reply.begin()
         with reply:
-            return httpx.Response(reply.status, headers=reply.getheaders(), content=reply.read())
+            return httpx2.Response(reply.status, headers=reply.getheaders(), content=reply.read())
 
 
 def test_a_body_over_the_limit_is_refused_before_it_comes(stack: Stack) -> None:

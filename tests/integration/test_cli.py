@@ -142,7 +142,7 @@ def test_up_prints_its_processes_and_a_working_curl_command(tmp_path):
         assert end(process, signal.SIGTERM) == 0
     left = [path.name for path in (millstream.home / "run").rglob("*") if not path.is_dir()]
     assert left == ["lock"]
-    assert "is `millstream up` running?" in millstream.fails("models", "--url", url)
+    assert "is `millstream up` running?" in millstream.fails("models", "--endpoint", url)
 
 
 def test_preloaded_models_are_pushed_once(tmp_path):
@@ -295,14 +295,16 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
         (["rm", "nope", "--yes"], "'nope'"),
         (["push", "a b", DIGITS / "digits.onnx"], "not allowed"),
         (["push", "x", "/nowhere.onnx"], "no such file"),
-        (["push", "x", ROOT], "not a file"),
+        (["push", "x", ROOT / "docs"], "no ONNX file"),
+        (["push", "x", "/dev/null"], "neither a file nor a folder"),
         (["push", "x", DIGITS / "digits.onnx", "--config", "{"], "not JSON"),
         (["push", "x", DIGITS / "digits.onnx", "--config", '{"rows": 1}'], "rows"),
         (["push", "x"], "Missing argument"),
         (["push", "x", "y", "--version", "0"], "--version"),
         (["nope"], "No such command"),
-        (["models", "--url", "nope"], "http://"),
-        (["demo", "--url", "http://127.0.0.1:1"], "is `millstream up` running?"),
+        (["models", "--endpoint", "nope"], "http://127.0.0.1:8000, nor an endpoint of"),
+        (["models", "--endpoint", "ftp://x"], "http://HOST:PORT"),
+        (["demo", "--endpoint", "http://127.0.0.1:1"], "is `millstream up` running?"),
         (["up", "--preload", "x=/nowhere.onnx"], "there is no file"),
         (["up", "--preload", "x"], "NAME=PATH"),
         (["up", "--http-port", "x"], "--http-port"),
@@ -327,7 +329,7 @@ def test_a_server_that_is_not_millstream_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with subprocess.Popen(
-            [sys.executable, "-m", "millstream.services.cli", "models", "--url", f"http://127.0.0.1:{port}"],
+            [sys.executable, "-m", "millstream.services.cli", "models", "--endpoint", f"http://127.0.0.1:{port}"],
             cwd=ROOT,
             env=Millstream(tmp_path).environment(),
             stderr=subprocess.PIPE,

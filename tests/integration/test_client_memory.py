@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -170,8 +170,8 @@ def test_it_is_off_unless_allowed(stack: Stack) -> None:
             client.register_system_shared_memory("r", "/test-client-memory-off", 8)
         assert client.get_system_shared_memory_status() == []
     register = f"{stack.url}/v2/systemsharedmemory/region/r/register"
-    assert httpx.post(register, json={"key": "/x", "byte_size": 8}, headers=stack.headers).status_code == 501
-    assert httpx.post(register, json={"byte_size": 8}, headers=stack.headers).status_code == 400
+    assert httpx2.post(register, json={"key": "/x", "byte_size": 8}, headers=stack.headers).status_code == 501
+    assert httpx2.post(register, json={"byte_size": 8}, headers=stack.headers).status_code == 400
 
 
 def test_classes_in_both_forms(client: Any) -> None:

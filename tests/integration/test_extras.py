@@ -83,7 +83,7 @@ def test_client_alone_runs_its_commands_and_names_what_up_needs(tmp_path: Path, 
     assert checks["Packages"]["state"] == "fail"
     assert "millstream[gateway,worker]" in checks["Packages"]["advice"]
     assert "Redis" not in checks
-    refused = client.millstream("models", "--url", "http://127.0.0.1:1")
+    refused = client.millstream("models", "--endpoint", "http://127.0.0.1:1")
     assert refused.stderr.startswith("error: ")
     assert "Traceback" not in refused.stderr
 

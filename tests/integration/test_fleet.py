@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -27,14 +27,14 @@ def address(tmp_path: Path) -> Iterator[RedisAddress]:
         yield address
 
 
-def infer(http: httpx.Client, value: float, timeout_s: float = TIMEOUT_S) -> httpx.Response:
+def infer(http: httpx2.Client, value: float, timeout_s: float = TIMEOUT_S) -> httpx2.Response:
     body, headers = v2.request(
         {"x": np.full((1, 2), value, np.float32)}, parameters={"timeout": round(timeout_s * 1e6)}
     )
     return http.post("/v2/models/scale/infer", content=body, headers=headers)
 
 
-def check(reply: httpx.Response, value: float) -> None:
+def check(reply: httpx2.Response, value: float) -> None:
     assert reply.status_code == 200, reply.text
     [answer] = v2.outputs(reply.content, dict(reply.headers)).values()
     assert answer.tolist() == [[2 * value] * 2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.kit import models
@@ -23,7 +23,7 @@ def _served(shared_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> No
     push("gen-lookup", models.lookup(folder / "lookup.onnx"))
 
 
-def post(stack: Stack, path: str, document: Any) -> httpx.Response:
+def post(stack: Stack, path: str, document: Any) -> httpx2.Response:
     return stack.http.post(f"/v2/models/{path}", content=json.dumps(document).encode())
 
 

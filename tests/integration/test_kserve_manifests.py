@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import typer
 import yaml
@@ -122,7 +122,7 @@ def test_what_the_command_serves(tmp_path: Path) -> None:
         assert process.stdout is not None
         ready = next(line for line in process.stdout if line.startswith("ready http://"))
         port = int(ready.rpartition(":")[2])
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
             assert client.get("/ping").status_code == 200
             assert client.post("/invocations", json=[[1, 2]]).json() == {"predictions": [[2.0, 4.0]]}
             assert client.get("/v1/models/m").json()["ready"] is True

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 
 from millstream.services.wire.records import WorkerRecord
@@ -89,7 +89,7 @@ def test_a_version_whose_rows_influence_each_other_is_batched_no_more(tmp_path: 
         wait_until(lambda: stack.metrics().value(OFF, model="coupled") == 0)
 
 
-def knows(gateway: httpx.Client) -> bool:
+def knows(gateway: httpx2.Client) -> bool:
     return off(gateway.get("/admin/v1/models/coupled/versions/1").json()) is not None
 
 

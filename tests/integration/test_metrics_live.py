@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
@@ -45,7 +45,7 @@ def index(*values: int) -> tuple[bytes, dict[str, str]]:
     return v2.request({"index": np.array(values, np.int64).reshape(-1, 1)})
 
 
-def post(http: httpx.Client, path: str, *values: int) -> int:
+def post(http: httpx2.Client, path: str, *values: int) -> int:
     body, headers = index(*values)
     return http.post(path, content=body, headers=headers).status_code
 

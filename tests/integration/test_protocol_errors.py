@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from millstream.services.errors import Code, Failure
@@ -37,35 +37,35 @@ async def application(tmp_path: Path) -> Application:
 
 
 @pytest.fixture
-async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
+async def client(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     async with application.client() as client:
         yield client
 
 
-def plain(reply: httpx.Response, status: int) -> str:
+def plain(reply: httpx2.Response, status: int) -> str:
     assert list(reply.json()) == ["error"]
     return str(reply.json()["error"])
 
 
-def openai(reply: httpx.Response, status: int) -> str:
+def openai(reply: httpx2.Response, status: int) -> str:
     error = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return str(error["message"])
 
 
-def torchserve(reply: httpx.Response, status: int) -> str:
+def torchserve(reply: httpx2.Response, status: int) -> str:
     assert set(reply.json()) == {"code", "type", "message"}
     assert reply.json()["code"] == status
     assert reply.headers["x-request-id"]
     return str(reply.json()["message"])
 
 
-def sagemaker(reply: httpx.Response, status: int) -> str:
+def sagemaker(reply: httpx2.Response, status: int) -> str:
     assert reply.headers["x-amzn-errortype"]
     return str(reply.json()["Message"])
 
 
-Form = Callable[[httpx.Response, int], str]
+Form = Callable[[httpx2.Response, int], str]
 CALLS: list[tuple[str, Form]] = [
     ("/v1/models/m:predict", plain),
     ("/v1/models/m/versions/1:classify", plain),
@@ -81,14 +81,14 @@ EMBED = {"model": "m", "input": [[1]], "instances": [[1, 2, 3, 4]], "x": [1, 2, 
 
 
 @pytest.mark.parametrize(("path", "form"), CALLS)
-async def test_no_worker_has_the_version(client: httpx.AsyncClient, path: str, form: Form) -> None:
+async def test_no_worker_has_the_version(client: httpx2.AsyncClient, path: str, form: Form) -> None:
     reply = await client.post(path, json=EMBED)
     assert reply.status_code == 503
     assert form(reply, 503) == "no worker serves version 1 of 'm'"
 
 
 @pytest.mark.parametrize(("path", "form"), CALLS)
-async def test_another_method(client: httpx.AsyncClient, path: str, form: Form) -> None:
+async def test_another_method(client: httpx2.AsyncClient, path: str, form: Form) -> None:
     reply = await client.patch(path)
     assert (reply.status_code, form(reply, 405)) == (405, "Method Not Allowed")
     assert "POST" in reply.headers["allow"]
@@ -104,12 +104,12 @@ async def test_another_method(client: httpx.AsyncClient, path: str, form: Form) 
         ("/nope", plain),
     ],
 )
-async def test_no_such_path(client: httpx.AsyncClient, path: str, form: Form) -> None:
+async def test_no_such_path(client: httpx2.AsyncClient, path: str, form: Form) -> None:
     reply = await client.post(path)
     assert (reply.status_code, form(reply, 404)) == (404, "Not Found")
 
 
-async def test_no_such_path_below_an_endpoint(client: httpx.AsyncClient) -> None:
+async def test_no_such_path_below_an_endpoint(client: httpx2.AsyncClient) -> None:
     reply = await client.post("/endpoints/m/nope")
     assert (reply.status_code, sagemaker(reply, 400)) == (400, "Not Found")
     assert reply.headers["x-amzn-errortype"] == "ValidationError"
@@ -118,7 +118,7 @@ async def test_no_such_path_below_an_endpoint(client: httpx.AsyncClient) -> None
 @pytest.mark.parametrize(("path", "form"), CALLS)
 async def test_our_own_fault(
     application: Application,
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     path: str,
     form: Form,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +135,7 @@ async def test_our_own_fault(
     assert error_id in caplog.text
 
 
-async def test_a_version_that_is_not_ready_is_no_error_of_the_client(client: httpx.AsyncClient) -> None:
+async def test_a_version_that_is_not_ready_is_no_error_of_the_client(client: httpx2.AsyncClient) -> None:
     reply = await client.get("/v1/models/m")
     assert reply.status_code == 503
     assert reply.json()["ready"] is False
@@ -143,13 +143,13 @@ async def test_a_version_that_is_not_ready_is_no_error_of_the_client(client: htt
     assert (await client.get("/v1/models/m/metadata")).status_code == 200
 
 
-async def test_ping_while_nothing_answers(application: Application, client: httpx.AsyncClient) -> None:
+async def test_ping_while_nothing_answers(application: Application, client: httpx2.AsyncClient) -> None:
     application.ready = False
     reply = await client.get("/ping")
     assert (reply.status_code, reply.json()) == (503, {"status": "Unhealthy"})
 
 
-async def test_bodies_that_are_too_large(client: httpx.AsyncClient) -> None:
+async def test_bodies_that_are_too_large(client: httpx2.AsyncClient) -> None:
     reply = await client.post("/v1/embeddings", content=b" " * 5000)
     assert (reply.status_code, openai(reply, 413)) == (413, "the request body is larger than the limit of 4096 bytes")
 
@@ -173,14 +173,14 @@ async def test_management_is_for_those_who_may(application: Application) -> None
         ("/predictions/m/1/more", "ResourceNotFoundException"),
     ],
 )
-async def test_torchserve_says_what_was_not_found(client: httpx.AsyncClient, path: str, type_: str) -> None:
+async def test_torchserve_says_what_was_not_found(client: httpx2.AsyncClient, path: str, type_: str) -> None:
     reply = await client.post(path, json=EMBED)
     assert (reply.status_code, reply.json()["type"]) == (404, type_)
 
 
 @pytest.mark.parametrize(("model", "code"), [("nope", "model_not_found"), ("m:7", "model_not_found"), ("m:abc", None)])
 async def test_openai_says_that_the_model_was_not_found(
-    client: httpx.AsyncClient, model: str, code: str | None
+    client: httpx2.AsyncClient, model: str, code: str | None
 ) -> None:
     reply = await client.post("/v1/embeddings", json={"model": model, "input": [[1]]})
     assert reply.status_code == 404
@@ -190,7 +190,7 @@ async def test_openai_says_that_the_model_was_not_found(
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, "1"), (0.2, "1"), (2.5, "3")])
 async def test_retry_after_is_at_least_a_second(
     application: Application,
-    client: httpx.AsyncClient,
+    client: httpx2.AsyncClient,
     monkeypatch: pytest.MonkeyPatch,
     seconds: float,
     header: str,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgpack
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def address(tmp_path: Path) -> Iterator[RedisAddress]:
         yield address
 
 
-def infer(http: httpx.Client, value: float, factor: float = 2) -> None:
+def infer(http: httpx2.Client, value: float, factor: float = 2) -> None:
     body, headers = v2.request({"x": np.full((1, 2), value, np.float32)}, parameters={"timeout": 30_000_000})
     reply = http.post("/v2/models/scale/infer", content=body, headers=headers)
     assert reply.status_code == 200, reply.text
@@ -41,7 +41,7 @@ def infer(http: httpx.Client, value: float, factor: float = 2) -> None:
     assert answer.tolist() == [[factor * value] * 2]
 
 
-def infer_many(http: httpx.Client, factor: float) -> None:
+def infer_many(http: httpx2.Client, factor: float) -> None:
     for value in range(REQUESTS):
         infer(http, value, factor)
 
@@ -102,7 +102,7 @@ def test_gateways_write_what_all_workers_read_as_they_come_and_go(tmp_path, addr
         assert "millstream_worker_records_unreadable 0" in page
 
 
-def written(address: RedisAddress, http: httpx.Client, *workers: int) -> int:
+def written(address: RedisAddress, http: httpx2.Client, *workers: int) -> int:
     """The format of a batch that lies in Redis while `workers` sleep."""
 
     def look(redis: Any) -> int | None:

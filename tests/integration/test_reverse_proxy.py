@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.kit.stack import running_stack
@@ -32,7 +32,7 @@ _FORWARDS = "proxy_http_version 1.1; proxy_set_header X-Forwarded-For $proxy_add
 
 
 @contextmanager
-def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx.Client]:
+def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx2.Client]:
     """A client of an nginx that passes everything on to `upstream`."""
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -43,7 +43,7 @@ def _nginx(folder: Path, upstream: str, directives: str = "") -> Iterator[httpx.
         [program("nginx"), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
     )
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
             wait_until(lambda: process.poll() is not None or _listens(port))
             yield client
     finally:
@@ -56,7 +56,7 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _refused(client: httpx.Client) -> None:
+def _refused(client: httpx2.Client) -> None:
     for method, path in (("GET", "/admin/v1/models"), ("DELETE", "/admin/v1/models/digits"), ("POST", "/models")):
         reply = client.request(method, path)
         assert reply.status_code == 403, reply.text

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 
 from millstream.services.model.manifest import Manifest
@@ -44,7 +44,7 @@ def each_caller(load: Load) -> Iterator[list[Answer]]:
         yield [answer for answer in load.answers if answer.caller == caller]
 
 
-def at_every_gateway(stack: Stack, true: Callable[[httpx.Client], Any]) -> None:
+def at_every_gateway(stack: Stack, true: Callable[[httpx2.Client], Any]) -> None:
     """Wait until `true` of every gateway."""
     for number in range(stack.gateways):
         with stack.gateway(number) as gateway:
@@ -74,7 +74,7 @@ def test_activating_a_version_under_load_fails_no_request(stack: Stack, tmp_path
         assert changes == [("1", "2"), ("2", "3"), ("3", "1")]
 
 
-def _model(http: httpx.Client, name: str) -> dict[str, Any]:
+def _model(http: httpx2.Client, name: str) -> dict[str, Any]:
     document: dict[str, Any] = http.get(f"/admin/v1/models/{name}").json()
     return document
 

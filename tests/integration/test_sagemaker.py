@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import httpx
+import httpx2
 import numpy as np
 import onnxruntime
 import pytest
@@ -209,7 +209,7 @@ def test_what_is_not_offered_is_said(runtime: Any) -> None:
     assert refusal.value.response["ResponseMetadata"]["HTTPStatusCode"] == 501
 
 
-def container(stack: Stack, body: bytes, **headers: str) -> httpx.Response:
+def container(stack: Stack, body: bytes, **headers: str) -> httpx2.Response:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     return stack.http.post("/invocations", content=body, headers={"Content-Type": "application/json", **names})
 

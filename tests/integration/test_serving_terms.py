@@ -15,11 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 
-from millstream.services.cli.infer_codec import random_request
+from millstream.services.client.infer_codec import random_request
 from millstream.services.model.manifest import Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
 from millstream.services.repository.folder import FolderRepository
@@ -42,12 +42,12 @@ def stack(serving: Stack) -> Iterator[Stack]:
     assert_quiet(serving)
 
 
-def infer(stack: Stack, model: str, inputs: dict[str, np.ndarray], **parameters: object) -> httpx.Response:
+def infer(stack: Stack, model: str, inputs: dict[str, np.ndarray], **parameters: object) -> httpx2.Response:
     body, headers = v2.request(inputs, parameters=parameters)
     return stack.http.post(f"/v2/models/{model}/infer", content=body, headers=headers)
 
 
-def outputs(reply: httpx.Response) -> dict[str, Any]:
+def outputs(reply: httpx2.Response) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
     return v2.outputs(reply.content, reply.headers)
 

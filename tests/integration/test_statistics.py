@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import tritonclient.http
@@ -42,7 +42,7 @@ def stack(counting: Stack) -> Iterator[Stack]:
     assert_quiet(counting)
 
 
-def stats(http: httpx.Client, model: str) -> dict[str, Any]:
+def stats(http: httpx2.Client, model: str) -> dict[str, Any]:
     reply = http.get(f"/v2/models/{model}/versions/1/stats")
     assert reply.status_code == 200, reply.text
     [document] = reply.json()["model_stats"]
@@ -101,7 +101,7 @@ def test_two_thousand_mixed_requests_add_up_exactly(stack: Stack, tmp_path: Path
     rng = np.random.default_rng(11)
     outcomes: Counter[str] = Counter()
 
-    def send(client: httpx.Client, requests: list[tuple[str, int]]) -> None:
+    def send(client: httpx2.Client, requests: list[tuple[str, int]]) -> None:
         for kind, rows in requests:
             body, headers = v2.request({"index": np.ones((rows, 1), np.int64) * (BAD if kind == "bad" else 1)})
             if kind == "broken":
@@ -161,7 +161,7 @@ def test_runs_that_were_merged_count_once_and_a_restart_loses_nothing(stack: Sta
     stack.reconnect()
 
     def after() -> dict[str, Any] | None:
-        with suppress(httpx.TransportError):
+        with suppress(httpx2.TransportError):
             [document] = stack.http.get("/v2/models/busy/stats").json().get("model_stats", [None])
             return dict(document) if document else None
         return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx
+import httpx2
 import numpy as np
 import onnxruntime
 import pytest
@@ -48,12 +48,12 @@ def stack(served: Stack) -> Iterator[Stack]:
     assert_quiet(served)
 
 
-def ok(reply: httpx.Response) -> Any:
+def ok(reply: httpx2.Response) -> Any:
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
-def refused(reply: httpx.Response, status: int, kind: str) -> str:
+def refused(reply: httpx2.Response, status: int, kind: str) -> str:
     assert reply.headers["x-request-id"]
     document = reply.json()
     assert (reply.status_code, document["code"], document["type"]) == (status, status, kind), document
@@ -197,7 +197,7 @@ def test_a_container_of_several_models(tmp_path: Path) -> None:
 def test_management_needs_the_key_and_predictions_do_not(tmp_path: Path) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, settings={"admin_key": "k"}, models={"m": path}) as stack:
-        with httpx.Client(base_url=stack.url, trust_env=False) as stranger:
+        with httpx2.Client(base_url=stack.url, trust_env=False) as stranger:
             for method, where in (
                 ("GET", "/models"),
                 ("GET", "/models/m"),

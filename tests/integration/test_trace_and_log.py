@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 import tritonclient.http
@@ -66,7 +66,7 @@ def file_of(stack: Stack) -> Path:
     return Path(str(stack.http.get("/v2/trace/setting").json()["trace_file"]))
 
 
-def infer(http: httpx.Client, model: str, value: float = 1, name: str = "") -> None:
+def infer(http: httpx2.Client, model: str, value: float = 1, name: str = "") -> None:
     ones = np.full((1, 4), value, np.float32)
     body, headers = v2.request({"a": ones, "b": ones}, id=name)
     assert http.post(f"/v2/models/{model}/infer", content=body, headers=headers).status_code == 200
@@ -145,7 +145,7 @@ def test_global_settings_hold_for_all_models_in_all_gateways_and_files_have_an_i
     assert not path.exists()
 
 
-def _traces_now(gateway: httpx.Client, path: Path, before: int) -> bool:
+def _traces_now(gateway: httpx2.Client, path: Path, before: int) -> bool:
     """Whether a gateway, asked twice, makes a file of two traces."""
     infer(gateway, "m")
     infer(gateway, "m")

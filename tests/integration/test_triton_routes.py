@@ -7,7 +7,7 @@ import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from millstream.gateway.triton.await_ready import ReadyWaiter
@@ -49,12 +49,12 @@ def _folder(path: Path) -> Path:
 
 
 @pytest.fixture
-async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
+async def client(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     async with application.client() as client:
         yield client
 
 
-async def test_the_index(client: httpx.AsyncClient) -> None:
+async def test_the_index(client: httpx2.AsyncClient) -> None:
     reply = await client.post(INDEX)
     assert reply.json() == [
         {"name": "m", "version": "1", "state": "READY"},
@@ -89,14 +89,14 @@ async def test_the_index(client: httpx.AsyncClient) -> None:
         ("/v2/repository/models/.x/load", "", "failed to load '.x', failed to poll from model repository: model name"),
     ],
 )
-async def test_bad_requests(client: httpx.AsyncClient, path: str, body: str, says: str) -> None:
+async def test_bad_requests(client: httpx2.AsyncClient, path: str, body: str, says: str) -> None:
     reply = await client.post(path, content=body.encode("latin-1") if body == "\xff" else body.encode())
     assert reply.status_code == 400
     assert says in reply.json()["error"]
     assert (await client.get("/v2/models/m")).status_code == 200
 
 
-async def test_limits(client: httpx.AsyncClient) -> None:
+async def test_limits(client: httpx2.AsyncClient) -> None:
     many = base64.b64encode(bytes(3000)).decode()
     files = {"config": "{}", "file:1/a": many, "file:1/b": many}
     reply = await client.post(LOAD, json={"parameters": files})
@@ -105,7 +105,9 @@ async def test_limits(client: httpx.AsyncClient) -> None:
         assert (await client.post(path, content=b" " * (2 << 20))).status_code == 413
 
 
-async def test_files_of_a_load_count_in_the_receive_budget(application: Application, client: httpx.AsyncClient) -> None:
+async def test_files_of_a_load_count_in_the_receive_budget(
+    application: Application, client: httpx2.AsyncClient
+) -> None:
     application.receive_budget.bytes_max = 100_000
     body = {"parameters": {"config": " " * 200_000}}
     reply = await client.post(LOAD, json=body)
@@ -117,13 +119,13 @@ async def test_files_of_a_load_count_in_the_receive_budget(application: Applicat
     assert application.receive_budget.bytes == 0
 
 
-async def test_unknown_models_are_unloaded_without_complaint(client: httpx.AsyncClient) -> None:
+async def test_unknown_models_are_unloaded_without_complaint(client: httpx2.AsyncClient) -> None:
     for name in ("nope", "n", ".x"):
         reply = await client.post(f"/v2/repository/models/{name}/unload")
         assert (reply.status_code, reply.json()) == (200, {"name": name, "unload": True})
 
 
-async def test_unloading(application: Application, client: httpx.AsyncClient) -> None:
+async def test_unloading(application: Application, client: httpx2.AsyncClient) -> None:
     await client.post(UNLOAD, json={"parameters": {"unload_dependents": False}})
     for path in ("", "/ready", "/config", "/versions/1", "/versions/1/config", "/versions/1/ready"):
         reply = await client.get(f"/v2/models/m{path}")
@@ -137,7 +139,7 @@ async def test_unloading(application: Application, client: httpx.AsyncClient) ->
     assert application.catalog.announced == ["m"]
 
 
-async def test_a_pool_without_workers(application: Application, client: httpx.AsyncClient) -> None:
+async def test_a_pool_without_workers(application: Application, client: httpx2.AsyncClient) -> None:
     await application.catalog.set_workers()
     control = RepositoryLoader(
         application.repository, application.catalog, application.settings, ReadyWaiter(application.catalog, 60, 0)
@@ -173,7 +175,7 @@ async def test_versions_that_a_dead_gateway_staged_are_aborted(application: Appl
     assert application.repository.staged.models() == []
 
 
-async def test_repositories_have_no_names(client: httpx.AsyncClient) -> None:
+async def test_repositories_have_no_names(client: httpx2.AsyncClient) -> None:
     for path in ("index", "models/m/load", "models/m/unload"):
         reply = await client.post(f"/v2/repository/mine/{path}")
         assert reply.status_code == 501
@@ -196,7 +198,7 @@ async def test_loading_is_for_operators(tmp_path: Path) -> None:
             assert (await client.post(path)).status_code == 403
 
 
-async def test_the_documents_say_what_the_routes_do(client: httpx.AsyncClient) -> None:
+async def test_the_documents_say_what_the_routes_do(client: httpx2.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     assert {"200", "400", "401", "403", "413", "503", "507"} <= set(
         paths["/v2/repository/models/{model}/load"]["post"]["responses"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import onnx
 import pytest
@@ -66,7 +66,7 @@ def doubled(stack: Stack, name: str, version: int | None = None) -> list[list[fl
     return rows
 
 
-def refused(reply: httpx.Response, status: int, *words: str) -> None:
+def refused(reply: httpx2.Response, status: int, *words: str) -> None:
     assert reply.status_code == status, reply.text
     message = reply.json()["error"]
     for word in words:
@@ -250,7 +250,7 @@ def test_an_upload_in_progress_is_visible_to_all_and_then_ready(stack: Stack, sc
     assert doubled(stack, "watched") == [[2, 4]]
 
 
-def _document(http_: httpx.Client, name: str) -> dict[str, Any] | None:
+def _document(http_: httpx2.Client, name: str) -> dict[str, Any] | None:
     reply = http_.get(f"{ADMIN}/{name}")
     document: dict[str, Any] = reply.json()
     # its line in the list of uploads is written when the first byte has come, and read by other gateways a little later
@@ -290,8 +290,8 @@ def test_a_gateway_that_crashes_half_way_through_leaves_nothing(tmp_path: Path) 
 def test_the_key_is_asked_for(stack: Stack, scale: Callable[[float], bytes]) -> None:
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}):
         for method, path in (("GET", ADMIN), ("DELETE", f"{ADMIN}/x"), ("GET", "/admin/v1/workers")):
-            reply = httpx.request(method, stack.url + path, headers=headers, trust_env=False)
+            reply = httpx2.request(method, stack.url + path, headers=headers, trust_env=False)
             refused(reply, 401, "key")
-        reply = httpx.put(f"{stack.url}{ADMIN}/x/versions/1", content=scale(2.0), headers=headers, trust_env=False)
+        reply = httpx2.put(f"{stack.url}{ADMIN}/x/versions/1", content=scale(2.0), headers=headers, trust_env=False)
         refused(reply, 401, "key")
-    assert httpx.get(f"{stack.url}/v2/health/ready", trust_env=False).status_code == 200
+    assert httpx2.get(f"{stack.url}/v2/health/ready", trust_env=False).status_code == 200

@@ -15,7 +15,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import onnxruntime
 import pytest
@@ -52,17 +52,17 @@ def _served(shared_stack: Stack, folder: Path) -> None:
     push("tf-one", models.identity(folder / "one.onnx", shape=("N", 1)))
 
 
-def post(stack: Stack, path: str, document: Any, **options: Any) -> httpx.Response:
+def post(stack: Stack, path: str, document: Any, **options: Any) -> httpx2.Response:
     return stack.http.post(f"/v1/models/{path}", content=json.dumps(document).encode(), **options)
 
 
-def answered(reply: httpx.Response) -> Any:
+def answered(reply: httpx2.Response) -> Any:
     assert reply.status_code == 200, reply.text
     assert reply.headers["content-type"] == "application/json"
     return json.loads(reply.text)
 
 
-def refused(reply: httpx.Response, status: int = 400) -> str:
+def refused(reply: httpx2.Response, status: int = 400) -> str:
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     document = reply.json()
@@ -329,7 +329,7 @@ def test_many_small_compressed_bodies_at_once(stack: Stack) -> None:
     body = gzip.compress(json.dumps({"instances": [[1.0]]}).encode())
 
     async def statuses() -> set[int]:
-        async with httpx.AsyncClient(base_url=stack.url, timeout=60, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=stack.url, timeout=60, trust_env=False) as client:
             headers = {"Content-Encoding": "gzip"}
             asked = [client.post("/v1/models/tf-one:predict", content=body, headers=headers) for _ in range(200)]
             return {reply.status_code for reply in await asyncio.gather(*asked)}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders, reply_headers
@@ -40,19 +40,19 @@ async def application(tmp_path: Path) -> Application:
 
 
 @pytest.fixture
-async def client(application: Application) -> AsyncIterator[httpx.AsyncClient]:
+async def client(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     async with application.client() as client:
         yield client
 
 
-async def test_the_server_describes_itself_with_and_without_a_slash(client: httpx.AsyncClient) -> None:
+async def test_the_server_describes_itself_with_and_without_a_slash(client: httpx2.AsyncClient) -> None:
     plain, slashed = await client.get("/v2"), await client.get("/v2/")
     assert plain.status_code == slashed.status_code == 200
     assert plain.json() == slashed.json()
     assert plain.json()["version"] == "1.2.3"
 
 
-async def test_live_and_ready(application: Application, client: httpx.AsyncClient) -> None:
+async def test_live_and_ready(application: Application, client: httpx2.AsyncClient) -> None:
     assert (await client.get("/v2/health/live")).json() == {"live": True}
     assert (await client.get("/v2/health/ready")).json() == {"ready": True}
     application.ready = False
@@ -63,14 +63,14 @@ async def test_live_and_ready(application: Application, client: httpx.AsyncClien
     assert (await client.get("/v2/health/live")).status_code == 200
 
 
-async def test_models_lists_those_that_answer(client: httpx.AsyncClient) -> None:
+async def test_models_lists_those_that_answer(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/v2/models")).json() == {"models": ["m"]}
 
 
 @pytest.mark.parametrize(
     "path", ["/v2/models/m", "/v2/models/m/versions/1", "/v2/models/m/versions/01", "/v2/models/%6d"]
 )
-async def test_metadata_gives_the_signature_and_the_versions_served(client: httpx.AsyncClient, path: str) -> None:
+async def test_metadata_gives_the_signature_and_the_versions_served(client: httpx2.AsyncClient, path: str) -> None:
     document = (await client.get(path)).json()
     assert document["name"] == "m"
     assert document["versions"] == ["1"]
@@ -93,12 +93,12 @@ async def test_metadata_gives_the_signature_and_the_versions_served(client: http
         ("m/versions/" + "9" * 5000, "Request for unknown model: 'm' version 9999999999… is not found"),
     ],
 )
-async def test_unknown_models_and_versions(client: httpx.AsyncClient, path: str, error: str, suffix: str) -> None:
+async def test_unknown_models_and_versions(client: httpx2.AsyncClient, path: str, error: str, suffix: str) -> None:
     reply = await client.get(f"/v2/models/{path}{suffix}")
     assert (reply.status_code, reply.json()) == (404, {"error": error})
 
 
-async def test_model_readiness(client: httpx.AsyncClient) -> None:
+async def test_model_readiness(client: httpx2.AsyncClient) -> None:
     for path in ("m", "m/versions/1"):
         reply = await client.get(f"/v2/models/{path}/ready")
         assert (reply.status_code, reply.json()) == (200, {"name": "m", "ready": True})
@@ -116,7 +116,7 @@ async def test_model_readiness(client: httpx.AsyncClient) -> None:
     ("path", "version"), [("/v2/models/a%20b/infer", None), ("/v2/models/a%20b/versions/7/infer", "7")]
 )
 async def test_infer_hands_on_the_request_and_writes_the_reply(
-    application: Application, client: httpx.AsyncClient, path: str, version: str | None
+    application: Application, client: httpx2.AsyncClient, path: str, version: str | None
 ) -> None:
     headers = {"Inference-Header-Content-Length": "3", "Content-Encoding": "gzip", "Accept-Encoding": "deflate"}
     posted = asyncio.create_task(client.post(path, content=b"abcdef", headers=headers))
@@ -148,7 +148,7 @@ async def test_a_body_over_the_limit_is_refused_unread(application: Application)
 
 
 async def test_a_chunked_body_over_the_limit_is_refused_while_it_comes(
-    application: Application, client: httpx.AsyncClient
+    application: Application, client: httpx2.AsyncClient
 ) -> None:
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(5):
@@ -165,7 +165,7 @@ async def test_a_chunked_body_is_put_together(application: Application) -> None:
         for _ in range(4):
             yield b"x" * 1024
 
-    async with application.served() as url, httpx.AsyncClient() as client:
+    async with application.served() as url, httpx2.AsyncClient() as client:
         posted = asyncio.create_task(client.post(f"{url}/v2/models/m/infer", content=chunks()))
         submission = await application.inbox.next()
         assert submission.body == b"x" * 4096
@@ -183,7 +183,7 @@ async def test_a_client_that_goes_away_cancels_its_request(application: Applicat
         await asyncio.wait_for(submission.cancelled.wait(), 30)
 
 
-async def test_every_error_is_json_and_405_names_all_methods(client: httpx.AsyncClient) -> None:
+async def test_every_error_is_json_and_405_names_all_methods(client: httpx2.AsyncClient) -> None:
     for method, path, status, error in (
         ("GET", "/nowhere", 404, "Not Found"),
         ("GET", "/v2/models/", 404, "Not Found"),
@@ -203,7 +203,7 @@ async def test_every_error_is_json_and_405_names_all_methods(client: httpx.Async
 
 
 async def test_head_is_get_without_the_body(application: Application) -> None:
-    async with application.served() as url, httpx.AsyncClient(base_url=url) as client:
+    async with application.served() as url, httpx2.AsyncClient(base_url=url) as client:
         for path in ("/v2", "/v2/health/live", "/v2/models/m", "/metrics"):
             got, asked = await client.get(path), await client.head(path)
             assert (asked.status_code, asked.content) == (200, b"")
@@ -212,7 +212,7 @@ async def test_head_is_get_without_the_body(application: Application) -> None:
 
 
 async def test_an_unexpected_error_is_a_500_with_an_id_that_is_in_the_log(
-    application: Application, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+    application: Application, client: httpx2.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> bool:
         raise ZeroDivisionError
@@ -226,7 +226,7 @@ async def test_an_unexpected_error_is_a_500_with_an_id_that_is_in_the_log(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_metrics_passes_what_is_accepted(application: Application, client: httpx.AsyncClient) -> None:
+async def test_metrics_passes_what_is_accepted(application: Application, client: httpx2.AsyncClient) -> None:
     reply = await client.get("/metrics", headers={"Accept": "application/openmetrics-text"})
     assert (reply.status_code, reply.content) == (200, b"up 1\n")
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -239,7 +239,7 @@ async def test_the_lifespan_starts_and_stops(application: Application) -> None:
     assert application.events == ["start", "stop"]
 
 
-async def test_the_docs_page_needs_no_other_host(client: httpx.AsyncClient) -> None:
+async def test_the_docs_page_needs_no_other_host(client: httpx2.AsyncClient) -> None:
     page = (await client.get("/docs")).text
     assert "https://" not in page
     for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png"):
@@ -248,7 +248,7 @@ async def test_the_docs_page_needs_no_other_host(client: httpx.AsyncClient) -> N
     assert (await client.get("/docs/assets/core.py")).json() == NOT_FOUND
 
 
-async def test_the_openapi_document_says_what_is_answered(client: httpx.AsyncClient) -> None:
+async def test_the_openapi_document_says_what_is_answered(client: httpx2.AsyncClient) -> None:
     paths = (await client.get("/openapi.json")).json()["paths"]
     operations = [operation for path in paths.values() for operation in path.values()]
     assert len(operations) >= 20

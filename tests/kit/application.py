@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import Message, Scope
@@ -161,9 +161,9 @@ class Application:
             )
         )
 
-    def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL) -> httpx.AsyncClient:
+    def client(self, *, address: str = "127.0.0.1", base_url: str = LOCAL) -> httpx2.AsyncClient:
         """Return an in-process client whose calls seem to come from `address`."""
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app, client=(address, 5000)), base_url=base_url)
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app, client=(address, 5000)), base_url=base_url)
 
     @asynccontextmanager
     async def served(self) -> AsyncIterator[str]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
 from millstream.services.queue.url import RedisAddress
 from millstream.services.settings import Settings
@@ -37,9 +37,9 @@ class Fleet:
         assert {name.lower() for name in environment} <= Settings.model_fields.keys()
         self._environment = {f"MILLSTREAM_{name}": str(value) for name, value in environment.items()}
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
-        self._clients: list[httpx.Client] = []
+        self._clients: list[httpx2.Client] = []
 
-    def gateway(self, ahead_s: float = 0.0, *, newer: bool = False) -> httpx.Client:
+    def gateway(self, ahead_s: float = 0.0, *, newer: bool = False) -> httpx2.Client:
         """Start a gateway whose clock is `ahead_s` seconds ahead; return a client once it answers.
 
         With `newer` it is of a release that has one more format (programs/newer.py).
@@ -49,7 +49,7 @@ class Fleet:
         words = ("millstream.gateway", "--fd", str(fd), "--index", str(len(self._started)))
         self._start(ahead_s, newer, words, fd)
         listener.close()
-        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
+        http = httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S, trust_env=False)
         self._clients.append(http)
         assert http.get("/v2/health/live").status_code == 200
         return http
@@ -77,17 +77,17 @@ class Fleet:
         self._started.append((process, log))
         return process
 
-    def push(self, http: httpx.Client, name: str, path: Path) -> None:
+    def push(self, http: httpx2.Client, name: str, path: Path) -> None:
         """Upload a model and return when this gateway reports it ready."""
         reply = http.post(f"/admin/v1/models/{name}/versions", params={"wait": WAIT_S}, content=path.read_bytes())
         assert (reply.status_code, reply.json().get("state")) == (201, "ready"), reply.text
 
-    def workers(self, http: httpx.Client) -> list[dict[str, Any]]:
+    def workers(self, http: httpx2.Client) -> list[dict[str, Any]]:
         """Return the workers that a gateway lists."""
         found: list[dict[str, Any]] = http.get("/admin/v1/workers").json()["workers"]
         return found
 
-    def until_workers(self, http: httpx.Client, number: int) -> list[dict[str, Any]]:
+    def until_workers(self, http: httpx2.Client, number: int) -> list[dict[str, Any]]:
         """Wait until a gateway lists `number` workers with all models loaded; return them."""
 
         def all_ready() -> list[dict[str, Any]] | None:

@@ -17,7 +17,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import redis
 
 from millstream.services.installation import installation_name, shm_prefix
@@ -71,7 +71,7 @@ class Stack:
         key = settings.get("admin_key")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._thread = threading.local()
-        self._clients: list[httpx.Client] = []
+        self._clients: list[httpx2.Client] = []
 
     @property
     def installation(self) -> str:
@@ -84,11 +84,11 @@ class Stack:
         return shm_prefix(Settings(home=self.named_home, installation_name=self.installation))
 
     @property
-    def http(self) -> httpx.Client:
+    def http(self) -> httpx2.Client:
         """The client of this thread; a shared one sometimes reads from a connection that another thread closed."""
-        known: httpx.Client | None = getattr(self._thread, "client", None)
+        known: httpx2.Client | None = getattr(self._thread, "client", None)
         if known is None:
-            known = httpx.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
+            known = httpx2.Client(base_url=self.url, headers=self.headers, timeout=WAIT_S, trust_env=False)
             self._thread.client = known
             self._clients.append(known)
         return known
@@ -174,7 +174,7 @@ class Stack:
         """Wait until every gateway reports a version ready in every worker of its pool; return its document."""
         workers = sum(1 for process in self.pids() if process.startswith("cpu-"))
 
-        def ready(gateway: httpx.Client) -> dict[str, Any] | None:
+        def ready(gateway: httpx2.Client) -> dict[str, Any] | None:
             reply = gateway.get(f"/admin/v1/models/{name}/versions/{version}")
             document: dict[str, Any] = reply.json()
             instances = document.get("instances", [])
@@ -192,12 +192,12 @@ class Stack:
         return sum(1 for name in self.pids() if name.startswith("gateway-"))
 
     @contextmanager
-    def gateway(self, index: int) -> Iterator[httpx.Client]:
+    def gateway(self, index: int) -> Iterator[httpx2.Client]:
         """Yield a client with one connection, to this gateway: the others are stopped while it connects."""
         pids = self.pids()
         others = [pid for name, pid in pids.items() if name.startswith("gateway-") and name != f"gateway-{index}"]
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=None)
-        with httpx.Client(
+        limits = httpx2.Limits(max_connections=1, keepalive_expiry=None)
+        with httpx2.Client(
             base_url=self.url, headers=self.headers, timeout=WAIT_S, limits=limits, trust_env=False
         ) as caller:
             with sigstopped(*others):
@@ -305,8 +305,8 @@ def assert_nothing_left(stack: Stack) -> None:
     assert list(stack.shm_dir.glob(f"{stack.shm_prefix}*")) == []
     assert not stack.socket.exists()
     assert list((stack.home / "repository" / ".staging").glob("*")) == []
-    with suppress(httpx.ConnectError):
-        raise AssertionError(f"{stack.url} still answers {httpx.get(stack.url, trust_env=False).status_code}")
+    with suppress(httpx2.ConnectError):
+        raise AssertionError(f"{stack.url} still answers {httpx2.get(stack.url, trust_env=False).status_code}")
     assert "Traceback" not in stack.logs()
     assert not any("Traceback" in line for line in stack.lines)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import httpx
+import httpx2
 import numpy as np
 
 from tests.kit import v2
@@ -77,7 +77,7 @@ class Faults:
         name, happen = self._ahead.pop()
         try:
             happen()
-        except (AssertionError, httpx.HTTPError) as error:
+        except (AssertionError, httpx2.HTTPError) as error:
             last_lines = "\n    ".join(self._stack.lines[-LINES_SHOWN:])
             self.failures.append(
                 f"{name}: {error!r}; processes: {self._stack.pids()}; the last lines:\n    {last_lines}"

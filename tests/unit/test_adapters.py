@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
+import httpx2
 import orjson
 import pytest
 from fastapi import APIRouter, FastAPI
@@ -97,7 +97,7 @@ async def test_a_versioned_call_has_two_paths_and_one_handler() -> None:
 
     app = FastAPI()
     app.include_router(router)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as client:
         assert (await client.get("/m/a/say")).json() == ["a", None]
         assert (await client.get("/m/a/say?version=3")).json() == ["a", None]  # the path alone names a version
         assert (await client.get("/m/a/versions/3/say")).json() == ["a", "3"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,21 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.services.cli.infer_codec import decode_reply, random_request
 from millstream.services.cli.inputs import request_from
-from millstream.services.cli.tensors import decode, encode
+from millstream.services.client.infer_codec import decode_reply, random_request
+from millstream.services.client.tensors import decode, encode
 from millstream.services.errors import Code, Failure
 from millstream.services.model.datatypes import DATATYPES
 
-ADDER = {
+ADDER: Any = {
     "name": "adder",
     "inputs": [
         {"name": "a", "datatype": "FP32", "shape": [-1, 3]},
         {"name": "b", "datatype": "INT32", "shape": [-1, 3]},
     ],
 }
-ONE = {"name": "one", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]}
-WORDS = {"name": "words", "inputs": [{"name": "w", "datatype": "BYTES", "shape": [-1]}]}
+ONE: Any = {"name": "one", "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]}
+WORDS: Any = {"name": "words", "inputs": [{"name": "w", "datatype": "BYTES", "shape": [-1]}]}
 
 
 def sent(call):
@@ -140,7 +141,7 @@ def test_inputs_that_do_not_fit_the_model_are_rejected(content, metadata, says):
 
 
 def test_random_inputs_have_the_requested_rows():
-    metadata = {
+    metadata: Any = {
         "name": "m",
         "inputs": [{"name": name, "datatype": name, "shape": [-1, 2, -1]} for name in sorted(DATATYPES)],
     }

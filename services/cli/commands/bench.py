@@ -8,12 +8,13 @@ from urllib.parse import quote
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
-    from millstream.services.cli.infer_codec import EncodedRequest
     from millstream.services.cli.load_generator import LoadTotals
+    from millstream.services.client.infer_codec import EncodedRequest
+    from millstream.services.client.metrics_page import Metrics
 
 _METRIC = "millstream_batch_rows"
 
@@ -29,7 +30,7 @@ def bench(
     ] = 5.0,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Rows of each request.")] = 1,
     json_output: Json = False,
-    url: Url = None,
+    endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
     """Put load on a model, and print its rate, latency and batch sizes.
@@ -39,7 +40,7 @@ def bench(
     influences the result.
     """
     outcome = asyncio.run(
-        _bench(server_address(context, url, key), name, connections, seconds, rows, quiet=json_output)
+        _bench(server_address(context, endpoint, key), name, connections, seconds, rows, quiet=json_output)
     )
     if json_output:
         from millstream.services.cli.terminal import emit
@@ -54,15 +55,15 @@ async def _bench(
 ) -> dict[str, Any]:
     import numpy as np
 
-    from millstream.services.cli.client import Api
-    from millstream.services.cli.infer_codec import random_request
     from millstream.services.cli.load_generator import LoadTarget, LoadTotals, load
+    from millstream.services.client.async_client import AsyncClient
+    from millstream.services.client.infer_codec import random_request
 
-    async with Api(server) as api:
-        call = random_request(await api.metadata(name), rows, np.random.default_rng(0))
+    async with AsyncClient(server, retries=0) as client:
+        call = random_request(await client.metadata(name), rows, np.random.default_rng(0))
         # One request first, so that an error is reported once and not for every request.
-        await api.infer(name, None, call.body, call.header_bytes)
-        before = _batches(await api.metrics(), name)
+        await client.infer(name, call)
+        before = _batches(await client.metrics(), name)
         totals = LoadTotals()
         target = _target(server, name, call, LoadTarget)
         progress = asyncio.create_task(_progress(totals, seconds, quiet=quiet))
@@ -71,7 +72,7 @@ async def _bench(
         finally:
             progress.cancel()
             await asyncio.gather(progress, return_exceptions=True)
-        after = _batches(await api.metrics(), name)
+        after = _batches(await client.metrics(), name)
     return _outcome(name, connections, rows, elapsed_s, totals) | {"batch_rows": _difference(before, after)}
 
 
@@ -118,16 +119,13 @@ def _outcome(name: str, connections: int, rows: int, elapsed_s: float, totals: L
     }
 
 
-def _batches(exposition: str, model: str) -> dict[str, float]:
+def _batches(metrics: Metrics, model: str) -> dict[str, float]:
     """Return one model's histogram of batch rows: cumulative counts by upper bound, `sum` and `count`."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     samples: dict[str, float] = {}
-    for family in text_string_to_metric_families(exposition):
-        for sample in family.samples if family.name == _METRIC else ():
-            if sample.labels.get("model") == model:
-                key = sample.labels.get("le") or sample.name.removeprefix(f"{_METRIC}_")
-                samples[key] = samples.get(key, 0.0) + sample.value
+    for part in ("bucket", "sum", "count"):
+        for sample in metrics.select(f"{_METRIC}_{part}", model=model):
+            key = sample.labels.get("le", part)
+            samples[key] = samples.get(key, 0.0) + sample.value
     return samples
 
 
@@ -135,7 +133,6 @@ def _difference(before: dict[str, float], after: dict[str, float]) -> dict[str, 
     change = {key: value - before.get(key, 0.0) for key, value in after.items()}
     batches = change.pop("count", 0.0)
     total = change.pop("sum", 0.0)
-    change.pop("created", None)
     buckets, below = {}, 0.0
     for bound in sorted(change, key=float):
         buckets[bound.removesuffix(".0")] = int(change[bound] - below)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 from typing import Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, ServerAddress, Url, server_address
+from millstream.services.cli.options import Endpoint, Json, Key, ServerAddress, server_address
 
 
 def installed_version() -> str:
@@ -35,7 +34,7 @@ def demo(
     context: typer.Context,
     connections: Annotated[int, typer.Option(metavar="N", min=1, max=1024, help="Connections to use.")] = 16,
     json_output: Json = False,
-    url: Url = None,
+    endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
     """Classify handwritten digits with the example model, and print accuracy, rate and latency.
@@ -43,16 +42,16 @@ def demo(
     Sends images that the model was not trained on, one per request. Needs the example model "digits", which
     `millstream up` loads unless it is started with --no-example.
     """
-    server = server_address(context, url, key)
-    asyncio.run(_check(server))
+    server = server_address(context, endpoint, key)
+    _check(server)
     from millstream.examples.digits.demo import run
 
     raise typer.Exit(run(server.url, connections=connections, json_output=json_output))
 
 
-async def _check(server: ServerAddress) -> None:
+def _check(server: ServerAddress) -> None:
     """Raise Failure if no server answers or the example model is missing."""
-    from millstream.services.cli.client import Api
+    from millstream.services.client.client import Client
 
-    async with Api(server) as api:
-        await api.metadata("digits")
+    with Client(server, retries=0) as client:
+        client.metadata("digits")

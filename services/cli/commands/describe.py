@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from millstream.services.client.documents import ListedVersion, Model, Tensor, Version
 
-def describe(context: typer.Context, name: Name, json_output: Json = False, url: Url = None, key: Key = None) -> None:
+
+def describe(
+    context: typer.Context, name: Name, json_output: Json = False, endpoint: Endpoint = None, key: Key = None
+) -> None:
     """Show a model: its versions, signature, state on each worker and measured execution times."""
     from millstream.services.cli.terminal import emit, escape, results
 
-    server = server_address(context, url, key)
-    model = asyncio.run(_model(server, name))
+    server = server_address(context, endpoint, key)
+    model = _model(server, name)
     if json_output:
         emit(model)
         return
@@ -43,19 +46,19 @@ def describe(context: typer.Context, name: Name, json_output: Json = False, url:
         console.print(f"\n[dim]POST {server.url}/v2/models/{escape(model['name'])}/infer[/]")
 
 
-async def _model(server: ServerAddress, name: str) -> dict[str, Any]:
-    from millstream.services.cli.client import Api
+def _model(server: ServerAddress, name: str) -> Model:
+    from millstream.services.client.client import Client
 
-    async with Api(server) as api:
-        return await api.model(name)
+    with Client(server, retries=0) as client:
+        return client.model(name)
 
 
-def tensors(specs: Sequence[dict[str, Any]]) -> str:
+def tensors(specs: Sequence[Tensor]) -> str:
     """Format a signature's tensors on one line: pixels FP32 [-1, 64]."""
     return ", ".join(f"{spec['name']} {spec['datatype']} {spec['shape']}" for spec in specs)
 
 
-def batching(version: dict[str, Any]) -> str:
+def batching(version: Version | ListedVersion) -> str:
     """Describe whether requests to a version share runs, and how that was decided."""
     reason = f": {version['batching_reason']}" if version["batching_reason"] else ""
     if not version["batching"]:
@@ -63,7 +66,7 @@ def batching(version: dict[str, Any]) -> str:
     return f"up to {version['rows_max']} rows per run, {version['batching_decided']}{reason}"
 
 
-def _show(console: Console, version: dict[str, Any]) -> None:
+def _show(console: Console, version: ListedVersion) -> None:
     from millstream.services.cli.terminal import ago, escape, size, state
 
     console.print(f"\n[bold]version {version['version'] or '(being uploaded)'}[/]  {state(version['state'])}")
@@ -72,7 +75,7 @@ def _show(console: Console, version: dict[str, Any]) -> None:
     if version["digest"] is None:
         return
     console.print(f"  file      {size(version['size_bytes'])}, sha256 {version['digest']}")
-    console.print(f"  uploaded  {ago(version['created'])}, for pool {escape(version['pool'])}")
+    console.print(f"  uploaded  {ago(version['created'])}, for pool {escape(version['pool'] or '-')}")
     console.print(f"  inputs    {escape(tensors(version['inputs']))}")
     console.print(f"  outputs   {escape(tensors(version['outputs']))}")
     console.print(f"  batching  {escape(batching(version))}")

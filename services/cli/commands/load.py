@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
-
-LOAD_S_MAX = 900.0
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 
 
 def load(
@@ -21,7 +18,7 @@ def load(
         typer.Option(metavar="JSON", help='Triton model configuration to use, such as {"max_batch_size": 8}.'),
     ] = None,
     json_output: Json = False,
-    url: Url = None,
+    endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
     """Serve a model that was unloaded, or reload one of a Triton model repository from its current files.
@@ -32,7 +29,7 @@ def load(
 
     started = time.monotonic()
     with working(f"loading {name}", quiet=json_output):
-        asyncio.run(_load(server_address(context, url, key), name, config))
+        _load(server_address(context, endpoint, key), name, config)
     seconds = round(time.monotonic() - started, 3)
     if json_output:
         emit({"loaded": name, "seconds": seconds})
@@ -40,12 +37,14 @@ def load(
         print(f"loaded {name} in {duration(seconds)}")
 
 
-def unload(context: typer.Context, name: Name, json_output: Json = False, url: Url = None, key: Key = None) -> None:
+def unload(
+    context: typer.Context, name: Name, json_output: Json = False, endpoint: Endpoint = None, key: Key = None
+) -> None:
     """Stop serving a model. Nothing is deleted: `millstream load` serves it again.
 
     Requests in flight are still answered; later requests get "not found". The model stays unloaded after a restart.
     """
-    asyncio.run(_unload(server_address(context, url, key), name))
+    _unload(server_address(context, endpoint, key), name)
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -54,16 +53,16 @@ def unload(context: typer.Context, name: Name, json_output: Json = False, url: U
         print(f"unloaded {name}")
 
 
-async def _load(server: ServerAddress, name: str, config: str | None) -> None:
-    from millstream.services.cli.client import Api
+def _load(server: ServerAddress, name: str, config: str | None) -> None:
+    from millstream.services.client.client import Client
 
-    async with Api(server) as api:
-        await api.load(name, config=config, wait_s=LOAD_S_MAX)
+    with Client(server, retries=0) as client:
+        client.load(name, config=config)
 
 
-async def _unload(server: ServerAddress, name: str) -> None:
-    from millstream.services.cli.client import Api
+def _unload(server: ServerAddress, name: str) -> None:
+    from millstream.services.client.client import Client
 
-    async with Api(server) as api:
-        await api.model(name)
-        await api.unload(name)
+    with Client(server, retries=0) as client:
+        client.model(name)
+        client.unload(name)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
 from millstream.services.errors import invalid
 
+if TYPE_CHECKING:
+    from millstream.services.client.documents import ListedVersion, Model
 
-def models(context: typer.Context, json_output: Json = False, url: Url = None, key: Key = None) -> None:
+
+def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint = None, key: Key = None) -> None:
     """List the models and their versions.
 
     The column WORKERS shows how many of the workers that hold a version are ready.
     """
     from millstream.services.cli.terminal import ago, emit, escape, results, size, state, table
 
-    listed = asyncio.run(_models(server_address(context, url, key)))
+    listed = _models(server_address(context, endpoint, key))
     if json_output:
         emit(listed)
         return
@@ -48,14 +50,14 @@ def models(context: typer.Context, json_output: Json = False, url: Url = None, k
     console.print(rows)
 
 
-async def _models(server: ServerAddress) -> list[dict[str, Any]]:
-    from millstream.services.cli.client import Api
+def _models(server: ServerAddress) -> list[Model]:
+    from millstream.services.client.client import Client
 
-    async with Api(server) as api:
-        return await api.models()
+    with Client(server, retries=0) as client:
+        return client.models()
 
 
-def _role(model: dict[str, Any], version: dict[str, Any]) -> str:
+def _role(model: Model, version: ListedVersion) -> str:
     if version["version"] is None:
         return ""
     if version["version"] == model["serving"]:
@@ -63,7 +65,7 @@ def _role(model: dict[str, Any], version: dict[str, Any]) -> str:
     return "active" if version["version"] == model["active"] else ""
 
 
-def _ready_on(version: dict[str, Any]) -> str:
+def _ready_on(version: ListedVersion) -> str:
     ready = sum(instance["state"] == "ready" for instance in version["instances"])
     return f"{ready}/{len(version['instances'])}" if version["instances"] else "-"
 
@@ -76,20 +78,20 @@ def rm(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")] = False,
     json_output: Json = False,
-    url: Url = None,
+    endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
     """Delete a model, or one version of it.
 
     Requests in flight are still answered; later requests get "not found". The files are deleted and cannot be restored.
     """
-    server = server_address(context, url, key)
+    server = server_address(context, endpoint, key)
     what = f"{name} with all its versions" if version is None else f"{name} version {version}"
     if not yes:
         if not sys.stdin.isatty():
             raise invalid(f"rm would delete {what}: add --yes to delete without confirmation")
         typer.confirm(f"Delete {what}?", abort=True)
-    asyncio.run(_remove(server, name, version))
+    _remove(server, name, version)
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -98,8 +100,8 @@ def rm(
         print(f"deleted {what}")
 
 
-async def _remove(server: ServerAddress, name: str, version: int | None) -> None:
-    from millstream.services.cli.client import Api
+def _remove(server: ServerAddress, name: str, version: int | None) -> None:
+    from millstream.services.client.client import Client
 
-    async with Api(server) as api:
-        await api.remove(name, version)
+    with Client(server, retries=0) as client:
+        client.remove(name, version)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, Version, server_address
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, Version, server_address
 from millstream.services.errors import invalid
 
 if TYPE_CHECKING:
-    from millstream.services.cli.infer_codec import DecodedReply
+    from millstream.services.client.infer_codec import DecodedReply
 
 
 def predict(
@@ -27,7 +26,7 @@ def predict(
         Path | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Also save the outputs to this file.")
     ] = None,
     json_output: Json = False,
-    url: Url = None,
+    endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
     """Send one inference request and print the outputs.
@@ -38,25 +37,24 @@ def predict(
     """
     if source == "-" and sys.stdin.isatty():
         raise invalid(f"nothing to send: use --input FILE, or pipe JSON into `millstream predict {name}`")
-    asyncio.run(_predict(server_address(context, url, key), name, version, source, output, json_output))
+    _predict(server_address(context, endpoint, key), name, version, source, output, json_output)
 
 
-async def _predict(
+def _predict(
     server: ServerAddress, name: str, version: int | None, source: str, output: Path | None, json_output: bool
 ) -> None:
-    from millstream.services.cli.client import Api
-    from millstream.services.cli.infer_codec import decode_reply
     from millstream.services.cli.inputs import read, request_from
+    from millstream.services.client.client import Client
+    from millstream.services.client.inference import decode
 
     content = read(source)
-    async with Api(server) as api:
-        metadata = await api.metadata(name, version)
-        call = request_from(content, metadata, binary_outputs=not json_output)
-        reply = await api.infer(name, version, call.body, call.header_bytes)
+    with Client(server, retries=0) as client:
+        request = request_from(content, client.metadata(name, version), binary_outputs=not json_output)
+        reply = client.infer(name, request, version=version)
     if output is None and json_output:
         print(reply.text)
         return
-    answer = decode_reply(reply.content, reply.headers.get("Inference-Header-Content-Length"))
+    answer = decode(reply)
     if output is not None:
         _save(output, answer)
     if json_output:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.services.cli.options import Json, Key, Name, ServerAddress, Url, server_address
-from millstream.services.errors import Code, Failure, invalid
+from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.services.errors import invalid
+
+if TYPE_CHECKING:
+    from millstream.services.client.documents import Version
 
 WAIT_S = 300.0
 
@@ -22,7 +24,7 @@ def push(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="ONNX file, or a zip, tar or tar.gz of an ONNX file and its external data.",
+            help="ONNX file, or a folder, zip, tar or tar.gz with an ONNX file and its external data.",
             show_default=False,
         ),
     ],
@@ -38,7 +40,7 @@ def push(
         typer.Option(metavar="JSON|FILE", help='Model configuration, such as {"rows_max": 32, "pool": "cpu"}.'),
     ] = None,
     json_output: Json = False,
-    url: Url = None,
+    endpoint: Endpoint = None,
     key: Key = None,
 ) -> None:
     """Upload a model as a new version.
@@ -46,17 +48,14 @@ def push(
     The server checks the file and the workers load it. Until the new version is ready the current one keeps serving,
     and no request fails. A version never changes: push again to create the next one.
     """
-    server = server_address(context, url, key)
+    server = server_address(context, endpoint, key)
     options = {
         "version": version,
         "config": _config(config),
         "activate": activate,
         "wait_s": WAIT_S if wait else 0,
     }
-    check_file(file)
-    document = asyncio.run(_push(server, name, file, options, quiet=json_output))
-    if document["state"] == "failed":
-        raise Failure(Code.MODEL, f"{name} version {document['version']} failed: {document['reason']}")
+    document = _push(server, name, file, options, quiet=json_output)
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -65,22 +64,12 @@ def push(
         _show(document, server, activate=activate)
 
 
-def check_file(path: Path) -> None:
-    """Raise Failure(INVALID) unless `path` is a file that is not empty."""
-    if not path.is_file():
-        raise invalid(f"{path}: there is no such file" if not path.exists() else f"{path}: this is not a file")
-    if path.stat().st_size == 0:
-        raise invalid(f"{path}: the file is empty")
-
-
-async def _push(
-    server: ServerAddress, name: str, file: Path, options: dict[str, Any], *, quiet: bool
-) -> dict[str, Any]:
-    """Upload the file with a progress bar; `options` are those of `Api.push`."""
+def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any], *, quiet: bool) -> Version:
+    """Upload the file with a progress bar; `options` are those of `Client.push`."""
     from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
 
-    from millstream.services.cli.client import Api
     from millstream.services.cli.terminal import escape, notices
+    from millstream.services.client.client import Client
 
     columns = (
         SpinnerColumn(finished_text="[green]✓[/]"),
@@ -90,17 +79,16 @@ async def _push(
         TransferSpeedColumn(),
     )
     console = notices()
-    size = file.stat().st_size
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task(f"Uploading {escape(file.name)}", total=size)
+        task = bar.add_task(f"Uploading {escape(file.name)}", total=None)
 
-        def sent(number: int) -> None:
-            bar.update(task, advance=number)
-            if bar.tasks[0].completed >= size:
+        def sent(sent_bytes: int, size_bytes: int) -> None:
+            bar.update(task, completed=sent_bytes, total=size_bytes)
+            if sent_bytes == size_bytes:
                 bar.update(task, description="Checking" + (", loading and warming up" if options["wait_s"] else ""))
 
-        async with Api(server) as api:
-            return await api.push(name, file, **options, progress=sent)
+        with Client(server, retries=0) as client:
+            return client.push(name, file, **options, progress=sent)
 
 
 def _config(option: str | None) -> dict[str, Any] | None:
@@ -122,7 +110,7 @@ def _config(option: str | None) -> dict[str, Any] | None:
     return document
 
 
-def _show(document: dict[str, Any], server: ServerAddress, *, activate: bool) -> None:
+def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
     from millstream.services.cli.commands.describe import batching, tensors
     from millstream.services.cli.terminal import escape, results, size, state
 

@@ -48,11 +48,14 @@ def _bf16(array: Array) -> Array:
     return np.where(np.isnan(bits.view("<f4")), (bits >> 16) | 0x40, rounded).astype("<u2")
 
 
-def decode(raw: bytes | memoryview, datatype: str, shape: list[int]) -> Array:
+def decode(raw: bytes | bytearray | memoryview, datatype: str, shape: list[int]) -> Array:
     """Return an array from its raw form; BF16 becomes float32, BYTES an array of bytes objects."""
     if datatype == BYTES:
-        array = np.empty(math.prod(shape), dtype=object)
-        array[:] = decode_elements(raw)
+        elements = decode_elements(raw)
+        if len(elements) != math.prod(shape):
+            raise ValueError(f"{len(elements)} elements do not have the shape {shape}")
+        array = np.empty(len(elements), dtype=object)
+        array[:] = elements
         return array.reshape(shape)
     array = np.frombuffer(raw, dtype=NUMPY[datatype])
     if datatype == "BF16":

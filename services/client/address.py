@@ -1,0 +1,81 @@
+"""Which server a client calls, and with which key.
+
+endpoint: argument ─> MILLSTREAM_ENDPOINT ─> the installation of this folder ─> `default` of config.toml ─> URL_DEFAULT
+key: argument ─> that of the named endpoint ─> MILLSTREAM_ADMIN_KEY
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from millstream.services.errors import invalid
+
+URL_DEFAULT = "http://127.0.0.1:8000"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a server is, and what a client needs to call it.
+
+    Attributes:
+        url: without a slash at its end.
+        key: of its admin API.
+        ca_file: certificates to trust; None: those of the system.
+        warnings: what the user should change in the configuration.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def find_server(endpoint: str | None, key: str | None, source: str = "endpoint") -> ServerAddress:
+    """Return the address of an endpoint, which is a URL or a name in the user's configuration; None: the default.
+
+    `source` names the argument in messages. Raises Failure(INVALID).
+    """
+    from millstream.services.client.user_config import read_user_config
+    from millstream.services.settings import read_settings
+
+    settings = read_settings()
+    if not endpoint and settings.endpoint:
+        endpoint, source = settings.endpoint, "MILLSTREAM_ENDPOINT"
+    if not endpoint:
+        endpoint = _url_of_home(settings.home)
+    secret = settings.admin_key.get_secret_value() if settings.admin_key else None
+    if endpoint and "://" in endpoint:
+        return ServerAddress(checked_url(endpoint, source), _checked_key(key or secret))
+    config = read_user_config()
+    named = config.find(endpoint, source) if endpoint or config.default else None
+    if named is None:
+        return ServerAddress(URL_DEFAULT, _checked_key(key or secret))
+    return ServerAddress(named.url, _checked_key(key or named.api_key or secret), named.ca_file, named.warnings)
+
+
+def checked_url(url: str, source: str) -> str:
+    """Return a URL without a slash at its end. Raises Failure(INVALID) that names `source`."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable or parts.username or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise invalid(f"{source} {url}: write http://HOST:PORT or https://HOST")
+    return url.rstrip("/")
+
+
+def _checked_key(key: str | None) -> str | None:
+    if key is not None and not all("!" <= character <= "~" for character in key):
+        raise invalid("the key may have visible ASCII characters only, no spaces or line breaks")
+    return key or None
+
+
+def _url_of_home(home: Path) -> str | None:
+    """Return the URL of the installation that runs in a home; None if none does."""
+    try:
+        return (home / "run" / "url").read_text().strip() or None
+    except (OSError, ValueError):
+        return None

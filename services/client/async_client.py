@@ -1,0 +1,174 @@
+"""AsyncClient: the methods of Client as coroutines, for programs with an event loop.
+
+async with AsyncClient() as client:
+    print((await client.predict("digits", images))["label"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import ArrayLike
+
+from millstream.services.client import inference, models
+from millstream.services.client.address import ServerAddress
+from millstream.services.client.call import Call, Reply, Steps, T, send
+from millstream.services.client.client import LOAD_S_MAX, RETRIES, TIMEOUT_S, WAIT_S, PathLike, connection_to
+from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
+from millstream.services.client.infer_codec import EncodedRequest
+from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
+from millstream.services.client.metrics_page import Metrics
+from millstream.services.client.retry import Budget
+from millstream.services.client.transport import AwaitingTransport
+from millstream.services.client.upload import ModelFiles, Progress, push
+
+
+class AsyncClient:
+    """A client of one server for one event loop. Arguments, methods and errors are those of `Client`."""
+
+    def __init__(
+        self,
+        endpoint: str | ServerAddress | None = None,
+        *,
+        key: str | None = None,
+        timeout: float = TIMEOUT_S,
+        retries: int = RETRIES,
+        ca_file: PathLike | None = None,
+    ) -> None:
+        connection = connection_to(endpoint, key, retries, ca_file)
+        self.url = connection.url
+        self.timeout = timeout
+        self._transport = AwaitingTransport(connection)
+        self._signatures: Signatures = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url!r})"
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    async def predict(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike] | ArrayLike,
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, Scalar] | None = None,
+        timeout: float | None = None,
+    ) -> Prediction:
+        budget = self._budget(timeout)
+        options = Options(version, outputs, request_id, parameters)
+        return await self._transport.run(inference.predict(model, inputs, options, self._signatures, budget), budget)
+
+    async def infer(self, model: str, request: EncodedRequest, *, version: int | None = None) -> Reply:
+        return await self._run(inference.infer(model, version, request))
+
+    async def predict_json(
+        self, model: str, request: Mapping[str, Any], *, version: int | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        return await self._run(inference.infer_json(model, version, request), timeout)
+
+    async def push(
+        self,
+        model: str,
+        path: PathLike,
+        *,
+        version: int | None = None,
+        config: dict[str, Any] | None = None,
+        activate: bool = True,
+        wait_s: float = 0,
+        progress: Progress | None = None,
+    ) -> Version:
+        files = await asyncio.to_thread(ModelFiles.open, Path(path))
+        steps = push(model, files, progress, number=version, config=config, activate=activate, wait_s=wait_s)
+        return await self._transport.run(steps, Budget(None, time.monotonic))
+
+    async def wait(self, model: str, version: int | None = None, *, timeout: float = WAIT_S) -> Version:
+        budget = self._budget(timeout)
+        return await self._transport.run(models.wait(model, version, budget), budget)
+
+    async def activate(self, model: str, version: int) -> Model:
+        return await self._run(models.activate(model, version))
+
+    async def remove(self, model: str, version: int | None = None, *, force: bool = False) -> None:
+        await self._run(models.remove(model, version, force=force))
+
+    async def load(
+        self,
+        model: str,
+        *,
+        config: str | dict[str, Any] | None = None,
+        retry: bool = True,
+        timeout: float = LOAD_S_MAX,
+    ) -> None:
+        await self._run(models.load(model, config, retry=retry), timeout)
+
+    async def unload(self, model: str) -> None:
+        await self._run(models.unload(model))
+
+    async def models(self) -> list[Model]:
+        return await self._run(models.models())
+
+    async def model(self, model: str) -> Model:
+        return await self._run(models.model(model))
+
+    async def versions(self, model: str) -> list[ListedVersion]:
+        return await self._run(models.versions(model))
+
+    async def version(self, model: str, version: int) -> Version:
+        return await self._run(models.version(model, version))
+
+    async def metadata(self, model: str, version: int | None = None) -> Metadata:
+        return await self._run(models.metadata(model, version))
+
+    async def live(self) -> bool:
+        return await self._run(models.live())
+
+    async def ready(self, model: str | None = None, version: int | None = None) -> bool:
+        return await self._run(models.ready(model, version))
+
+    async def server_version(self) -> str:
+        return await self._run(models.server_version())
+
+    async def pools(self) -> list[dict[str, Any]]:
+        return await self._run(models.pools())
+
+    async def workers(self) -> list[dict[str, Any]]:
+        return await self._run(models.workers())
+
+    async def metrics(self) -> Metrics:
+        return await self._run(models.metrics())
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        timeout: float | None = None,
+    ) -> Reply:
+        call = Call(method, path, query or {}, headers or {}, content, repeatable=method == "GET")
+        return await self._run(send(call), timeout)
+
+    async def _run(self, steps: Steps[T], timeout: float | None = None) -> T:
+        return await self._transport.run(steps, self._budget(timeout))
+
+    def _budget(self, timeout: float | None) -> Budget:
+        return Budget(self.timeout if timeout is None else timeout, time.monotonic)

@@ -1,0 +1,81 @@
+"""The values between the parts of the client: calls, replies, pauses, and procedures of several calls. Pure.
+
+A procedure is a generator: it yields a Call and is sent the Reply, or it yields a Pause. A failure of a call is
+thrown into it. So one procedure serves transports that block and transports that await.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Timeouts(NamedTuple):
+    """Limits of one attempt in seconds; None: no limit."""
+
+    total_s: float | None  # from the start of the attempt to the end of the reply
+    read_s: float | None  # longest silence of the server
+    write_s: float  # longest time in which the server takes no byte of the body
+    connect_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that is read while it is sent. `chunks` starts it again for another attempt."""
+
+    size_bytes: int
+    chunks: Callable[[], Iterable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request.
+
+    Attributes:
+        path: percent-encoded, without the server's URL.
+        repeatable: whether it may be sent again when its connection ended without a reply.
+        read_s: longest silence of the server, for calls without a timeout; None: the timeout alone counts.
+        once: whether any error is the answer, so that the call is never repeated.
+        timeouts: limits of this attempt, set when it is sent.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    content: bytes | Body = b""
+    repeatable: bool = False
+    read_s: float | None = None
+    once: bool = False
+    timeouts: Timeouts | None = None
+
+
+class Reply(NamedTuple):
+    """A complete reply. Names of headers are in lower case; `content` may be changed by its owner."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytearray
+    url: str
+
+    @property
+    def text(self) -> str:
+        return self.content.decode(errors="replace")
+
+
+class Pause(NamedTuple):
+    """A wait between two calls."""
+
+    seconds: float
+
+
+Steps = Generator[Call | Pause, Reply, T]
+NO_REPLY = Reply(0, {}, bytearray(), "")
+
+
+def send(call: Call) -> Steps[Reply]:
+    """Send one call; the result is its reply, whose status is 2xx. Raises Failure."""
+    return (yield call)

@@ -1,0 +1,265 @@
+"""Client: calls a Millstream server from Python, and blocks until it has answered. AsyncClient awaits instead.
+
+with Client() as client:
+    client.push("digits", "digits.onnx", wait_s=60)
+    print(client.predict("digits", images)["label"])
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from numpy.typing import ArrayLike
+
+from millstream.services.client import inference, models
+from millstream.services.client.address import ServerAddress, find_server
+from millstream.services.client.call import Call, Reply, Steps, T, send
+from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
+from millstream.services.client.infer_codec import EncodedRequest
+from millstream.services.client.inference import Options, Prediction, Scalar, Signatures
+from millstream.services.client.metrics_page import Metrics
+from millstream.services.client.retry import Budget
+from millstream.services.client.transport import BlockingTransport, Connection
+from millstream.services.client.upload import ModelFiles, Progress, push
+
+TIMEOUT_S = 60.0
+WAIT_S = 300.0
+LOAD_S_MAX = 900.0
+RETRIES = 4
+
+PathLike = str | os.PathLike[str]
+
+
+def connection_to(
+    endpoint: str | ServerAddress | None, key: str | None, retries: int, ca_file: PathLike | None
+) -> Connection:
+    """Return how to reach an endpoint; warns about an unsafe configuration. Raises Failure(INVALID)."""
+    server = endpoint if isinstance(endpoint, ServerAddress) else find_server(endpoint, key)
+    for warning in server.warnings:
+        warnings.warn(warning, stacklevel=3)
+    trusted = Path(ca_file) if ca_file is not None else server.ca_file
+    return Connection(server.url, server.key, trusted, attempts_max=retries + 1)
+
+
+class Client:
+    """A client of one server. Close it, or use it in a `with` block. Threads may share it.
+
+    Every error is a `Failure` with one clear line: ServerError (and ModelNotFound), ConnectionFailed, Timeout,
+    VersionFailed, or a plain Failure for a mistake that is found before anything is sent.
+
+    Args:
+        endpoint: URL, or name of an endpoint in ~/.config/millstream/config.toml. None: MILLSTREAM_ENDPOINT, the
+            installation that runs in this folder, the default of config.toml, or http://127.0.0.1:8000.
+        key: of the admin API. None: that of the named endpoint, or MILLSTREAM_ADMIN_KEY.
+        timeout: seconds that a method may take with all its repeated calls, unless it says otherwise.
+        retries: how often a call is repeated that is safe to repeat: refused connections, 429 and 503 with
+            Retry-After, connections that ended before the reply to a call that changes nothing.
+        ca_file: certificates to trust instead of the system's.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | ServerAddress | None = None,
+        *,
+        key: str | None = None,
+        timeout: float = TIMEOUT_S,
+        retries: int = RETRIES,
+        ca_file: PathLike | None = None,
+    ) -> None:
+        connection = connection_to(endpoint, key, retries, ca_file)
+        self.url = connection.url
+        self.timeout = timeout
+        self._transport = BlockingTransport(connection)
+        self._signatures: Signatures = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def predict(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike] | ArrayLike,
+        *,
+        version: int | None = None,
+        outputs: Sequence[str] | None = None,
+        request_id: str | None = None,
+        parameters: Mapping[str, Scalar] | None = None,
+        timeout: float | None = None,
+    ) -> Prediction:
+        """Return the outputs of a model as numpy arrays by name.
+
+        Args:
+            model: its name.
+            inputs: arrays by input name, or one array for a model with one input. Values are converted to the
+                input's datatype if it can represent them. A single row may omit its first dimension. Text is an array
+                of `str` or `bytes`; outputs of text are arrays of `bytes`.
+            version: None: the version that serves.
+            outputs: names of the outputs to return; None: all.
+            request_id: named in the server's logs and in the reply; None: the server makes one.
+            parameters: parameters of the request, such as {"priority": 1}.
+            timeout: seconds; the server also stops working on the request then. None: the client's.
+        """
+        budget = self._budget(timeout)
+        options = Options(version, outputs, request_id, parameters)
+        return self._transport.run(inference.predict(model, inputs, options, self._signatures, budget), budget)
+
+    def infer(self, model: str, request: EncodedRequest, *, version: int | None = None) -> Reply:
+        """Send an inference request that is already encoded, and return the reply as it is."""
+        return self._run(inference.infer(model, version, request))
+
+    def predict_json(
+        self, model: str, request: Mapping[str, Any], *, version: int | None = None, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Send a request document of the Open Inference Protocol, {"inputs": [...]}, and return the reply's."""
+        return self._run(inference.infer_json(model, version, request), timeout)
+
+    def push(
+        self,
+        model: str,
+        path: PathLike,
+        *,
+        version: int | None = None,
+        config: dict[str, Any] | None = None,
+        activate: bool = True,
+        wait_s: float = 0,
+        progress: Progress | None = None,
+    ) -> Version:
+        """Upload a file or folder as a new version, and return its document when the server has checked it.
+
+        An upload may take any time, but Timeout is raised if the server is silent for too long.
+
+        Args:
+            model: its name; a new one makes a new model.
+            path: ONNX file, archive, or folder with an ONNX file and its external data.
+            version: number of the new version; None: the next.
+            config: of the version, such as {"rows_max": 32, "pool": "cpu"}.
+            activate: whether it serves in place of the current version when it is ready.
+            wait_s: wait at most so many seconds until it is ready; the document's `state` says whether it is.
+            progress: called with the bytes sent so far and the bytes of the upload.
+
+        Raises:
+            VersionFailed: it cannot be loaded.
+        """
+        files = ModelFiles.open(Path(path))
+        steps = push(model, files, progress, number=version, config=config, activate=activate, wait_s=wait_s)
+        return self._transport.run(steps, Budget(None, time.monotonic))
+
+    def wait(self, model: str, version: int | None = None, *, timeout: float = WAIT_S) -> Version:
+        """Wait until a version is ready, and return its document; version None: the active one.
+
+        Raises VersionFailed with the server's reason, and Timeout.
+        """
+        budget = self._budget(timeout)
+        return self._transport.run(models.wait(model, version, budget), budget)
+
+    def activate(self, model: str, version: int) -> Model:
+        """Serve this version in place of the current one, which answers until this one is ready."""
+        return self._run(models.activate(model, version))
+
+    def remove(self, model: str, version: int | None = None, *, force: bool = False) -> None:
+        """Delete a model, or one version; `force`: also the version that serves."""
+        self._run(models.remove(model, version, force=force))
+
+    def load(
+        self,
+        model: str,
+        *,
+        config: str | dict[str, Any] | None = None,
+        retry: bool = True,
+        timeout: float = LOAD_S_MAX,
+    ) -> None:
+        """Serve a model that was unloaded, or reload one of a Triton repository; returns when it serves.
+
+        Args:
+            model: its name.
+            config: Triton model configuration, such as {"max_batch_size": 8}.
+            retry: also try versions again that failed because they ended processes or took too long.
+            timeout: seconds.
+        """
+        self._run(models.load(model, config, retry=retry), timeout)
+
+    def unload(self, model: str) -> None:
+        """Stop serving a model until it is loaded again."""
+        self._run(models.unload(model))
+
+    def models(self) -> list[Model]:
+        """Return all models with their versions."""
+        return self._run(models.models())
+
+    def model(self, model: str) -> Model:
+        """Return one model with its versions. Raises ModelNotFound."""
+        return self._run(models.model(model))
+
+    def versions(self, model: str) -> list[ListedVersion]:
+        """Return the versions of a model, the oldest first. Raises ModelNotFound."""
+        return self._run(models.versions(model))
+
+    def version(self, model: str, version: int) -> Version:
+        """Return one version. Raises ModelNotFound."""
+        return self._run(models.version(model, version))
+
+    def metadata(self, model: str, version: int | None = None) -> Metadata:
+        """Return the inputs and outputs of a model's serving version, or of another one. Raises ModelNotFound."""
+        return self._run(models.metadata(model, version))
+
+    def live(self) -> bool:
+        """Return whether the server's process answers. Raises ConnectionFailed, Timeout."""
+        return self._run(models.live())
+
+    def ready(self, model: str | None = None, version: int | None = None) -> bool:
+        """Return whether the server, a model or a version answers inference requests."""
+        return self._run(models.ready(model, version))
+
+    def server_version(self) -> str:
+        """Return the server's version of Millstream."""
+        return self._run(models.server_version())
+
+    def pools(self) -> list[dict[str, Any]]:
+        """Return the pools of workers."""
+        return self._run(models.pools())
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Return the workers, and the versions in each."""
+        return self._run(models.workers())
+
+    def metrics(self) -> Metrics:
+        """Return the server's metrics."""
+        return self._run(models.metrics())
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        timeout: float | None = None,
+    ) -> Reply:
+        """Send any other request, and return the reply. Raises ServerError for a status that is not 2xx."""
+        call = Call(method, path, query or {}, headers or {}, content, repeatable=method == "GET")
+        return self._run(send(call), timeout)
+
+    def _run(self, steps: Steps[T], timeout: float | None = None) -> T:
+        return self._transport.run(steps, self._budget(timeout))
+
+    def _budget(self, timeout: float | None) -> Budget:
+        return Budget(self.timeout if timeout is None else timeout, time.monotonic)

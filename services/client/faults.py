@@ -1,0 +1,94 @@
+"""Translates errors of httpx2 into errors of the client: each message says what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+
+import httpx2
+
+from millstream.services.client.call import Call
+from millstream.services.client.errors import Cause, ConnectionFailed, Timeout
+from millstream.services.client.protocol_probe import identify
+from millstream.services.errors import Code, Failure
+
+#: messages of OpenSSL for a server that answers in plain text
+_PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
+_UNFINISHED = "without sending complete"
+
+
+def failure_from(error: Exception, url: str, call: Call) -> Failure:
+    """Return the failure that an exception of httpx2 means; opens a connection if the server's protocol is in doubt."""
+    if isinstance(error, httpx2.TimeoutException):
+        limit_s = _limit_s(error, call)
+        return Timeout(f"{url} did not answer {call.method} {call.path} within {limit_s:.3g} s")
+    if isinstance(error, httpx2.ConnectError):
+        return _connect_failure(error, url)
+    if isinstance(error, httpx2.RemoteProtocolError | httpx2.NetworkError):
+        return _broken(error, url)
+    reason = str(error) or type(error).__name__
+    if isinstance(error, httpx2.InvalidURL | httpx2.LocalProtocolError):
+        return Failure(Code.INVALID, f"the request to {url} cannot be sent: {reason}")
+    return ConnectionFailed(Cause.UNREACHABLE, f"the connection to {url} failed: {reason}")
+
+
+def _limit_s(error: httpx2.TimeoutException, call: Call) -> float:
+    assert call.timeouts is not None
+    limits = call.timeouts
+    if isinstance(error, httpx2.ConnectTimeout):
+        return limits.connect_s
+    if isinstance(error, httpx2.WriteTimeout):
+        return limits.write_s
+    return limits.read_s or 0.0
+
+
+def _connect_failure(error: httpx2.ConnectError, url: str) -> ConnectionFailed:
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror):
+            host = httpx2.URL(url).host
+            return ConnectionFailed(Cause.UNKNOWN_HOST, f"{url}: no address is known for the host {host!r}")
+        if isinstance(cause, ConnectionRefusedError):
+            return ConnectionFailed(
+                Cause.REFUSED, f"no server answers at {url}: is `millstream up` running? (connection refused)"
+            )
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConnectionFailed(
+                Cause.TLS,
+                f"the certificate of {url} is not trusted: {cause.verify_message}; "
+                "name its authority with ca_file in config.toml or Client(ca_file=...)",
+            )
+        if isinstance(cause, ssl.SSLError):
+            if any(word in str(cause) for word in _PLAIN_TEXT):
+                return ConnectionFailed(
+                    Cause.TLS, f"{url} speaks plain HTTP, not TLS: write http:// instead of https://"
+                )
+            return ConnectionFailed(Cause.TLS, f"no TLS connection to {url} came about: {cause.reason or cause}")
+    return ConnectionFailed(Cause.UNREACHABLE, f"{url} cannot be reached: {error or type(error).__name__}")
+
+
+def _broken(error: Exception, url: str) -> ConnectionFailed:
+    """Return the failure for a connection that ended early, or carried no HTTP."""
+    reason = str(error) or type(error).__name__
+    if _UNFINISHED in reason:
+        return ConnectionFailed(Cause.INCOMPLETE, f"{url} closed the connection within its reply: {reason}")
+    address = httpx2.URL(url)
+    if address.scheme == "http":
+        spoken = identify(address.host, address.port or 80)
+        if spoken == "tls":
+            return ConnectionFailed(Cause.TLS, f"{url} speaks TLS: write https:// instead of http://")
+        if spoken == "http2":
+            return ConnectionFailed(
+                Cause.PROTOCOL, f"{url} is the gRPC port, which speaks HTTP/2 only; HTTP is usually on port 8000"
+            )
+    if isinstance(error, httpx2.NetworkError) or "disconnected" in reason:
+        return ConnectionFailed(Cause.CLOSED, f"{url} closed the connection without a reply: {reason}")
+    return ConnectionFailed(Cause.PROTOCOL, f"{url} does not speak HTTP: {reason}; check the endpoint")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and those that led to it."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__

@@ -1,0 +1,150 @@
+"""Procedures of models and versions: list, describe, wait, activate, remove, load, unload; and of the server. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+from urllib.parse import quote
+
+from millstream.services.client.call import Call, Pause, Steps, send
+from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
+from millstream.services.client.errors import ServerError, Timeout, VersionFailed
+from millstream.services.client.metrics_page import Metrics
+from millstream.services.client.replies import document_of
+from millstream.services.client.retry import Budget
+from millstream.services.errors import Code, Failure
+
+WAIT_PAUSE_S_MIN = 0.05
+WAIT_PAUSE_S_MAX = 1.0
+_JSON = {"Content-Type": "application/json"}
+#: statuses of "not ready"
+_NOT_READY = {400, 503}
+
+
+def admin_path(model: str, version: int | None = None) -> str:
+    """Return the path of a model or version in the admin API."""
+    return f"/admin/v1/models/{quote(model, safe='')}" + version_path(version)
+
+
+def version_path(version: int | None) -> str:
+    """Return the part of a path that names a version; empty for None."""
+    return "" if version is None else f"/versions/{version}"
+
+
+def get_json(path: str) -> Steps[dict[str, Any]]:
+    """Return the JSON object at a path."""
+    return document_of((yield from send(Call("GET", path, repeatable=True))))
+
+
+def models() -> Steps[list[Model]]:
+    document = yield from get_json("/admin/v1/models")
+    return cast("list[Model]", document["models"])
+
+
+def model(name: str) -> Steps[Model]:
+    return cast("Model", (yield from get_json(admin_path(name))))
+
+
+def version(name: str, number: int) -> Steps[Version]:
+    return cast("Version", (yield from get_json(admin_path(name, number))))
+
+
+def versions(name: str) -> Steps[list[ListedVersion]]:
+    return (yield from model(name))["versions"]
+
+
+def metadata(name: str, number: int | None = None) -> Steps[Metadata]:
+    return cast("Metadata", (yield from get_json(f"/v2/models/{quote(name, safe='')}" + version_path(number))))
+
+
+def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
+    """Return the version's document when it is ready; `number` None: the active version, once there is one.
+
+    Raises VersionFailed, Timeout when the budget is used up, Failure(CONFLICT) for a model that is unloaded.
+    """
+    pause_s = WAIT_PAUSE_S_MIN
+    while True:
+        document = yield from (_active(name) if number is None else version(name, number))
+        state = document["state"] if document else "without an active version"
+        if document and state == "ready":
+            return document
+        if document and state == "failed":
+            raise VersionFailed(name, document["version"], document["reason"] or "no reason is known")
+        if state == "unloaded":
+            raise Failure(Code.CONFLICT, f"{name} is unloaded: load it to serve it again")
+        if budget.left_s() <= pause_s:
+            what = f"{name} version {document['version']}" if document else name
+            pool = document.get("pool") if document else None
+            hint = f": has pool {pool} a worker?" if pool else ""
+            raise Timeout(f"{what} is still {state} after {budget.timeout_s:g} s{hint}")
+        yield Pause(pause_s)
+        pause_s = min(WAIT_PAUSE_S_MAX, pause_s * 1.5)
+
+
+def _active(name: str) -> Steps[Version | None]:
+    found = yield from model(name)
+    if found["unloaded"]:
+        raise Failure(Code.CONFLICT, f"{name} is unloaded: load it to serve it again")
+    if found["active"] is None:
+        return None
+    return (yield from version(name, found["active"]))
+
+
+def activate(name: str, number: int) -> Steps[Model]:
+    reply = yield from send(Call("POST", admin_path(name, number) + "/activate", repeatable=True))
+    return cast("Model", document_of(reply))
+
+
+def remove(name: str, number: int | None, *, force: bool) -> Steps[None]:
+    query = {"force": "true"} if force and number is not None else {}
+    yield from send(Call("DELETE", admin_path(name, number), query=query))
+
+
+def load(name: str, config: str | dict[str, Any] | None, *, retry: bool) -> Steps[None]:
+    """Load a model; the reply comes when it serves. `retry`: also versions that ended processes or took too long."""
+    text = config if config is None or isinstance(config, str) else json.dumps(config)
+    body = json.dumps({} if text is None else {"parameters": {"config": text}}).encode()
+    query = {} if retry else {"retry": "false"}
+    path = f"/v2/repository/models/{quote(name, safe='')}/load"
+    yield from send(Call("POST", path, query=query, headers=_JSON, content=body))
+
+
+def unload(name: str) -> Steps[None]:
+    path = f"/v2/repository/models/{quote(name, safe='')}/unload"
+    yield from send(Call("POST", path, headers=_JSON, content=b"{}"))
+
+
+def live() -> Steps[bool]:
+    return (yield from _is("/v2/health/live"))
+
+
+def ready(name: str | None, number: int | None) -> Steps[bool]:
+    """Return whether the server, a model or a version answers requests. Raises ModelNotFound."""
+    of_model = f"/v2/models/{quote(name, safe='')}{version_path(number)}/ready" if name is not None else None
+    return (yield from _is(of_model or "/v2/health/ready"))
+
+
+def _is(path: str) -> Steps[bool]:
+    try:
+        yield from send(Call("GET", path, once=True))
+    except ServerError as error:
+        if error.status in _NOT_READY:
+            return False
+        raise
+    return True
+
+
+def server_version() -> Steps[str]:
+    return str((yield from get_json("/v2"))["version"])
+
+
+def pools() -> Steps[list[dict[str, Any]]]:
+    return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/pools"))["pools"])
+
+
+def workers() -> Steps[list[dict[str, Any]]]:
+    return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/workers"))["workers"])
+
+
+def metrics() -> Steps[Metrics]:
+    return Metrics((yield from send(Call("GET", "/metrics", repeatable=True))).text)
