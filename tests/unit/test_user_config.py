@@ -82,7 +82,7 @@ def test_precedence(write, folder, monkeypatch):
 def test_a_missing_file_or_home_is_an_empty_configuration(folder, monkeypatch):
     assert read_user_config().endpoints == {}
     (folder / "config.toml").mkdir()
-    with pytest.raises(Failure, match="config.toml cannot be read: Is a directory"):
+    with pytest.raises(Failure, match=r"config\.toml cannot be read: Is a directory"):
         read_user_config()
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
@@ -104,7 +104,7 @@ def test_the_folder_is_that_of_the_xdg_specification(monkeypatch, tmp_path):
         ("defualt = 'prod'", r"config.toml: defualt is not known; valid keys: default, endpoints"),
         (
             "[endpoints.prod]\napi_kye = 'x'",
-            r"endpoints.prod.api_kye is not known; valid keys: api_key, api_key_file, ",
+            r"prod.api_kye is not known; valid keys: api_key, api_key_file, ",
         ),
         ("[endpoint.prod]\nurl = 'x'", r"config.toml: endpoint is not known; valid keys: endpoints, default"),
         ("default = 3", "default must be the name of an endpoint"),
