@@ -31,22 +31,22 @@ def version_path(version: int | None) -> str:
     return "" if version is None else f"/versions/{version}"
 
 
-def get_json(path: str) -> Steps[dict[str, Any]]:
-    """Return the JSON object at a path."""
-    return document_of((yield from send(Call("GET", path, repeatable=True))))
+def get_json(path: str, *members: str) -> Steps[dict[str, Any]]:
+    """Return the JSON object at a path, which has these members."""
+    return document_of((yield from send(Call("GET", path, repeatable=True))), *members)
 
 
 def models() -> Steps[list[Model]]:
-    document = yield from get_json("/admin/v1/models")
+    document = yield from get_json("/admin/v1/models", "models")
     return cast("list[Model]", document["models"])
 
 
 def model(name: str) -> Steps[Model]:
-    return cast("Model", (yield from get_json(admin_path(name))))
+    return cast("Model", (yield from get_json(admin_path(name), "versions", "active", "unloaded")))
 
 
 def version(name: str, number: int) -> Steps[Version]:
-    return cast("Version", (yield from get_json(admin_path(name, number))))
+    return cast("Version", (yield from get_json(admin_path(name, number), "version", "state", "reason")))
 
 
 def versions(name: str) -> Steps[list[ListedVersion]]:
@@ -54,7 +54,8 @@ def versions(name: str) -> Steps[list[ListedVersion]]:
 
 
 def metadata(name: str, number: int | None = None) -> Steps[Metadata]:
-    return cast("Metadata", (yield from get_json(f"/v2/models/{quote(name, safe='')}" + version_path(number))))
+    path = f"/v2/models/{quote(name, safe='')}{version_path(number)}"
+    return cast("Metadata", (yield from get_json(path, "name", "inputs", "outputs")))
 
 
 def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
@@ -135,15 +136,15 @@ def _is(path: str) -> Steps[bool]:
 
 
 def server_version() -> Steps[str]:
-    return str((yield from get_json("/v2"))["version"])
+    return str((yield from get_json("/v2", "version"))["version"])
 
 
 def pools() -> Steps[list[dict[str, Any]]]:
-    return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/pools"))["pools"])
+    return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/pools", "pools"))["pools"])
 
 
 def workers() -> Steps[list[dict[str, Any]]]:
-    return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/workers"))["workers"])
+    return cast("list[dict[str, Any]]", (yield from get_json("/admin/v1/workers", "workers"))["workers"])
 
 
 def metrics() -> Steps[Metrics]:

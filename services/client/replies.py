@@ -45,13 +45,13 @@ def failure_of(reply: Reply, call: Call) -> ServerError | None:
     )
 
 
-def document_of(reply: Reply) -> dict[str, Any]:
-    """Return the JSON object of a reply. Raises Failure(INTERNAL) if it has none."""
+def document_of(reply: Reply, *members: str) -> dict[str, Any]:
+    """Return the JSON object of a reply. Raises Failure(INTERNAL) if it is not one with these members."""
     try:
         document = json.loads(reply.content)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or not document.keys() >= set(members):
         raise Failure(
             Code.INTERNAL,
             f"{reply.url} is not a Millstream server: it answered {_excerpt(reply.content)!r}; check the endpoint",

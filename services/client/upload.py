@@ -117,7 +117,7 @@ def push(
         content=files.body(progress),
         read_s=CHECK_S_MAX + wait_s,
     )
-    document = cast("Version", document_of((yield from send(call))))
+    document = cast("Version", document_of((yield from send(call)), "version", "state", "reason"))
     if document["state"] == "failed":
         raise VersionFailed(name, document["version"], document["reason"] or "no reason is known")
     return document
