@@ -136,7 +136,7 @@ def _encode(
         if len(names) != 1:
             raise invalid(f"{signature['name']} has {len(names)} inputs: pass a dict with {', '.join(names)}")
         named = {names[0]: inputs}
-    arrays = {name: np.asarray(value) for name, value in named.items()}
+    arrays = {name: _array(value, name) for name, value in named.items()}
     # The server drops requests whose caller has given up.
     parameters: dict[str, Scalar] = {"timeout": int(budget.left_s() * 1e6)} if budget.timeout_s is not None else {}
     return encode_request(
@@ -146,6 +146,13 @@ def _encode(
         parameters=parameters | dict(options.parameters or {}),
         request_id=options.request_id or "",
     )
+
+
+def _array(value: ArrayLike, name: str) -> Array:
+    try:
+        return np.asarray(value)
+    except Exception as error:  # lists of different lengths, or whatever `__array__` of a foreign type raises
+        raise invalid(f"input {name} is not an array: {error}") from error
 
 
 def _prediction(reply: Reply) -> Prediction:

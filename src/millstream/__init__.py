@@ -5,8 +5,6 @@ links to them. So one import package, `millstream`, is the same for a checkout, 
 editors, and collides with no other distribution's `services`.
 """
 
-from __future__ import annotations
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from millstream.services.client.async_client import AsyncClient
