@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,7 +17,7 @@ from numpy.typing import ArrayLike
 from millstream.services.client.call import Call, Reply, Steps, send
 from millstream.services.client.documents import Metadata
 from millstream.services.client.infer_codec import DecodedReply, EncodedRequest, decode_reply, encode_request
-from millstream.services.client.models import metadata, version_path
+from millstream.services.client.models import metadata, v2_path
 from millstream.services.client.replies import REQUEST_ID, document_of
 from millstream.services.client.retry import Budget
 from millstream.services.client.tensors import Array
@@ -105,7 +104,7 @@ def infer(name: str, version: int | None, encoded: EncodedRequest, request_id: s
         headers = {"Content-Type": "application/octet-stream", _HEADER_LENGTH: str(encoded.header_bytes)}
     if request_id:
         headers["X-Request-Id"] = request_id
-    path = f"/v2/models/{quote(name, safe='')}{version_path(version)}/infer"
+    path = f"{v2_path(name, version)}/infer"
     # Inference changes nothing, so it may be sent again.
     return (yield from send(Call("POST", path, headers=headers, content=encoded.body, repeatable=True)))
 

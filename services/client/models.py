@@ -13,6 +13,7 @@ from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.replies import document_of
 from millstream.services.client.retry import Budget
 from millstream.services.errors import Code, Failure
+from millstream.services.model.names import check_name
 
 WAIT_PAUSE_S_MIN = 0.05
 WAIT_PAUSE_S_MAX = 1.0
@@ -22,13 +23,19 @@ _NOT_READY = {400, 503}
 
 
 def admin_path(model: str, version: int | None = None) -> str:
-    """Return the path of a model or version in the admin API."""
-    return f"/admin/v1/models/{quote(model, safe='')}" + version_path(version)
+    """Return the path of a model or version in the admin API. Raises Failure(INVALID) for an impossible name."""
+    return _path("/admin/v1/models", model, version)
 
 
-def version_path(version: int | None) -> str:
-    """Return the part of a path that names a version; empty for None."""
-    return "" if version is None else f"/versions/{version}"
+def v2_path(model: str, version: int | None = None) -> str:
+    """Return the path of a model or version in the Open Inference Protocol. Raises as `admin_path` does."""
+    return _path("/v2/models", model, version)
+
+
+def _path(parent: str, model: str, version: int | None) -> str:
+    # The rule is told here: a slash in a name would lead to another path, whose error tells nothing.
+    path = f"{parent}/{quote(check_name(model), safe='')}"
+    return path if version is None else f"{path}/versions/{version}"
 
 
 def get_json(path: str, *members: str) -> Steps[dict[str, Any]]:
@@ -54,8 +61,7 @@ def versions(name: str) -> Steps[list[ListedVersion]]:
 
 
 def metadata(name: str, number: int | None = None) -> Steps[Metadata]:
-    path = f"/v2/models/{quote(name, safe='')}{version_path(number)}"
-    return cast("Metadata", (yield from get_json(path, "name", "inputs", "outputs")))
+    return cast("Metadata", (yield from get_json(v2_path(name, number), "name", "inputs", "outputs")))
 
 
 def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
@@ -106,13 +112,15 @@ def load(name: str, config: str | dict[str, Any] | None, *, retry: bool) -> Step
     text = config if config is None or isinstance(config, str) else json.dumps(config)
     body = json.dumps({} if text is None else {"parameters": {"config": text}}).encode()
     query = {} if retry else {"retry": "false"}
-    path = f"/v2/repository/models/{quote(name, safe='')}/load"
-    yield from send(Call("POST", path, query=query, headers=_JSON, content=body))
+    yield from send(Call("POST", _repository_path(name) + "/load", query=query, headers=_JSON, content=body))
 
 
 def unload(name: str) -> Steps[None]:
-    path = f"/v2/repository/models/{quote(name, safe='')}/unload"
-    yield from send(Call("POST", path, headers=_JSON, content=b"{}"))
+    yield from send(Call("POST", _repository_path(name) + "/unload", headers=_JSON, content=b"{}"))
+
+
+def _repository_path(name: str) -> str:
+    return f"/v2/repository/models/{quote(name, safe='')}"
 
 
 def live() -> Steps[bool]:
@@ -121,8 +129,7 @@ def live() -> Steps[bool]:
 
 def ready(name: str | None, number: int | None) -> Steps[bool]:
     """Return whether the server, a model or a version answers requests. Raises ModelNotFound."""
-    of_model = f"/v2/models/{quote(name, safe='')}{version_path(number)}/ready" if name is not None else None
-    return (yield from _is(of_model or "/v2/health/ready"))
+    return (yield from _is("/v2/health/ready" if name is None else v2_path(name, number) + "/ready"))
 
 
 def _is(path: str) -> Steps[bool]:

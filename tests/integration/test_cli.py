@@ -295,7 +295,7 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
         (["rm", "nope", "--yes"], "'nope'"),
         (["push", "a b", DIGITS / "digits.onnx"], "not allowed"),
         (["push", "x", "/nowhere.onnx"], "no such file"),
-        (["push", "x", ROOT / "docs"], "no ONNX file"),
+        (["push", "x", ROOT / "docs"], "no .onnx file"),
         (["push", "x", "/dev/null"], "neither a file nor a folder"),
         (["push", "x", DIGITS / "digits.onnx", "--config", "{"], "not JSON"),
         (["push", "x", DIGITS / "digits.onnx", "--config", '{"rows": 1}'], "rows"),

@@ -115,7 +115,7 @@ def test_values_are_converted_if_the_datatype_can_represent_them(client, name, t
         ({"z": [[1]]}, "the model has no input z"),
         ([[1, 2, 3]], "pass a dict with x0, x1"),
         ({"x0": [["a", "b", "c"]]}, "cannot be sent as FP32"),
-        ({"x0": object()}, "cannot be sent as FP32"),
+        ({"x0": object()}, r"input x0 has shape \[\]"),
     ):
         with pytest.raises(Failure, match=says) as failure:
             client.predict(name, inputs | wrong if isinstance(wrong, dict) else wrong)
@@ -174,8 +174,12 @@ def test_a_rejected_upload_says_why(client, name, tmp_path):
         client.push(name, tmp_path / "text.onnx")
     assert error.value.status == 400
     assert "not an ONNX model" in error.value.message
-    with pytest.raises(ServerError, match="not allowed"):
-        client.push("a b/ü", DIGITS / "digits.onnx")
+    for method in (client.model, client.metadata, client.remove, client.ready):
+        for wrong in ("a/b", "a b", "ü", "", "../x"):
+            with pytest.raises(Failure, match="is not allowed: use 1 to 128 letters"):
+                method(wrong)
+    with pytest.raises(Failure, match="'a/b' is not allowed"):
+        client.push("a/b", DIGITS / "digits.onnx")
     with pytest.raises(ServerError, match="rows"):
         client.push(name, DIGITS / "digits.onnx", config={"rows": 1})
 

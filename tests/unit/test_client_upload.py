@@ -133,16 +133,16 @@ def test_the_request_of_an_upload(tmp_path):
     def pushed(number: int | None, **options: object) -> Script:
         script = Script(reply(document, 201))
         values = {"config": None, "activate": True, "wait_s": 0.0} | options
-        script.run(push("a/b", files, None, number=number, **values), timeout_s=None)  # type: ignore[arg-type]
+        script.run(push("m", files, None, number=number, **values), timeout_s=None)  # type: ignore[arg-type]
         return script
 
     (call,) = pushed(None).calls
-    assert (call.method, call.path, call.query) == ("POST", "/admin/v1/models/a%2Fb/versions", {})
+    assert (call.method, call.path, call.query) == ("POST", "/admin/v1/models/m/versions", {})
     assert call.headers["X-Content-SHA256"] == files.sha256
     assert isinstance(call.content, Body)
     (call,) = pushed(7, config={"rows_max": 2}, activate=False, wait_s=30.0).calls
-    assert (call.method, call.path) == ("PUT", "/admin/v1/models/a%2Fb/versions/7")
+    assert (call.method, call.path) == ("PUT", "/admin/v1/models/m/versions/7")
     assert call.query == {"wait": "30", "activate": "false", "config": '{"rows_max": 2}'}
     document["state"], document["reason"] = "failed", "no memory"
-    with pytest.raises(VersionFailed, match="a/b version 7 failed: no memory"):
+    with pytest.raises(VersionFailed, match="m version 7 failed: no memory"):
         pushed(7)
