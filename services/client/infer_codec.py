@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from millstream.services.client.documents import Metadata
+from millstream.services.client.replies import parse_json
 from millstream.services.client.tensors import Array, decode, encode, fit, from_data, random_input
 from millstream.services.errors import Code, Failure, invalid
 
@@ -95,7 +96,7 @@ def decode_reply(content: bytes | bytearray, header_bytes: str | None) -> Decode
     view = memoryview(content)
     try:
         end = len(content) if header_bytes is None else int(header_bytes)
-        document: dict[str, Any] = json.loads(bytes(view[:end]))
+        document: dict[str, Any] = parse_json(view[:end])
         outputs = {}
         for tensor in document["outputs"]:
             bytes_ = (tensor.get("parameters") or {}).get("binary_data_size")
@@ -105,6 +106,6 @@ def decode_reply(content: bytes | bytearray, header_bytes: str | None) -> Decode
                 array = decode(view[end : end + bytes_], tensor["datatype"], tensor["shape"])
                 end += bytes_
             outputs[tensor["name"]] = array if array.flags.aligned else array.copy()
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise Failure(Code.INTERNAL, f"the server's reply is not an inference response: {error}") from error
     return DecodedReply(document, outputs)

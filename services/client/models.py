@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from typing import Any, cast
-from urllib.parse import quote
 
 from millstream.services.client.call import Call, Pause, Steps, send
 from millstream.services.client.documents import ListedVersion, Metadata, Model, Version
@@ -34,7 +33,7 @@ def v2_path(model: str, version: int | None = None) -> str:
 
 def _path(parent: str, model: str, version: int | None) -> str:
     # The rule is told here: a slash in a name would lead to another path, whose error tells nothing.
-    path = f"{parent}/{quote(check_name(model), safe='')}"
+    path = f"{parent}/{check_name(model)}"
     return path if version is None else f"{path}/versions/{version}"
 
 
@@ -120,7 +119,7 @@ def unload(name: str) -> Steps[None]:
 
 
 def _repository_path(name: str) -> str:
-    return f"/v2/repository/models/{quote(name, safe='')}"
+    return _path("/v2/repository/models", name, None)
 
 
 def live() -> Steps[bool]:

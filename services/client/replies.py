@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
+
 from millstream.services.client.call import Call, Reply
 from millstream.services.client.errors import ModelNotFound, ServerError
 from millstream.services.errors import HTTP_STATUS, Code, Failure, Subject
@@ -45,11 +47,22 @@ def failure_of(reply: Reply, call: Call) -> ServerError | None:
     )
 
 
+def parse_json(text: bytes | bytearray | memoryview) -> Any:
+    """Return the value of a JSON text, which may contain NaN and infinities. Raises ValueError."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(bytes(text))  # NaN of an output is no JSON
+        except RecursionError as error:
+            raise ValueError("the text is nested too deeply") from error
+
+
 def document_of(reply: Reply, *members: str) -> dict[str, Any]:
     """Return the JSON object of a reply. Raises Failure(INTERNAL) if it is not one with these members."""
     try:
-        document = json.loads(reply.content)
-    except (ValueError, RecursionError):
+        document = parse_json(reply.content)
+    except ValueError:
         document = None
     if not isinstance(document, dict) or not document.keys() >= set(members):
         raise Failure(
@@ -62,8 +75,8 @@ def document_of(reply: Reply, *members: str) -> dict[str, Any]:
 def _server_message(content: bytearray) -> str | None:
     """Return the message of a Millstream error; None if the body is not one."""
     try:
-        message = json.loads(content)["error"]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        message = parse_json(content)["error"]
+    except (ValueError, LookupError, TypeError):
         return None
     return " ".join(message.split())[:_MESSAGE_CHARACTERS_MAX] if isinstance(message, str) else None
 

@@ -267,6 +267,19 @@ def test_a_server_that_dies_during_an_upload(ask, tmp_path):
     assert uploads <= 3  # the upload, and two to find out what the port speaks
 
 
+def test_a_progress_callback_may_stop_an_upload(ask, tmp_path):
+    (tmp_path / "m.onnx").write_bytes(bytes(1000))
+
+    class Enough(Exception):
+        pass
+
+    def progress(sent: int, size: int) -> None:
+        raise Enough
+
+    with odd_server(answering(http(b"{}"))) as server, pytest.raises(Enough):
+        ask(server.url, "push", "m", tmp_path / "m.onnx", progress=progress)
+
+
 def test_proxies_of_the_environment_are_not_used(ask, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")

@@ -37,6 +37,7 @@ class Installed:
 
     def __init__(self, folder: Path, wheel: Path, packages: set[str]) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.python = make_environment(folder / "venv", packages)
         install(self.python, wheel)
 
@@ -86,6 +87,21 @@ def test_client_alone_runs_its_commands_and_names_what_up_needs(tmp_path: Path, 
     refused = client.millstream("models", "--endpoint", "http://127.0.0.1:1")
     assert refused.stderr.startswith("error: ")
     assert "Traceback" not in refused.stderr
+
+
+def test_the_python_client_needs_its_extra_alone(tmp_path: Path, wheel: Path) -> None:
+    program = "from millstream import Client\nClient('http://127.0.0.1:1', retries=0).models()"
+    base = Installed(tmp_path / "base", wheel, needed_by())
+    done = base.run("-c", program)
+    assert done.returncode == 1
+    said = "ImportError: packages are missing (httpx2, orjson): pip install 'millstream[client]'"
+    assert done.stderr.splitlines()[-1] == said
+    assert "During handling" not in done.stderr
+    assert base.run("-c", "from millstream import Failure, ServerError").returncode == 0
+    client = Installed(tmp_path / "client", wheel, needed_by("client"))
+    done = client.run("-c", program)
+    assert "ConnectionFailed: no server answers at http://127.0.0.1:1" in done.stderr.splitlines()[-1]
+    assert "rich" not in needed_by("client")
 
 
 def test_worker_and_gateway_name_the_extras_that_they_lack(tmp_path: Path, wheel: Path) -> None:

@@ -15,7 +15,7 @@ from millstream.services.client.errors import (
     Timeout,
     VersionFailed,
 )
-from millstream.services.client.replies import document_of, failure_of
+from millstream.services.client.replies import document_of, failure_of, parse_json
 from millstream.services.errors import HTTP_STATUS, Code, Failure, Subject
 from tests.kit.scripted_steps import refusal
 
@@ -81,6 +81,11 @@ def test_a_port_with_tls_that_answers_in_plain_http_says_so():
     failure = failure_of(Reply(400, {}, bytearray(said), "http://h/x"), GET)
     assert failure is not None
     assert "write https:// instead of http://" in failure.message
+
+
+def test_numbers_that_json_lacks_are_read():
+    value = parse_json(bytearray(b'{"a": [NaN, -Infinity, 18446744073709551615]}'))
+    assert str(value) == "{'a': [nan, -inf, 18446744073709551615]}"
 
 
 @pytest.mark.parametrize("content", [b"", b"OK", b"[1]", b"<html>", b"\xff"])
