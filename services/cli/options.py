@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -80,7 +81,7 @@ def server_address(context: typer.Context, endpoint: str | None, key: str | None
     for warning in server.warnings:
         typer.secho("warning: ", fg="yellow", bold=True, err=True, nl=False)
         typer.echo(printable(warning), err=True)
-    return server
+    return replace(server, warnings=())  # they are shown now
 
 
 __all__ = ["Endpoint", "Failure", "Json", "Key", "Name", "ServerAddress", "Version", "load_settings", "server_address"]
