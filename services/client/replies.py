@@ -11,6 +11,7 @@ import orjson
 from millstream.services.client.call import Call, Reply
 from millstream.services.client.errors import ModelNotFound, ServerError
 from millstream.services.errors import HTTP_STATUS, Code, Failure, Subject
+from millstream.services.process.printable import printable
 
 REQUEST_ID = "x-request-id"
 _EXCERPT_CHARACTERS = 80
@@ -78,7 +79,9 @@ def _server_message(content: bytearray) -> str | None:
         message = parse_json(content)["error"]
     except (ValueError, LookupError, TypeError):
         return None
-    return " ".join(message.split())[:_MESSAGE_CHARACTERS_MAX] if isinstance(message, str) else None
+    if not isinstance(message, str):
+        return None
+    return printable(" ".join(message.split())[:_MESSAGE_CHARACTERS_MAX])  # a traceback may end on a terminal
 
 
 def _foreign_message(reply: Reply, call: Call) -> str:

@@ -229,6 +229,14 @@ def test_a_slow_model_and_a_short_timeout(client, name, stack, tmp_path):
     assert client.predict(name, X)["y"].tolist() == (2 * X).tolist()
 
 
+def test_a_request_that_is_too_large_says_so(client, name, tmp_path):
+    client.push(name, models.scale(tmp_path / "m.onnx"), wait_s=60)
+    with pytest.raises(ServerError, match="67108864") as error:
+        client.predict(name, np.zeros((10_000_000, 2), np.float32))
+    assert (error.value.status, error.value.code) == (413, Code.TOO_LARGE)
+    assert client.predict(name, X)["y"].tolist() == (2 * X).tolist()
+
+
 def test_the_grpc_port_is_recognised(client, stack):
     host, _, port = stack.grpc.rpartition(":")
     with Client(f"http://{host}:{port}", retries=0) as wrong, pytest.raises(ConnectionFailed) as error:

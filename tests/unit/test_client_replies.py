@@ -45,6 +45,13 @@ def test_an_error_carries_everything_that_the_reply_says():
     assert str(failure) == failure.message == "the lane is full"
 
 
+def test_a_message_cannot_steer_a_terminal():
+    failure = failure_of(refusal(400, "\x1b[2Jgone\n\u202e" + "x" * 10_000), GET)
+    assert failure is not None
+    assert failure.message.isprintable()
+    assert len(failure.message) < 3000
+
+
 def test_an_unknown_model_is_told_from_an_unknown_path():
     unknown = failure_of(refusal(404, "Request for unknown model: 'm' is not found"), GET)
     assert isinstance(unknown, ModelNotFound)
