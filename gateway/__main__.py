@@ -56,6 +56,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.cancel import cancel_all
 from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.private_files import create_files_private
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
@@ -243,6 +244,7 @@ def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> u
         port=settings.http_port,
         http=protocol,
         loop="uvloop",
+        log_config=None,  # its records are ours
         log_level="warning",
         access_log=False,
         ws="none",
@@ -278,15 +280,17 @@ def _arguments() -> argparse.Namespace:
 def main() -> int:
     """Return the exit status: 0 after a drain; 1 if the gateway could not start."""
     arguments = _arguments()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    name = f"gateway-{arguments.index}"
+    configure_logs("text", name)
     create_files_private()
     try:
         settings = read_settings()
+        configure_logs(settings.log_format, name)
         allow_connections(settings.client_connections_max * (1 if settings.grpc_port < 0 else 2))
         gateway = Gateway(settings, arguments.index)
         protocol = _protocol(settings, gateway)
     except (Failure, OSError) as error:
-        print(f"error: {error.message if isinstance(error, Failure) else error}", file=sys.stderr)
+        exit_message(error.message if isinstance(error, Failure) else str(error))
         return 1
     deps = gateway.deps()
     shared = arguments.fd is not None

@@ -1,4 +1,7 @@
-"""All settings of all processes. They are read from the environment (`MILLSTREAM_<FIELD>`) in this module only."""
+"""All settings of all processes. They are read from the environment (`MILLSTREAM_<FIELD>`) in this module only.
+
+A secret may also be the content of a file, which MILLSTREAM_<FIELD>_FILE names (secret_files.py).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from millstream.services.errors import Failure, invalid
+from millstream.services.secret_files import SecretFiles, file_variable
 from millstream.services.trace_settings import at_start
 
 _ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
@@ -19,6 +23,9 @@ MIB = 1 << 20
 TRACE_SETTINGS = "trace-settings.json"
 LOG_SETTINGS = "log-settings.json"
 
+LogFormat = Literal["text", "json"]
+#: the variable in which platforms with twelve-factor conventions pass the port
+PORT = "PORT"
 #: names of installations: they are part of Redis keys and of file names
 INSTALLATION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
@@ -71,7 +78,13 @@ class Settings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="Address that gateways listen on.")
-    http_port: int = Field(8000, ge=0, le=65535, description="Port for HTTP; 0: any free port.")
+    http_port: int = Field(
+        8000,
+        ge=0,
+        le=65535,
+        validation_alias=AliasChoices("MILLSTREAM_HTTP_PORT", PORT),
+        description="Port for HTTP; 0: any free port. Unset: `PORT`, which platforms set, else the default.",
+    )
     http_keep_alive_s: float = Field(75, gt=0, description="Seconds after which an idle HTTP connection is closed.")
     http_fast_path: bool = Field(
         True,
@@ -174,6 +187,9 @@ class Settings(BaseSettings):
         "",
         description="Trace settings at start as KEY=VALUE, comma separated; keys: level, rate, count, log-frequency.",
     )
+    log_format: LogFormat = Field(
+        "text", description="Form of log lines: `text`, or `json` for one JSON object a line on standard output."
+    )
 
     management_api: Literal["torchserve", "sagemaker"] = Field(
         "torchserve",
@@ -194,8 +210,20 @@ class Settings(BaseSettings):
         ge=1,
         le=65535,
         validation_alias=AliasChoices("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
-        description="HTTP port of `millstream serve`. Unset: 8080.",
+        description="HTTP port of `millstream serve`. Unset: `MILLSTREAM_HTTP_PORT`, `PORT` or 8080.",
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is given
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Return the sources in falling priority: arguments, environment, files of secrets."""
+        return init_settings, env_settings, SecretFiles(settings_cls, os.environ, SECRETS)  # noqa: TID251
 
     @field_validator("admin_key", mode="after")
     @classmethod
@@ -235,9 +263,11 @@ class Settings(BaseSettings):
 
 
 _SAGEMAKER_MODELS = Path("/opt/ml/models")
-#: fields whose values are not shown in messages
-_SECRETS = frozenset({"admin_key", "redis_url"})
+#: fields whose values are not shown in messages, and which may come from a file
+SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)
 ADMIN_KEY = "MILLSTREAM_ADMIN_KEY"
+#: variables that name files of secrets
+SECRET_FILES = frozenset(map(file_variable, SECRETS))
 
 
 def read_settings() -> Settings:
@@ -246,7 +276,20 @@ def read_settings() -> Settings:
         return Settings()
     except ValidationError as error:
         name, problem = explain(error)
-        raise invalid(f"MILLSTREAM_{name.upper()}: {problem}") from None
+        raise invalid(f"{variable_of(name)}: {problem}") from None
+
+
+def variable_of(name: str) -> str:
+    """Return the variable of the environment that a field's value was read from, or would be."""
+    if name in SECRETS and file_variable(name) in os.environ:  # noqa: TID251
+        return file_variable(name)
+    if name == PORT.lower() or (name == "http_port" and _is_from_port()):
+        return PORT
+    return f"MILLSTREAM_{name.upper()}"
+
+
+def _is_from_port() -> bool:
+    return PORT in os.environ and "MILLSTREAM_HTTP_PORT" not in os.environ  # noqa: TID251
 
 
 def explain(error: ValidationError) -> tuple[str, str]:
@@ -255,7 +298,17 @@ def explain(error: ValidationError) -> tuple[str, str]:
     name = str(first["loc"][0]).lower().removeprefix("millstream_") if first["loc"] else "settings"
     message = first["msg"].removeprefix("Value error, ")
     problem = f"{message[0].lower()}{message[1:]}"
-    return name, problem if name in _SECRETS else f"{problem}, got {first['input']!r}"
+    return name, problem if name in SECRETS else f"{problem}, got {first['input']!r}"
+
+
+def changed_settings(settings: Settings) -> dict[str, str]:
+    """Return the settings that differ from their defaults, by field, as text. Of a secret only that it is set."""
+    changed = {}
+    for name, field in Settings.model_fields.items():
+        value = getattr(settings, name)
+        if value != field.default:
+            changed[name] = "(set)" if name in SECRETS else str(value)
+    return changed
 
 
 def user_config_file() -> Path | None:

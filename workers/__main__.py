@@ -29,6 +29,7 @@ from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.gc_tuning import freeze_gc
+from millstream.services.process.logs import configure_logs, exit_message
 from millstream.services.process.memory_share import total_bytes, worker_share
 from millstream.services.process.private_files import create_files_private
 from millstream.services.process.spin_wait import Spin
@@ -75,15 +76,16 @@ def main() -> int:
     parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
     parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start = arguments.start_id or new_start()
+    identity = Identity(arguments.pool, arguments.index or platform.node(), start, arguments.backend)
+    configure_logs("text", identity.name)
     create_files_private()
     try:
         settings = read_settings()
-        start = arguments.start_id or new_start()
-        identity = Identity(arguments.pool, arguments.index or platform.node(), start, arguments.backend)
+        configure_logs(settings.log_format, identity.name)
         return run_worker(settings, identity)
     except Failure as failure:
-        print(f"error: {failure.message}", file=sys.stderr)
+        exit_message(failure.message)
         return 1
 
 
@@ -114,7 +116,7 @@ class Identity(NamedTuple):
 def run_worker(settings: Settings, identity: Identity) -> int:
     """Build a worker, serve until SIGTERM, shut down. Returns the exit code."""
     if settings.redis_url is None:
-        print("error: set MILLSTREAM_REDIS_URL to the Redis of the gateway", file=sys.stderr)
+        exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
         return 1
     memory_bytes_max = _memory_bytes_max(settings)
     limit_memory(memory_bytes_max)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -18,6 +17,7 @@ import uvicorn
 
 from millstream.gateway.connection.drain import Drain
 from millstream.services.errors import Failure
+from millstream.services.process.logs import exit_message
 
 POLL_S = 0.02
 TASKS_S = 1  # time for routes to notice that their client is gone
@@ -98,7 +98,7 @@ class Server(uvicorn.Server):
             try:
                 await self._side_server.start()
             except Failure as failure:
-                print(f"error: {failure.message}", file=sys.stderr)
+                exit_message(failure.message)
                 await self.lifespan.shutdown()
                 self.started, self.should_exit = False, True
                 return

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
 from typing import Any
 
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.triton.interfaces import LogValues
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.logs import JsonFormatter, TextFormatter
 
 FORMATS = ("default", "ISO8601")
-LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 VERBOSE_MAX = (1 << 32) - 1
 _DEFAULTS: LogValues = {
     "log_file": "",
@@ -60,9 +59,10 @@ class SharedLogSettings:
         values = _DEFAULTS | self.document.read()
         self._level_filter.hidden = {level for level, name in _SWITCHES.items() if not values[name]}
         logging.getLogger("millstream").setLevel(logging.DEBUG if values["log_verbose_level"] else logging.NOTSET)
-        formatter = _Iso8601(LINE) if values["log_format"] == "ISO8601" else logging.Formatter(LINE)
+        formatter = TextFormatter(iso8601=values["log_format"] == "ISO8601")
         for handler in self._handlers:
-            handler.setFormatter(formatter)
+            if not isinstance(handler.formatter, JsonFormatter):  # its times are in ISO 8601 anyway
+                handler.setFormatter(formatter)
 
     def close(self) -> None:
         """Remove the filter from the handlers."""
@@ -79,14 +79,6 @@ class _LevelFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return min(record.levelno, logging.ERROR) not in self.hidden
-
-
-class _Iso8601(logging.Formatter):
-    """Formats times as 2026-01-31T12:00:00.000Z."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
-        at = datetime.fromtimestamp(record.created, timezone.utc)
-        return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
 
 
 def _parsed(name: str, value: Any) -> str | int | bool:

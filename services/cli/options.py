@@ -63,14 +63,14 @@ def load_settings(**overrides: Any) -> Any:
     # Imported here: pydantic takes longer to import than everything else that `millstream --help` needs.
     from pydantic import ValidationError
 
-    from millstream.services.settings import Settings, explain
+    from millstream.services.settings import Settings, explain, variable_of
 
     options = {name: value for name, value in overrides.items() if value is not None}
     try:
         return Settings(**options)
     except ValidationError as error:
         name, problem = explain(error)
-        source = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in options else f"MILLSTREAM_{name.upper()}"
+        source = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in options else variable_of(name)
         raise invalid(f"{source}: {problem}") from None
 
 

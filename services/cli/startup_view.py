@@ -1,13 +1,17 @@
-"""Shows the progress of `millstream up`: what is running, events, and when it is ready. Also loads the models."""
+"""Shows the progress of `millstream up`: what is running, events, and when it is ready. Also loads the models.
+
+With JSON logs, what happens is on standard output already, as log records: the view shows nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +24,83 @@ from millstream.services.cli.repositories import PreloadPlan, RepositoryModel
 from millstream.services.cli.terminal import duration, escape, results
 from millstream.services.client.address import ServerAddress
 from millstream.services.client.async_client import AsyncClient
+from millstream.services.process.logs import about
+from millstream.services.supervisor.own_log import LOGGER
 from millstream.services.supervisor.plan import Running
 
+log = logging.getLogger(LOGGER)
 
-class TerminalView:
-    """Readable output; warnings of child processes appear in between, one line each."""
+_NOT_READY = "no model answers yet: `millstream models` shows their states"
+
+
+class StartupView:
+    """Loads the models of `plan` when the installation has started, and logs what it does. Subclasses show it, too."""
 
     def __init__(self, plan: PreloadPlan, key: str | None) -> None:
         self._plan = plan
         self._key = key
+
+    async def prepare(self, running: Running) -> None:
+        self._show_started(running)
+        with self._working("starting"):
+            async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
+                await preload.wait_until_live(client)
+                await repositories.load_repositories(client, self._plan.repositories, self._on_loaded)
+                async for model in preload.load_models(client, self._plan.models, _pool(running)):
+                    self._on_model(model)
+                if not await preload.wait_until_ready(client):
+                    log.warning(_NOT_READY)
+                    self.show_line(_NOT_READY)
+
+    def show_line(self, line: str) -> None:
+        """Show an event, which the supervisor has logged."""
+
+    def ready(self, running: Running) -> None:
+        """Show that the installation serves."""
+
+    def stopped(self) -> None:
+        """Show that a requested stop is complete."""
+
+    def _on_model(self, model: ServedModel | FailedModel) -> None:
+        if isinstance(model, ServedModel):
+            how = "uploaded" if model.pushed else "already uploaded"
+            values = about(model.name, version=model.version)
+            log.info("model %s version %d: %s, answers", model.name, model.version, how, extra=values)
+            self._show_model(model)
+        else:
+            log.error("model %s is not served: %s", model.name, model.reason, extra=about(model.name))
+            self._show_failed(model)
+
+    def _on_loaded(self, loaded: RepositoryModel) -> None:
+        if loaded.failure is not None:
+            log.error("model %s is not served: %s", loaded.name, loaded.failure, extra=about(loaded.name))
+        else:
+            versions = ", ".join(map(str, loaded.versions)) or "stays unloaded"
+            values = about(loaded.name, folder=loaded.folder)
+            log.info("model %s of the repository %s: %s", loaded.name, loaded.folder, versions, extra=values)
+        self._show_loaded(loaded)
+
+    def _show_started(self, running: Running) -> None:
+        pass
+
+    def _show_model(self, model: ServedModel) -> None:
+        pass
+
+    def _show_failed(self, model: FailedModel) -> None:
+        pass
+
+    def _show_loaded(self, loaded: RepositoryModel) -> None:
+        pass
+
+    def _working(self, text: str) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class TerminalView(StartupView):
+    """Readable output; warnings of child processes appear in between, one line each."""
+
+    def __init__(self, plan: PreloadPlan, key: str | None) -> None:
+        super().__init__(plan, key)
         self._console: Console = results()
         self._served: list[ServedModel] = []
 
@@ -36,21 +108,6 @@ class TerminalView:
         # A closed terminal must not stop the server.
         with contextlib.suppress(OSError):
             self._console.print(f"[yellow]{escape(line)}[/]")
-
-    async def prepare(self, running: Running) -> None:
-        self._show(running)
-        with self._working("starting"):
-            async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
-                await preload.wait_until_live(client)
-                await repositories.load_repositories(client, self._plan.repositories, self._show_loaded)
-                async for model in preload.load_models(client, self._plan.models, _pool(running)):
-                    if isinstance(model, ServedModel):
-                        self._served.append(model)
-                        self._show_model(model)
-                    else:
-                        self._show_failed(model)
-                if not await preload.wait_until_ready(client):
-                    self.show_line("no model answers yet: `millstream models` shows their states")
 
     def ready(self, running: Running) -> None:
         console = self._console
@@ -67,7 +124,7 @@ class TerminalView:
     def stopped(self) -> None:
         self.show_line("stopped")
 
-    def _show(self, running: Running) -> None:
+    def _show_started(self, running: Running) -> None:
         console = self._console
         gateways = "1 process" if running.gateways == 1 else f"{running.gateways} processes"
         console.print(f"[bold]Millstream[/] {installed_version()}\n")
@@ -82,6 +139,7 @@ class TerminalView:
             console.print(f"[dim]pool[/]       {escape(pool)}: {count} with {threads}")
 
     def _show_model(self, model: ServedModel) -> None:
+        self._served.append(model)
         how = "" if model.pushed else ", already uploaded"
         self._console.print(
             f"[dim]model[/]      {escape(model.name)} version {model.version}{how}, "
@@ -103,26 +161,17 @@ class TerminalView:
                 f"[dim]model[/]      {name} version {numbers}, in place in {escape(_short(loaded.folder))}"
             )
 
-    @contextlib.contextmanager
-    def _working(self, text: str) -> Iterator[None]:
-        if not self._console.is_terminal:
-            yield
-            return
-        with self._console.status(f"[dim]{text}[/]"):
-            yield
+    def _working(self, text: str) -> AbstractContextManager[object]:
+        return self._console.status(f"[dim]{text}[/]") if self._console.is_terminal else contextlib.nullcontext()
 
 
-class JsonView:
+class JsonView(StartupView):
     """Output for scripts: one JSON object per line."""
-
-    def __init__(self, plan: PreloadPlan, key: str | None) -> None:
-        self._plan = plan
-        self._key = key
 
     def show_line(self, line: str) -> None:
         self._print({"event": "message", "line": line})
 
-    async def prepare(self, running: Running) -> None:
+    def _show_started(self, running: Running) -> None:
         self._print(
             {
                 "event": "started",
@@ -135,18 +184,12 @@ class JsonView:
                 "threads": running.threads,
             }
         )
-        async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
-            await preload.wait_until_live(client)
-            await repositories.load_repositories(client, self._plan.repositories, self._show_loaded)
-            async for model in preload.load_models(client, self._plan.models, _pool(running)):
-                if isinstance(model, ServedModel):
-                    self._print(
-                        {"event": "model", "name": model.name, "version": model.version, "pushed": model.pushed}
-                    )
-                else:
-                    self._print({"event": "model", "name": model.name, "error": model.reason})
-            if not await preload.wait_until_ready(client):
-                self.show_line("no model answers yet")
+
+    def _show_model(self, model: ServedModel) -> None:
+        self._print({"event": "model", "name": model.name, "version": model.version, "pushed": model.pushed})
+
+    def _show_failed(self, model: FailedModel) -> None:
+        self._print({"event": "model", "name": model.name, "error": model.reason})
 
     def _show_loaded(self, loaded: RepositoryModel) -> None:
         versions = list(loaded.versions)

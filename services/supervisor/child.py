@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 from asyncio.subprocess import DEVNULL, Process
@@ -16,10 +17,13 @@ from pathlib import Path
 from millstream.services.crashes.exit_status import describe_exit
 from millstream.services.process.backoff import Backoff
 from millstream.services.process.parent_death import child_setup
-from millstream.services.settings import child_environment
-from millstream.services.supervisor.log import LINE_BYTES_MAX, Alerts, LogFile
+from millstream.services.settings import LogFormat, child_environment
+from millstream.services.supervisor.child_log import ChildLog, ShowLine, WriteLine
+from millstream.services.supervisor.log import LINE_BYTES_MAX, LogFile
 from millstream.services.supervisor.plan import Program
 from millstream.services.wire.worker_id import new_start
+
+log = logging.getLogger("millstream.supervisor")
 
 READ_BYTES = 64 << 10
 LAST_OUTPUT_S_MAX = 1.0
@@ -27,7 +31,6 @@ LAST_OUTPUT_S_MAX = 1.0
 #: is refused after fewer deaths.
 TRIAL_DEATHS_MAX = 20
 
-ShowLine = Callable[[str], None]
 #: called with the child and its pid; returns whether a model or request caused the death, which needs no back-off
 OnDeath = Callable[["Child", int], Awaitable[bool]]
 
@@ -42,10 +45,20 @@ class Child:
         on_death: called once for each death, before the restart.
         on_trial: do not restart it until `end_trial`, except after a death that a model or a request caused; otherwise
             hostile requests could make every rolling restart fail.
+        log_format: the form of the lines in its log file.
+        forward: takes every line of its log; None: none.
     """
 
     def __init__(
-        self, program: Program, logs: Path, show_line: ShowLine, on_death: OnDeath, *, on_trial: bool = False
+        self,
+        program: Program,
+        logs: Path,
+        show_line: ShowLine,
+        on_death: OnDeath,
+        *,
+        on_trial: bool = False,
+        log_format: LogFormat = "text",
+        forward: WriteLine | None = None,
     ) -> None:
         self.program = program
         self.log_path = logs / f"{program.name}.log"
@@ -62,7 +75,8 @@ class Child:
         self._killed = False
         self._task: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._alerts = Alerts()
+        self._log_format: LogFormat = log_format
+        self._forward = forward
 
     def start(self) -> None:
         """Start the program, and restart it whenever it ends, until `stop`."""
@@ -101,7 +115,7 @@ class Child:
         self.signal(signal.SIGTERM)
         done, _ = await asyncio.wait({self._task}, timeout=timeout_s)
         if not done:
-            self._show_line(f"{self.program.name} did not stop within {timeout_s:.3g} s: killed")
+            self._report(f"{self.program.name} did not stop within {timeout_s:.3g} s: killed")
             self.kill()
         await asyncio.shield(self._task)
 
@@ -119,14 +133,16 @@ class Child:
 
     async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
-        log = LogFile(self.log_path)
+        file = LogFile(self.log_path)
+        lines = ChildLog(self.program.name, file, self._log_format, self._show_line, self._forward)
         excused_deaths = 0
         try:
             while not self._stopping.is_set():
                 started = loop.time()
-                pid, self.exit_description = await self._run_once(log)
+                pid, self.exit_description = await self._run_once(lines)
                 planned = self._stopping.is_set()
                 if planned and not self._killed:
+                    log.info("%s ended", self.program.name)
                     return
                 excused = await self._on_death(self, pid)
                 delay_s = 0.0 if excused else self.backoff.after_death(loop.time() - started)
@@ -135,12 +151,12 @@ class Child:
                     return
                 await self._wait_before_restart(delay_s)
         finally:
-            log.close()
+            lines.close()
 
-    async def _run_once(self, log: LogFile) -> tuple[int, str]:
+    async def _run_once(self, lines: ChildLog) -> tuple[int, str]:
         """Run the program once; return its pid (0 if it could not be started) and a description of its exit."""
         try:
-            process = self.process = await self._fork(log)
+            process = self.process = await self._fork(lines)
         except OSError as error:
             return 0, f"cannot be started ({error.strerror or error})"
         code = await process.wait()
@@ -151,11 +167,11 @@ class Child:
 
     async def _wait_before_restart(self, delay_s: float) -> None:
         when = f"in {delay_s:g} s" if delay_s else "at once"
-        self._show_line(f"{self.program.name} {self.exit_description}: restarting it {when} (log: {self.log_path})")
+        self._report(f"{self.program.name} {self.exit_description}: restarting it {when} (log: {self.log_path})")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
 
-    async def _fork(self, log: LogFile) -> Process:
+    async def _fork(self, lines: ChildLog) -> Process:
         read_fd, write_fd = os.pipe()
         command, fds = self.program.command, self.program.fds
         self.start_id = new_start()
@@ -183,7 +199,9 @@ class Child:
             os.close(write_fd)
             if ready_fd is not None:
                 os.close(ready_fd)
-        self._reader = asyncio.create_task(self._read_output(read_fd, log), name=f"log of {self.program.name}")
+        log.info("%s started (pid %d)", self.program.name, process.pid)
+        output = self._read_output(read_fd, process.pid, lines)
+        self._reader = asyncio.create_task(output, name=f"log of {self.program.name}")
         # A stop during the fork found no process to signal.
         if self._stopping.is_set():
             process.send_signal(signal.SIGTERM)
@@ -215,12 +233,12 @@ class Child:
             await asyncio.gather(self._reader, return_exceptions=True)
             self._reader = None
 
-    async def _read_output(self, read_fd: int, log: LogFile) -> None:
+    async def _read_output(self, read_fd: int, pid: int, log_lines: ChildLog) -> None:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         pipe = os.fdopen(read_fd, "rb", 0)
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        self._alerts.new_process()
+        log_lines.new_process()
         rest = b""
         try:
             while chunk := await reader.read(READ_BYTES):
@@ -229,22 +247,19 @@ class Child:
                     lines.append(rest)
                     rest = b""
                 for line in lines:
-                    self._handle_line(line, log)
+                    self._handle_line(line, pid, log_lines)
             if rest:
-                self._handle_line(rest, log)
+                self._handle_line(rest, pid, log_lines)
         finally:
             transport.close()
 
-    def _handle_line(self, line: bytes, log: LogFile) -> None:
-        log.write(line + b"\n")
-        text = line.decode(errors="replace").rstrip()
-        if text:
+    def _handle_line(self, line: bytes, pid: int, log_lines: ChildLog) -> None:
+        if text := log_lines.write(line, pid, asyncio.get_running_loop().time()):
             self.last_line = text
-        # Redis logs advice about the machine as warnings at every start; they stay in its log.
-        if self.program.name == "redis":
-            return
-        if (alert := self._alerts.line_to_show(text, asyncio.get_running_loop().time())) is not None:
-            self._show_line(f"{self.program.name}: {alert}")
+
+    def _report(self, event: str) -> None:
+        log.warning("%s", event)
+        self._show_line(event)
 
 
 def _kill_group(pid: int) -> None:

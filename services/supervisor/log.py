@@ -1,7 +1,9 @@
 """Handles the output of children: every line goes to a file, warnings and errors also to the terminal.
 
-child's stdout and stderr -> pipe -> LogFile (home/logs/<name>.log)
-                                  -> Alerts -> terminal, prefixed with the child's name
+child's stdout and stderr -> pipe -> ChildLog -> LogFile (home/logs/<name>.log)
+                                              -> text: Alerts -> terminal, prefixed with the child's name
+                                              -> JSON: every line as an object -> standard output
+the supervisor's own records -> SupervisorLog -> home/logs/supervisor.log, with JSON also standard output
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ class Alerts:
 
     def __init__(self) -> None:
         self._in_traceback = False
+        self._indented = False  # whether all lines of the traceback are, as in our processes' logs
         self._window_start_s = float("-inf")
         self._shown = 0
 
@@ -114,10 +117,11 @@ class Alerts:
 
     def _is_alert(self, line: str) -> bool:
         if self._in_traceback:
-            # A traceback's frames are indented; its last line, the exception, is not.
+            # A traceback's frames are indented; its last line, the exception, is not unless all lines are.
             self._in_traceback = line.startswith((" ", "\t")) or not line.strip()
-            return True
-        if line.startswith(_TRACEBACK):
-            self._in_traceback = True
+            if self._in_traceback or not self._indented:
+                return True
+        if line.lstrip(" ").startswith(_TRACEBACK):
+            self._in_traceback, self._indented = True, line.startswith(" ")
             return True
         return bool(_LEVEL.search(line))

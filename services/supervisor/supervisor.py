@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from millstream.services.crashes.analyzer import CrashAnalyzer
 from millstream.services.crashes.run_marks import runs_dir
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
+from millstream.services.process.logs import about
 from millstream.services.process.private_files import make_private_folder
 from millstream.services.queue.death_notices import publish_death
 from millstream.services.queue.keys import InstallationKeys
@@ -31,17 +34,22 @@ from millstream.services.queue.server import (
     wait_until_answers,
 )
 from millstream.services.queue.url import RedisAddress
-from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
+from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, changed_settings
 from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
+from millstream.services.supervisor.child_log import WriteLine
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent
 from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
 from millstream.services.supervisor.lock import HomeLock
+from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.shm_cleanup import remove_segments
+from millstream.services.version import VERSION
 from millstream.services.wire.worker_id import worker_id
+
+log = logging.getLogger(LOGGER)
 
 REDIS_S_MAX = 10.0
 #: deaths in a row of one child during the start, after which the start fails
@@ -75,12 +83,20 @@ class Supervisor:
         settings: of the installation.
         view: shows what happens.
         entry: the commands that start gateways and workers.
+        forward: takes the lines of all logs, with `log_format` json; None: they are in files only.
     """
 
-    def __init__(self, settings: Settings, view: StatusView, entry: EntryCommands | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        view: StatusView,
+        entry: EntryCommands | None = None,
+        forward: WriteLine | None = None,
+    ) -> None:
         self._settings = settings.model_copy(update={"home": settings.home.expanduser().resolve()})
         self._view = view
         self._entry = entry or EntryCommands()
+        self._forward = forward
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
         self._crashes: CrashAnalyzer | None = None
@@ -111,6 +127,19 @@ class Supervisor:
         plan.parse_pools(self._settings.pools)
         make_home(self._settings.home)
         self._lock.take()
+        own_log = OwnLog(self._settings.home / "logs" / f"{NAME}.log", self._settings.log_format, self._forward)
+        own_log.open()
+        try:
+            return await self._run()
+        except Failure as failure:
+            log.error("%s", failure.message)  # noqa: TRY400 - the caller shows it
+            raise
+        finally:
+            own_log.close()
+
+    async def _run(self) -> int:
+        began = asyncio.get_running_loop().time()
+        self._log_start()
         try:
             self._settings = self._settings.model_copy(update={"installation_name": installation_name(self._settings)})
             self._crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
@@ -120,8 +149,19 @@ class Supervisor:
             await self._shut_down()
             self._clear_files()
             self._lock.release()
+            log.info("stopped after %.3g s", asyncio.get_running_loop().time() - began)
         self._view.stopped()
         return 0 if self._signals < 2 else 130
+
+    def _log_start(self) -> None:
+        settings = changed_settings(self._settings)
+        listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+        log.info("Millstream %s starts (pid %d); settings: %s", VERSION, os.getpid(), listed, extra=about(**settings))
+
+    def _show(self, event: str) -> None:
+        """Log an event, and show it to the user."""
+        log.info("%s", event)
+        self._view.show_line(event)
 
     async def _serve(self) -> None:
         start = asyncio.create_task(self._start(), name="start")
@@ -170,6 +210,7 @@ class Supervisor:
             plan.gateways(settings, self._listener.fileno(), self._entry, self._cores().gateway)
         )
         await self._view.prepare(running)
+        log.info("ready %s (gRPC: %s, Redis: %s)", running.url, running.grpc or "off", running.redis)
         self._ready = True
         self._view.ready(running)
 
@@ -205,7 +246,15 @@ class Supervisor:
         return [self._start_child(program) for program in programs]
 
     def _start_child(self, program: Program, *, on_trial: bool = False) -> Child:
-        child = Child(program, self._settings.home / "logs", self._view.show_line, self._on_death, on_trial=on_trial)
+        child = Child(
+            program,
+            self._settings.home / "logs",
+            self._view.show_line,
+            self._on_death,
+            on_trial=on_trial,
+            log_format=self._settings.log_format,
+            forward=self._forward,
+        )
         child.start()
         return child
 
@@ -220,7 +269,7 @@ class Supervisor:
         try:
             await self._roll(what, report)
         except Failure as failure:
-            self._view.show_line(f"restart: {failure.message}")
+            self._show(f"restart: {failure.message}")
             raise
 
     async def _roll(self, what: str, report: ReportEvent) -> None:
@@ -251,7 +300,7 @@ class Supervisor:
     def _report(self, report: ReportEvent, event: Event) -> None:
         if event["event"] == "replaced":
             before, pid, seconds = event["pid_before"], event["pid"], event["seconds"]
-            self._view.show_line(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
+            self._show(f"{event['process']} was replaced in {seconds:.3g} s (pid {before} -> {pid})")
         report(event)
 
     async def _on_death(self, child: Child, pid: int) -> bool:
@@ -324,10 +373,10 @@ class Supervisor:
     def _on_signal(self, number: signal.Signals) -> None:
         self._signals += 1
         if self._signals > 1:
-            self._view.show_line(f"{number.name} again: killing everything")
+            self._show(f"{number.name} again: killing everything")
             self._kill_all()
             return
-        self._view.show_line(f"{number.name}: answering requests in flight, then stopping (again to stop at once)")
+        self._show(f"{number.name}: answering requests in flight, then stopping (again to stop at once)")
         if not self._end.done():
             self._end.set_result(None)
 
@@ -336,7 +385,7 @@ class Supervisor:
         if self._terminal and not machine.has_terminal():
             self._on_signal(signal.SIGHUP)
             return
-        self._view.show_line("SIGHUP: replacing all processes, one after the other")
+        self._show("SIGHUP: replacing all processes, one after the other")
         self._hangup_restart = asyncio.create_task(self._restart_on_hangup(), name="SIGHUP")
 
     async def _restart_on_hangup(self) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from millstream.services.errors import Failure
-from millstream.services.settings import child_environment, read_settings
+from millstream.services.secret_files import FILE_BYTES_MAX
+from millstream.services.settings import SECRET_FILES, Settings, changed_settings, child_environment, read_settings
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t\n", "two words", " padded", "line\nbreak", "schlüssel", "delete\x7f"])
@@ -39,3 +43,82 @@ def test_a_child_gets_no_variable_that_is_withheld(monkeypatch: pytest.MonkeyPat
     withheld = frozenset({"MILLSTREAM_ADMIN_KEY"})
     assert "MILLSTREAM_ADMIN_KEY" not in child_environment({"MILLSTREAM_ADMIN_KEY": "given"}, withheld)
     assert child_environment({"MILLSTREAM_HOME": "x"}, withheld)["MILLSTREAM_HOME"] == "x"
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
+def test_a_secret_is_read_from_its_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ending: str) -> None:
+    file = tmp_path / "key"
+    file.write_bytes(b"from-a-file" + ending.encode())
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY_FILE", str(file))
+    monkeypatch.setenv("MILLSTREAM_REDIS_URL_FILE", str(file))
+    settings = read_settings()
+    assert settings.admin_key is not None
+    assert settings.admin_key.get_secret_value() == "from-a-file"
+    assert settings.redis_url is not None
+    assert "from-a-file" not in repr(settings)
+    assert changed_settings(settings) == {"admin_key": "(set)", "redis_url": "(set)"}
+    assert Settings(admin_key="argument").admin_key.get_secret_value() == "argument"  # type: ignore[union-attr]
+    assert frozenset({"MILLSTREAM_ADMIN_KEY_FILE", "MILLSTREAM_REDIS_URL_FILE"}) == SECRET_FILES
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b"x" * (FILE_BYTES_MAX + 1), "is longer than 16 KiB"),
+        (b"\xff\xfe", "is not text in UTF-8"),
+        (b"two words", "visible ASCII"),
+        (b"two\nlines", "visible ASCII"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_secret_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes | None, says: str
+) -> None:
+    file = tmp_path / "key\nfile"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY_FILE", str(file))
+    with pytest.raises(Failure, match=f"^MILLSTREAM_ADMIN_KEY_FILE: .*{says}") as refused:
+        read_settings()
+    assert "\n" not in refused.value.message
+
+
+def test_endless_files_and_folders_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for path, says in (("/dev/zero", "longer"), (str(tmp_path), "Is a directory"), ("", "No such file")):
+        monkeypatch.setenv("MILLSTREAM_ADMIN_KEY_FILE", path)
+        with pytest.raises(Failure, match=says):
+            read_settings()
+
+
+def test_a_secret_that_is_given_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", "")
+    monkeypatch.setenv("MILLSTREAM_ADMIN_KEY_FILE", "/dev/null")
+    with pytest.raises(Failure, match=r"^MILLSTREAM_ADMIN_KEY_FILE and MILLSTREAM_ADMIN_KEY are both set"):
+        read_settings()
+
+
+def test_port_is_used_where_there_is_no_port_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "1234")
+    assert read_settings().http_port == 1234
+    assert Settings(http_port=5).http_port == 5
+    monkeypatch.setenv("MILLSTREAM_HTTP_PORT", "4321")
+    assert read_settings().http_port == 4321
+    monkeypatch.delenv("MILLSTREAM_HTTP_PORT")
+    monkeypatch.setenv("PORT", "tcp://10.0.0.1:80")  # as older Kubernetes sets variables of services
+    with pytest.raises(Failure, match=r"^PORT: .*got 'tcp://10.0.0.1:80'$"):
+        read_settings()
+
+
+def test_unknown_log_formats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_LOG_FORMAT", "xml")
+    with pytest.raises(Failure, match=r"^MILLSTREAM_LOG_FORMAT: .*'text' or 'json'"):
+        read_settings()
+
+
+def test_changed_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MILLSTREAM_")]:
+        monkeypatch.delenv(name)
+    assert changed_settings(Settings()) == {}
+    assert changed_settings(Settings(gateways=2, admin_key="k")) == {"gateways": "2", "admin_key": "(set)"}

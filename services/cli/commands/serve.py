@@ -32,7 +32,9 @@ Called = Annotated[
 HttpPort = Annotated[
     int | None,
     typer.Option(
-        metavar="PORT", help="Port to listen on (MILLSTREAM_SAGEMAKER_PORT, SAGEMAKER_BIND_TO_PORT); default 8080."
+        metavar="PORT",
+        help="Port to listen on (MILLSTREAM_SAGEMAKER_PORT, SAGEMAKER_BIND_TO_PORT, MILLSTREAM_HTTP_PORT, PORT); "
+        "default 8080.",
     ),
 ]
 GrpcPort = Annotated[
@@ -52,7 +54,8 @@ def serve(
         os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)  # noqa: TID251 - for `up`, which reads it
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
-        http_port = settings.sagemaker_port or _HTTP_PORT
+        given = settings.http_port if "http_port" in settings.model_fields_set else None
+        http_port = settings.sagemaker_port or (_HTTP_PORT if given is None else given)
     up(
         host="0.0.0.0",  # noqa: S104 - in a container, whose platform controls access
         http_port=http_port,

@@ -154,18 +154,27 @@ def up(
     )
     from millstream.services.cli.preload import parse_preload
     from millstream.services.cli.repositories import PreloadPlan, check_folders
-    from millstream.services.cli.startup_view import JsonView, TerminalView
+    from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.process.private_files import create_files_private
+    from millstream.services.supervisor.own_log import LineWriter
     from millstream.services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     models = parse_preload(settings.preload, example=settings.preload_example)
     plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
-    view = JsonView(plan, key) if json_output else TerminalView(plan, key)
+    view: StartupView = JsonView(plan, key) if json_output else TerminalView(plan, key)
+    lines = None
+    if settings.log_format == "json" and not json_output:
+        view, lines = StartupView(plan, key), LineWriter(1)
 
     create_files_private()
 
     async def run() -> int:
-        return await Supervisor(settings, view).run()
+        return await Supervisor(settings, view, forward=lines.write if lines else None).run()
 
-    raise typer.Exit(asyncio.run(run()))
+    try:
+        code = asyncio.run(run())
+    finally:
+        if lines is not None:
+            lines.close()
+    raise typer.Exit(code)

@@ -1,0 +1,219 @@
+"""Log records -> lines, in every process: text on standard error, or one JSON object a line on standard output.
+
+log.info("loaded", extra=about(model, version=3)) -> TextFormatter | JsonFormatter -> LineHandler -> descriptor
+Logged values may come from requests: control characters are escaped, so that no value can forge a line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from types import TracebackType
+from typing import Any
+
+from millstream.services.process.printable import printable
+from millstream.services.process.request_id import REQUEST_ID
+
+LINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: Characters of a message, of a traceback and of one field; what is longer loses its middle. A line of JSON then stays
+#: below the length at which the supervisor splits lines (supervisor/log.py), unless most characters are escaped.
+MESSAGE_MAX, TRACEBACK_MAX, FIELD_MAX = 4096, 8192, 512
+#: bytes of a JSON line beyond which its texts are cut further
+JSON_BYTES_MAX = 60_000
+
+_LEVEL_NAMES = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
+
+
+def about(model: str | None = None, **fields: object) -> dict[str, Any]:
+    """Return the `extra` of a log call: the model that the record is about, and values for programs that read logs."""
+    return {"model": model, "fields": fields}
+
+
+def configure_logs(log_format: str, process: str) -> None:
+    """Send this process' log records to standard error as text, or to standard output as JSON.
+
+    With JSON, warnings of Python and exceptions that end a thread or the process are records, too.
+
+    Args:
+        log_format: `text` or `json`.
+        process: Name of this process in JSON records, like `gateway-0`.
+    """
+    if log_format == "json":
+        handler = LineHandler(descriptor_writer(1))
+        handler.setFormatter(JsonFormatter(process))
+        _log_uncaught_exceptions()
+    else:
+        handler = LineHandler(descriptor_writer(2))
+        handler.setFormatter(TextFormatter())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def exit_message(message: str) -> None:
+    """Say why this process ends: one line on standard error, with JSON a record on standard output."""
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers):
+        logging.getLogger("millstream.process").critical("%s", message)
+    else:
+        print(f"error: {printable(message)}", file=sys.stderr)
+
+
+class LineHandler(logging.Handler):
+    """Writes each record as one line with `write`, which must not raise."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._write = write
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace")
+        except Exception:
+            self.handleError(record)  # arguments that do not fit the message: a defect
+        else:
+            self._write(line + b"\n")
+
+
+def descriptor_writer(fd: int) -> Callable[[bytes], None]:
+    """Return a function that writes bytes to `fd` 1 or 2. It never raises: a reader may have closed its end."""
+    # A descriptor that was closed at the start may be that of a socket now.
+    if (sys.stdout if fd == 1 else sys.stderr) is None:
+        return lambda _: None
+
+    def write(line: bytes) -> None:
+        try:
+            while line:
+                line = line[os.write(fd, line) :]
+        except OSError:
+            return
+
+    return write
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as LINE and the id of the request it is about; a traceback follows on indented lines."""
+
+    def __init__(self, *, iso8601: bool = False) -> None:
+        """Build one. `iso8601`: write times as 2026-01-31T12:00:00.000Z."""
+        super().__init__(LINE)
+        self._iso8601 = iso8601
+
+    def format(self, record: logging.LogRecord) -> str:
+        cached, record.exc_text = record.exc_text, None  # another formatter's, which is not indented
+        try:
+            return super().format(record)
+        finally:
+            record.exc_text = cached
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        if not self._iso8601:
+            return super().formatTime(record, datefmt)
+        at = datetime.fromtimestamp(record.created, timezone.utc)
+        return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = printable(shortened(record.message, MESSAGE_MAX))
+        request_id = REQUEST_ID.get()
+        suffix = f" (request {printable(request_id)})" if request_id else ""
+        return super().formatMessage(record) + suffix
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        # Indented, since an exception's message may contain line breaks and the text of a log line after them.
+        lines = shortened(super().formatException(ei), TRACEBACK_MAX).split("\n")
+        return "\n".join(f"  {printable(line)}" for line in lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as a JSON object in ASCII: time, level, logger, message, process, pid.
+
+    Where they are known also request_id, model, fields and exception (a traceback).
+    """
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        document = json_record(record.levelname, record.name, self._process, record.process or 0, record.created)
+        document["message"] = shortened(record.getMessage(), MESSAGE_MAX)
+        if request_id := REQUEST_ID.get():
+            document["request_id"] = request_id
+        if model := getattr(record, "model", None):
+            document["model"] = shortened(str(model), FIELD_MAX)
+        if fields := getattr(record, "fields", None):
+            document["fields"] = {name: _field(value) for name, value in fields.items()}
+        if record.exc_info:
+            document["exception"] = shortened(self.formatException(record.exc_info), TRACEBACK_MAX)
+        return json_line(document)
+
+
+def json_record(level: str, logger: str, process: str, pid: int, created: float) -> dict[str, Any]:
+    """Return the fields that all JSON lines have, in order; `message` is still empty. `created`: Unix time."""
+    at = datetime.fromtimestamp(created, timezone.utc)
+    return {
+        "time": f"{at:%Y-%m-%dT%H:%M:%S.%f}Z",
+        "level": level if level in _LEVEL_NAMES else "INFO",
+        "logger": logger,
+        "message": "",
+        "process": process,
+        "pid": pid,
+    }
+
+
+def json_line(document: dict[str, Any]) -> str:
+    """Return `document` as one line of at most JSON_BYTES_MAX bytes: its long texts are cut until it fits."""
+    limit = TRACEBACK_MAX
+    while True:
+        line = json.dumps({name: _well_formed(value) for name, value in document.items()})
+        if len(line) <= JSON_BYTES_MAX or limit < 64:
+            return line
+        limit //= 2
+        document = {
+            name: shortened(value, limit) if isinstance(value, str) else value for name, value in document.items()
+        }
+        if len(str(document.get("fields", ""))) > JSON_BYTES_MAX // 8:
+            document["fields"] = {"left_out": "too long"}
+
+
+def shortened(text: str, characters_max: int) -> str:
+    """Return `text` with at most about `characters_max` characters: its middle is left out."""
+    if len(text) <= characters_max:
+        return text
+    half = characters_max // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters left out) ... {text[-half:]}"
+
+
+def _field(value: object) -> object:
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return shortened(str(value), FIELD_MAX)
+
+
+def _well_formed(value: Any) -> Any:
+    """Replace lone surrogates, which strict readers of JSON refuse."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_well_formed(name): _well_formed(inner) for name, inner in value.items()}
+    return value
+
+
+def _log_uncaught_exceptions() -> None:
+    logging.captureWarnings(capture=True)
+    log = logging.getLogger("millstream.process")
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            log.critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+
+    def in_thread(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        if error is not None and not isinstance(error, SystemExit):
+            hook(arguments.exc_type, error, arguments.exc_traceback)
+
+    sys.excepthook = hook
+    threading.excepthook = in_thread

@@ -1,0 +1,46 @@
+"""request_id: the id that a request has in replies, logs and traces.
+
+X-Request-Id as the caller sent it, if usable, else a new id ─> the reply's X-Request-Id, and REQUEST_ID for log records
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+#: the id of the request that the running code works on; "" outside of requests. The fast path sets it only where
+#: something is logged or a task is started: setting it for each request would pass it on to the lane's timers.
+REQUEST_ID: ContextVar[str] = ContextVar("REQUEST_ID", default="")
+
+CHARACTERS_MAX = 128  # of an id that a caller sent; a longer one is replaced
+#: those of UUIDs, ULIDs, trace ids and base64. Nothing that could end a header or forge a line of a log.
+_USABLE = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,%d}" % CHARACTERS_MAX)
+
+#: random for each process, so that ids of different gateways, and of one gateway before and after a restart, differ
+_PREFIX = os.urandom(6).hex().encode() + b"-"
+_next_number = itertools.count(1).__next__
+
+
+def new_request_id() -> bytes:
+    """Return an id that no other request has. It takes a tenth of the time of a UUID."""
+    return b"%b%x" % (_PREFIX, _next_number())
+
+
+def usable_request_id(sent: bytes) -> bytes | None:
+    """Return the id that a caller `sent`, without space around it; None if it is too long or has other characters."""
+    sent = sent.strip()
+    return sent if _USABLE.fullmatch(sent) else None
+
+
+@contextmanager
+def request_context(request_id: bytes) -> Iterator[None]:
+    """Set REQUEST_ID while the block runs."""
+    token = REQUEST_ID.set(request_id.decode("ascii"))
+    try:
+        yield
+    finally:
+        REQUEST_ID.reset(token)
