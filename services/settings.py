@@ -269,6 +269,14 @@ ADMIN_KEY = "MILLSTREAM_ADMIN_KEY"
 #: variables that name files of secrets
 SECRET_FILES = frozenset(map(file_variable, SECRETS))
 
+#: variables by which a service manager speaks with this process, and not with its children (sd_notify(3))
+MANAGER_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
+
+
+def manager_environment() -> dict[str, str]:
+    """Return the variables of the service manager that started this process; empty if there is none."""
+    return {name: value for name, value in os.environ.items() if name in MANAGER_VARIABLES}  # noqa: TID251
+
 
 def read_settings() -> Settings:
     """Return the settings of this process. Raises Failure(INVALID) with one line that names the variable."""

@@ -15,11 +15,15 @@ from pydantic import SecretStr
 from millstream.services.errors import Failure, invalid
 from millstream.services.installation import shm_prefix
 from millstream.services.model.names import check_name
-from millstream.services.settings import ADMIN_KEY, SECRET_FILES, Settings
+from millstream.services.settings import ADMIN_KEY, MANAGER_VARIABLES, SECRET_FILES, Settings
 
 WORKERS_MAX = 1024
 DRAIN_SHARE = 0.9  # of the installation's drain time: how long one of its processes may take to stop
 _DEVICES = {"gpu": "cuda", "tensorrt": "tensorrt"}
+
+
+#: variables that no child gets: secrets are passed on as values, and a secret that is given twice is refused
+WITHHELD = SECRET_FILES | MANAGER_VARIABLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class Program:
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    withheld: frozenset[str] = SECRET_FILES | {ADMIN_KEY}
+    withheld: frozenset[str] = WITHHELD | {ADMIN_KEY}
     fds: tuple[int, ...] = ()
     worker: bool = False
     signals_ready: bool = False
@@ -138,7 +142,7 @@ def gateways(settings: Settings, fd: int, entry: EntryCommands, cores: frozenset
             name=f"gateway-{index}",
             command=(*entry.gateway, "--fd", str(fd), "--index", str(index)),
             environment=environment,
-            withheld=SECRET_FILES,  # they were read, and a secret given twice is refused
+            withheld=WITHHELD,
             fds=(fd,),
             signals_ready=True,
             cores=cores,

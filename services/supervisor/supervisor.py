@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -40,11 +40,13 @@ from millstream.services.supervisor.child import Child
 from millstream.services.supervisor.child_log import WriteLine
 from millstream.services.supervisor.control import ControlSocket, Event, ReportEvent
 from millstream.services.supervisor.cpu_affinity import Cores, assign_cores
+from millstream.services.supervisor.health import Health
 from millstream.services.supervisor.lock import HomeLock
 from millstream.services.supervisor.own_log import LOGGER, NAME, OwnLog
 from millstream.services.supervisor.plan import EntryCommands, Program, Running
 from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
+from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
 from millstream.services.version import VERSION
 from millstream.services.wire.worker_id import worker_id
@@ -84,6 +86,7 @@ class Supervisor:
         view: shows what happens.
         entry: the commands that start gateways and workers.
         forward: takes the lines of all logs, with `log_format` json; None: they are in files only.
+        manager: the service manager that is told what happens; None: none.
     """
 
     def __init__(
@@ -92,11 +95,15 @@ class Supervisor:
         view: StatusView,
         entry: EntryCommands | None = None,
         forward: WriteLine | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._settings = settings.model_copy(update={"home": settings.home.expanduser().resolve()})
         self._view = view
         self._entry = entry or EntryCommands()
         self._forward = forward
+        self._manager = manager or ServiceManager({})
+        self._stop_reason = "the start failed"
+        self._status = ""  # for the service manager, while it serves
         self._run_dir = self._settings.home / "run"
         self._lock = HomeLock(self._run_dir)
         self._crashes: CrashAnalyzer | None = None
@@ -149,7 +156,8 @@ class Supervisor:
             await self._shut_down()
             self._clear_files()
             self._lock.release()
-            log.info("stopped after %.3g s", asyncio.get_running_loop().time() - began)
+            lasted = asyncio.get_running_loop().time() - began
+            log.info("stopped: %s, after %.3g s", self._stop_reason, lasted, extra=about(reason=self._stop_reason))
         self._view.stopped()
         return 0 if self._signals < 2 else 130
 
@@ -213,6 +221,17 @@ class Supervisor:
         log.info("ready %s (gRPC: %s, Redis: %s)", running.url, running.grpc or "off", running.redis)
         self._ready = True
         self._view.ready(running)
+        self._status = f"serving {running.url}"
+        self._manager.ready(self._status)
+        health = Health(running.local_url, self._children)
+
+        async def problem() -> str:
+            return "" if self._end.done() else await health.problem()  # a stop has a limit of its own
+
+        self._manager.start_watchdog(problem)
+
+    def _children(self) -> Mapping[str, Sequence[Child]]:
+        return {"Redis": self._redis, "worker": self._workers, "gateway": self._gateways}
 
     async def _start_redis(self) -> str:
         """Find or start the server; returns its description."""
@@ -288,6 +307,7 @@ class Supervisor:
         # Workers first: an older worker might not understand what a newer gateway sends.
         groups = {"workers": [self._workers], "gateways": [self._gateways], "all": [self._workers, self._gateways]}
         self._rolling = asyncio.create_task(rolling.run(groups[what], partial(self._report, report)), name="restart")
+        self._manager.reloading(f"replacing {what}")
         try:
             # Waited for, not awaited: if the command that requested the restart is cancelled, the restart continues.
             await asyncio.wait({self._rolling})
@@ -296,6 +316,8 @@ class Supervisor:
             self._rolling.result()
         finally:
             self._rolling = None
+            if not self._end.done():
+                self._manager.ready(self._status)
 
     def _report(self, report: ReportEvent, event: Event) -> None:
         if event["event"] == "replaced":
@@ -327,6 +349,7 @@ class Supervisor:
     async def _shut_down(self) -> None:
         """Stop everything in order and in time; each step's comment gives the reason for its place."""
         started = asyncio.get_running_loop().time()
+        self._manager.stopping(f"stopping: {self._stop_reason}")
         # Nothing new is started; a command that waits for a restart is told that it was cancelled.
         if self._rolling is not None:
             self._rolling.cancel()
@@ -344,6 +367,8 @@ class Supervisor:
             self._grpc_reservation.close()
         # Redis last: gateways and workers write to it when they end.
         await self._stop(self._redis, started + self._settings.drain_s)
+        await self._manager.close()
+        log.info("drained in %.3g s", asyncio.get_running_loop().time() - started)
 
     async def _stop(self, children: Sequence[Child], until: float) -> None:
         if self._signals > 1:
@@ -378,6 +403,7 @@ class Supervisor:
             return
         self._show(f"{number.name}: answering requests in flight, then stopping (again to stop at once)")
         if not self._end.done():
+            self._stop_reason = number.name
             self._end.set_result(None)
 
     def _on_hangup(self) -> None:

@@ -21,7 +21,7 @@ from millstream.services.errors import Code
 from millstream.services.metrics.catalogue import CATALOGUE, Kind
 from millstream.services.metrics.page import MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
-from millstream.services.settings import Settings
+from millstream.services.settings import SECRET_FILES, Settings
 from millstream.services.version import VERSION
 from tests.kit.role_environment import locked, make_environment
 from tests.kit.tools import program
@@ -227,12 +227,25 @@ def millstream_environments():
 
 
 @pytest.mark.parametrize(("place", "environment"), list(millstream_environments()))
-def test_settings_of_containers_are_settings(place, environment, monkeypatch):
+def test_settings_of_containers_are_settings(place, environment, monkeypatch, tmp_path):
+    (tmp_path / "secret").write_text("given")
     for key, value in environment.items():
-        assert key.removeprefix("MILLSTREAM_").lower() in Settings.model_fields
-        # What compose asks the operator for is given.
-        monkeypatch.setenv(key, "given" if value.startswith("${") and ":?" in value else value)
+        if key in SECRET_FILES:
+            assert place in COMPOSE["services"]
+            monkeypatch.setenv(key, str(tmp_path / "secret"))
+        else:
+            assert key.removeprefix("MILLSTREAM_").lower() in Settings.model_fields
+            default = re.fullmatch(r"\$\{\w+:-(.*)\}", value)
+            monkeypatch.setenv(key, default[1] if default else value)
     Settings()
+
+
+def test_secrets_of_compose_are_files_that_settings_name():
+    gateway = COMPOSE["services"]["gateway"]
+    assert gateway["secrets"] == list(COMPOSE["secrets"]) == ["admin_key"]
+    assert gateway["environment"]["MILLSTREAM_ADMIN_KEY_FILE"] == "/run/secrets/admin_key"
+    assert COMPOSE["secrets"]["admin_key"] == {"environment": "MILLSTREAM_ADMIN_KEY"}
+    assert not any("MILLSTREAM_ADMIN_KEY" in service.get("environment", {}) for service in COMPOSE["services"].values())
 
 
 def test_shared_memory_of_the_gateway_holds_its_segments():

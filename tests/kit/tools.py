@@ -59,6 +59,7 @@ TOOLS = {
         Tool("prometheus", "prometheus"),
         Tool("promtool", "prometheus"),
         Tool("setpriv", "util-linux"),
+        Tool("systemd-analyze", "systemd"),
         Tool("tmpfs", advice="allow user namespaces, or run as root", works=disk.small_disk_available),
     )
 }

@@ -156,7 +156,9 @@ def up(
     from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.process.private_files import create_files_private
+    from millstream.services.settings import manager_environment
     from millstream.services.supervisor.own_log import LineWriter
+    from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor
 
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
@@ -170,7 +172,8 @@ def up(
     create_files_private()
 
     async def run() -> int:
-        return await Supervisor(settings, view, forward=lines.write if lines else None).run()
+        manager = ServiceManager(manager_environment())
+        return await Supervisor(settings, view, forward=lines.write if lines else None, manager=manager).run()
 
     try:
         code = asyncio.run(run())
