@@ -1,5 +1,5 @@
-# Everything a developer or a first user needs. The environment is .venv, made from a lock file with hashes; it is
-# made again when the lock changes. Only binary packages are installed: no compiler is needed.
+# Everything a developer or a first user needs. The environment is .venv: `run` and `demo` install what a user needs, the
+# others add the developers' tools (deploy/environment.sh). It is brought up to date when a lock file changes.
 
 SHELL := /bin/sh
 VENV := .venv
@@ -12,6 +12,7 @@ COMPILE := $(UV) pip compile pyproject.toml $(RESOLVE)
 # Images run the versions that the tests ran.
 COMPILE_ROLE := $(COMPILE) --constraint $(LOCK)
 COMPILE_GROUP := $(UV) pip compile $(RESOLVE) --group
+ENVIRONMENT := PYTHON="$(PYTHON)" sh deploy/environment.sh
 ARGS ?=
 MINUTES ?= 10
 JOBS ?= 4
@@ -24,13 +25,13 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install check coverage bench demo soak explore fuzz lock wheel clean help
+.PHONY: run test test-tools install serving check coverage bench demo soak explore fuzz lock wheel clean help
 .DELETE_ON_ERROR:
 
-run: install ## start everything here, the digits example loaded (ARGS="--http-port 9000")
+run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
 	@$(BIN)/millstream up $(ARGS)
 
-demo: install ## send held-out digits to a running Millstream: accuracy, rate, latency
+demo: serving ## send held-out digits to a running Millstream: accuracy, rate, latency
 	@$(BIN)/millstream demo $(ARGS)
 
 test: install $(VENV)/.clients ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
@@ -66,7 +67,11 @@ explore: install ## run the state machines with random seeds (MINUTES=10), or on
 fuzz: install $(VENV)/.fuzz ## feed the request parsers with malformed input (MINUTES=10)
 	@$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
-install: $(VENV)/.project ## make the environment, nothing else
+install: ## make the environment with the developers' tools, nothing else
+	@$(ENVIRONMENT) dev
+
+serving: ## make the environment as a user needs it, nothing else
+	@$(ENVIRONMENT) serving
 
 lock: install ## resolve the dependencies again, into deploy/locks
 	@test -x $(UV) || { $(BIN)/python -m venv build/uv && build/uv/bin/python -m pip --quiet install uv; }
@@ -75,6 +80,7 @@ lock: install ## resolve the dependencies again, into deploy/locks
 	$(COMPILE_ROLE) --extra worker --extra cpu --quiet --output-file deploy/locks/worker-cpu.txt
 	$(COMPILE_ROLE) --extra worker --extra gpu --quiet --output-file deploy/locks/worker-gpu.txt
 	$(COMPILE_ROLE) --extra all --quiet --output-file deploy/locks/serving.txt
+	$(COMPILE_GROUP) build --constraint $(LOCK) --quiet --output-file deploy/locks/build.txt
 	$(COMPILE_GROUP) clients --quiet --output-file $(CLIENTS_LOCK)
 	$(COMPILE_GROUP) audit --quiet --output-file $(AUDIT_LOCK)
 	$(COMPILE_GROUP) fuzz --quiet --output-file $(FUZZ_LOCK)
@@ -90,39 +96,13 @@ help: ## show this
 	@echo "Millstream: make TARGET"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The first of these that is new enough and can make environments; PYTHON=/path/to/python overrules.
-$(VENV)/.lock: $(LOCK)
-	@found=; for python in $(PYTHON) python3.14 python3.13 python3.12 python3.11 python3; do \
-	    if command -v "$$python" >/dev/null 2>&1 \
-	        && "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	        if "$$python" -c 'import ensurepip, venv' 2>/dev/null; then found=$$python; break; fi; \
-	        without=$$python; \
-	    fi; \
-	done; \
-	if [ -z "$$found" ] && [ -n "$$without" ]; then \
-	    echo "$$without cannot make environments: install its venv module (Debian, Ubuntu: apt install python3-venv)" >&2; \
-	    exit 1; \
-	elif [ -z "$$found" ]; then \
-	    echo "Millstream needs Python 3.11 or newer, found: $$(python3 --version 2>&1 || echo none)." >&2; \
-	    echo "Install one, or name it: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
-	    exit 1; \
-	fi; \
-	echo "Making the environment in $(VENV) with $$("$$found" --version); this takes about a minute, once."; \
-	"$$found" -m venv --clear $(VENV)
-	@$(PIP) install --require-hashes --only-binary :all: -r $(LOCK)
-	@touch $@
-
 # Large, and for Linux on x86-64 alone: elsewhere nothing is installed, and Hypothesis does its work.
-$(VENV)/.fuzz: $(VENV)/.lock $(FUZZ_LOCK)
+$(VENV)/.fuzz: $(FUZZ_LOCK) | install
 	@$(PIP) install --require-hashes --only-binary :all: -r $(FUZZ_LOCK)
 	@touch $@
 
 # Clients that cannot share the project's environment; the tests start them as programs.
-$(VENV)/.clients: $(VENV)/.lock $(CLIENTS_LOCK)
+$(VENV)/.clients: $(CLIENTS_LOCK) | install
 	@$(BIN)/python -m venv --clear $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(CLIENTS_LOCK)
-	@touch $@
-
-$(VENV)/.project: $(VENV)/.lock pyproject.toml
-	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
