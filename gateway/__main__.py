@@ -52,6 +52,7 @@ from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue
+from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.cancel import cancel_all
@@ -65,6 +66,7 @@ from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import host_token, remove_leftovers
 from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
+from millstream.services.start_log import log_start
 from millstream.services.trace_settings import at_start
 from millstream.services.version import VERSION
 
@@ -118,6 +120,7 @@ class Gateway:
         self._memory_trim = MemoryTrim(
             self.admission, self.receive_budget, self.reply_budget, self.segments, self.registry
         )
+        self.refusals = RefusalLog(self.registry)
         self._loops: list[asyncio.Task[None]] = []
 
     def _labels(self, manifest: Manifest) -> Labels:
@@ -131,6 +134,7 @@ class Gateway:
         documents = {self.traces.document: self.traces.apply, self.logs.document: self.logs.apply}
         self._loops.append(asyncio.create_task(watch(documents, self.traces.flush)))
         self._loops.append(asyncio.create_task(self._memory_trim.run()))
+        self._loops.append(asyncio.create_task(self.refusals.run()))
         freeze_gc()
 
     async def stop(self) -> None:
@@ -182,6 +186,7 @@ class Gateway:
             logs=self.logs,
             ready=self.readiness_probe.ready,
             answering=self.readiness_probe.answering,
+            count_refusal=self.refusals.count,
             metrics=metrics_page.render,
             start=self.start,
             stop=self.stop,
@@ -292,8 +297,9 @@ def main() -> int:
     except (Failure, OSError) as error:
         exit_message(error.message if isinstance(error, Failure) else str(error))
         return 1
-    deps = gateway.deps()
     shared = arguments.fd is not None
+    log_start(settings, name, supervised=shared)
+    deps = gateway.deps()
     server = Server(
         _http(settings, deps, protocol),
         gateway,

@@ -41,6 +41,7 @@ from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.segment import Segments, host_token
 from millstream.services.settings import Settings, read_settings
+from millstream.services.start_log import log_start
 from millstream.services.supervisor.plan import parse_pools
 from millstream.services.wire.batch import BATCH_FORMATS, INLINE_BYTES_MAX
 from millstream.services.wire.records import WorkerRecord
@@ -83,7 +84,7 @@ def main() -> int:
     try:
         settings = read_settings()
         configure_logs(settings.log_format, identity.name)
-        return run_worker(settings, identity)
+        return run_worker(settings, identity, supervised=arguments.start_id is not None)
     except Failure as failure:
         exit_message(failure.message)
         return 1
@@ -113,11 +114,12 @@ class Identity(NamedTuple):
         return int(self.slot) if self.slot.isdecimal() else 0
 
 
-def run_worker(settings: Settings, identity: Identity) -> int:
+def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> int:
     """Build a worker, serve until SIGTERM, shut down. Returns the exit code."""
     if settings.redis_url is None:
         exit_message("set MILLSTREAM_REDIS_URL to the Redis of the gateway")
         return 1
+    log_start(settings, identity.name, supervised=supervised)
     memory_bytes_max = _memory_bytes_max(settings)
     limit_memory(memory_bytes_max)
     prefer_for_oom_kill()
@@ -125,7 +127,10 @@ def run_worker(settings: Settings, identity: Identity) -> int:
     process.metrics.memory_limit(memory_bytes_max)
     process.start()
     process.loop.serve()
-    return process.shut_down()
+    log.info("draining: leases no more batches")
+    code = process.shut_down()
+    log.info("drained")
+    return code
 
 
 class WorkerProcess:

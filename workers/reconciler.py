@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, with_death
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.logs import about
 from millstream.services.repository.base import Repository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
@@ -196,6 +197,7 @@ class Reconciler:
         """Load one version, in a thread of the loader."""
         manifest, stop = current.wanted.manifest, current.stop
         model = LoadedModel(manifest, State.LOADING)
+        log.info("loading: %s version %s", manifest.model, manifest.version, extra=_about(manifest))
         self._publish_progress(current, model)
 
         def warming(instance: Instance) -> None:
@@ -245,14 +247,14 @@ class Reconciler:
             loaded.instance.close()
             return
         self._metrics.bytes_of(ready, loaded.instance.size_bytes)
-        log.info("ready: %s version %s", manifest.model, manifest.version)
+        log.info("ready: %s version %s", manifest.model, manifest.version, extra=_about(manifest))
         if current.wanted.suspect:
             self._change_verdict(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
 
     def _fail(self, current: Load, reason: str) -> None:
         manifest = current.wanted.manifest
         if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
-            log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason)
+            log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason, extra=_about(manifest))
 
     def _publish_progress(self, current: Load, model: LoadedModel) -> bool:
         """Publish the progress of a load, unless it is no longer wanted; returns whether it is."""
@@ -299,7 +301,7 @@ class Reconciler:
         self._metrics.unloaded(model)
         if model.instance is not None and model.state is not State.WARMING:  # a load closes its instance itself
             model.instance.close()
-        log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version)
+        log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=_about(model.manifest))
 
     def _drain(self, consumer: Consumer, content_id: str) -> None:
         """Wait until the lane's batches are run, then remove the lane. Gateways stop sending when the state changes."""
@@ -311,6 +313,10 @@ class Reconciler:
         while consumer.leased(content_id) and time.monotonic() < until and not self._stopping.wait(0.02):
             continue
         consumer.remove_lane(content_id)  # again: the stream is empty now, and the last worker deletes it
+
+
+def _about(manifest: Manifest) -> dict[str, Any]:
+    return about(manifest.model, version=manifest.version)
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from millstream.gateway.admin import schemas_models as schemas
 from millstream.gateway.admin.removal import remove_version
 from millstream.gateway.catalog.snapshot import ModelView
 from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.services.errors import Code, Failure
+from millstream.services.process.audit import audit, audited
 from millstream.services.repository.activation import activate_version
 from millstream.services.wire.records import State
 
@@ -47,6 +49,13 @@ async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     responses=documented(400, 404, 409),
 )
 async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
+    with audited("activate", name, version=version):
+        await _activate(name, version, deps)
+    audit("activated", name, version=version)
+    return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
+
+
+async def _activate(name: str, version: int, deps: Deps) -> None:
     await deps.catalog.refresh()
     view = deps.catalog.snapshot.model(name).published(version)
     if view.verdict.failed or view.verdict.batching_off:  # the operator asks for another try
@@ -55,7 +64,6 @@ async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
     await asyncio.to_thread(activate_version, deps.repository, name, version)
     await deps.catalog.announce(name)
-    return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
 
 
 @router.delete(
@@ -74,7 +82,9 @@ async def delete_version(
 ) -> None:
     await deps.catalog.refresh()
     serving = _serving(deps.catalog.snapshot.models.get(name))
-    await asyncio.to_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
+    with audited("delete", name, version=version):
+        await asyncio.to_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
+    audit("deleted", name, version=version)
     await deps.catalog.announce(name)
 
 
@@ -82,7 +92,9 @@ async def delete_version(
     "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(400, 404)
 )
 async def delete_model(name: str, deps: DepsOf) -> None:
-    await asyncio.to_thread(deps.repository.delete_model, name)
+    with audited("delete", name):
+        await asyncio.to_thread(deps.repository.delete_model, name)
+    audit("deleted", name)
     await deps.catalog.announce(name)
 
 

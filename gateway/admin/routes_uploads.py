@@ -20,6 +20,7 @@ from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.multipart import is_form
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.audit import audited
 
 router = APIRouter(prefix="/admin/v1", responses=documented(400, 409, 413, 415, 503, 507))
 
@@ -103,6 +104,11 @@ async def post(name: str, options: _OptionsOf, request: Request, response: Respo
 
 def _upload(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
     """Return the upload that a request asks for. Raises Failure for whatever can be refused before the body is read."""
+    with audited("upload", name):
+        return _checked(name, version, options, request, deps)
+
+
+def _checked(name: str, version: int | None, options: _Options, request: Request, deps: Deps) -> Upload:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
         raise Failure(Code.ENCODING, f"Content-Encoding '{encoding}': send the upload uncompressed")

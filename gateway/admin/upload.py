@@ -18,6 +18,7 @@ from millstream.services.errors import invalid
 from millstream.services.ingest.upload import ModelUpload
 from millstream.services.model.manifest import Manifest, ModelConfig
 from millstream.services.model.names import check_name
+from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
 
 
@@ -50,6 +51,13 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
 
     Raises Failure: INVALID, TOO_LARGE, CONFLICT (versions are immutable), UNAVAILABLE (too many uploads), STORAGE.
     """
+    with audited("upload", upload.model):
+        manifest = await _publish(deps, upload, body)
+    audit("uploaded", manifest.model, version=manifest.version, pool=manifest.config.pool, activated=upload.activate)
+    return manifest
+
+
+async def _publish(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:
     config = upload.config or ModelConfig()
     # ModelUpload rejects a bad name and an existing version here, before the caller has sent a gigabyte
     async with (

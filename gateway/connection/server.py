@@ -7,6 +7,7 @@ A server of another protocol in the same event loop takes the same steps at the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -17,7 +18,9 @@ import uvicorn
 
 from millstream.gateway.connection.drain import Drain
 from millstream.services.errors import Failure
-from millstream.services.process.logs import exit_message
+from millstream.services.process.logs import about, exit_message
+
+log = logging.getLogger("millstream.gateway")
 
 POLL_S = 0.02
 TASKS_S = 1  # time for routes to notice that their client is gone
@@ -102,8 +105,14 @@ class Server(uvicorn.Server):
                 await self.lifespan.shutdown()
                 self.started, self.should_exit = False, True
                 return
+        if self.started:
+            log.info("listens on %s, accepting connections", ", ".join(sorted(self._addresses())))
         if self._ready_fd is not None:
             self._announcement = asyncio.create_task(self._announce_ready(self._ready_fd))
+
+    def _addresses(self) -> set[str]:
+        names = (listener.getsockname() for server in self.servers for listener in server.sockets)
+        return {f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name) for name in names}
 
     async def _announce_ready(self, fd: int) -> None:
         while not self._gateway.ready():
@@ -115,6 +124,8 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drain without failing a request, within `drain_s`."""
         loop = asyncio.get_running_loop()
+        began = loop.time()
+        log.info("draining: %d connections are open", len(self.server_state.connections))
         give_up = loop.time() + self._drain_s * GIVE_UP_SHARE
         notice_s = min(NOTICE_S_MAX, self._drain_s * NOTICE_SHARE)
         if self._shared_port:
@@ -143,8 +154,11 @@ class Server(uvicorn.Server):
             await self._side_server.close()
         if self._announcement is not None:
             self._announcement.cancel()
-        for connection in list(self.server_state.connections):
+        unread = list(self.server_state.connections)
+        for connection in unread:
             connection.transport.abort()  # its client does not read
+        values = about(seconds=round(loop.time() - began, 3), aborted=len(unread))
+        log.info("drained in %.3g s; %d connections were aborted", loop.time() - began, len(unread), extra=values)
         self.config.timeout_graceful_shutdown = TASKS_S
         await super().shutdown(sockets)
 

@@ -25,6 +25,8 @@ from millstream.gateway.triton.version_sources import VersionSources
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name
+from millstream.services.process.audit import audit
+from millstream.services.process.logs import about
 from millstream.services.process.uninterruptible import in_thread_to_end
 from millstream.services.repository.base import LoadLock, Repository
 from millstream.services.settings import Settings
@@ -103,7 +105,7 @@ class RepositoryLoader:
                     raise
         except Failure as failure:
             reply = _load_failure(model, failure)
-            log.warning("%s", reply.message)
+            log.warning("%s", reply.message, extra=about(model, code=failure.code.value))
             raise reply from failure
 
     async def unload(self, model: str) -> None:
@@ -114,7 +116,7 @@ class RepositoryLoader:
             return
         await in_thread_to_end(self._changes.unload, model)
         await self._catalog.announce(model)
-        log.info("unloaded: %s", model)
+        audit("unloaded", model)
 
     def _find_folder(self, model: str, files: Mapping[str, bytes]) -> Path | None:
         """Return the model repository in place that has the model, or None. Raises Failure(NOT_FOUND) if unknown."""
@@ -164,7 +166,7 @@ class RepositoryLoader:
             raise
         await self._catalog.announce(model)
         await self._wait_answering(manifests)
-        log.info("loaded: %s version %s", model, ", ".join(str(manifest.version) for manifest in manifests))
+        audit("loaded", model, versions=" ".join(str(manifest.version) for manifest in manifests))
 
     async def _wait_answering(self, manifests: Sequence[Manifest]) -> None:
         """Wait until this gateway answers for all versions, but at most ANSWERS_S_MAX."""

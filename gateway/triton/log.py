@@ -14,6 +14,7 @@ from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.triton.interfaces import LogValues
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.audit import audit
 from millstream.services.process.logs import JsonFormatter, TextFormatter
 
 FORMATS = ("default", "ISO8601")
@@ -52,6 +53,7 @@ class SharedLogSettings:
         if new:
             self.document.update(lambda content: content.update(new))
             self.apply()
+            audit("log settings changed", **new)
         return self.get()
 
     def apply(self) -> None:

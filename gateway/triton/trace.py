@@ -17,6 +17,7 @@ from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from millstream.gateway.triton.trace_file import TraceFile
 from millstream.services.errors import Failure, invalid
+from millstream.services.process.audit import audit
 from millstream.services.trace_settings import DEFAULTS, TraceValues, parsed
 
 log = logging.getLogger("millstream.trace")
@@ -70,6 +71,7 @@ class SharedTraceSettings:
         if new:
             self.document.update(lambda content: self._change(content, model, new))
             self.apply()
+            audit("trace settings changed", model, **new)
         return self.get(model)
 
     def _check(self, model: str | None) -> None:

@@ -52,6 +52,11 @@ class Counter:
     def add(self, v: float = 1.0) -> None:
         self._values[self._slot] += v
 
+    @property
+    def value(self) -> float:
+        """The value, of this process and of earlier ones whose series it continues."""
+        return self._values[self._slot]
+
 
 class Gauge:
     """A value that can grow and fall."""
@@ -195,6 +200,12 @@ class MetricsRegistry:
             chunk, offset = self._records.pop(name)
             size = free_record(memoryview(self._chunks[chunk]), offset)
             self._free.setdefault(size, []).append((chunk, offset))
+
+    def counts(self, metric: Metric) -> dict[tuple[str, ...], float]:
+        """Return the values of a counter in this process, by label values."""
+        with self._lock:
+            found = {labels: series for (name, labels), series in self._series.items() if name == metric.name}
+        return {labels: series.value for labels, series in found.items() if isinstance(series, Counter)}
 
     def totals(self) -> Totals:
         """Return the counts of all processes of the folder. Reads files: must be called off the event loop.

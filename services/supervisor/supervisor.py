@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,8 @@ from millstream.services.queue.server import (
     wait_until_answers,
 )
 from millstream.services.queue.url import RedisAddress
-from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, changed_settings
+from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings
+from millstream.services.start_log import log_start
 from millstream.services.supervisor import listener, machine, plan
 from millstream.services.supervisor.child import Child
 from millstream.services.supervisor.child_log import WriteLine
@@ -48,7 +48,6 @@ from millstream.services.supervisor.readiness import wait_until_ready
 from millstream.services.supervisor.rolling import Rolling
 from millstream.services.supervisor.service_manager import ServiceManager
 from millstream.services.supervisor.shm_cleanup import remove_segments
-from millstream.services.version import VERSION
 from millstream.services.wire.worker_id import worker_id
 
 log = logging.getLogger(LOGGER)
@@ -146,7 +145,7 @@ class Supervisor:
 
     async def _run(self) -> int:
         began = asyncio.get_running_loop().time()
-        self._log_start()
+        log_start(self._settings, NAME, supervised=False)
         try:
             self._settings = self._settings.model_copy(update={"installation_name": installation_name(self._settings)})
             self._crashes = CrashAnalyzer(self._run_dir, self._settings.repository_dir, runs_dir(self._settings))
@@ -160,11 +159,6 @@ class Supervisor:
             log.info("stopped: %s, after %.3g s", self._stop_reason, lasted, extra=about(reason=self._stop_reason))
         self._view.stopped()
         return 0 if self._signals < 2 else 130
-
-    def _log_start(self) -> None:
-        settings = changed_settings(self._settings)
-        listed = ", ".join(f"{name}={value}" for name, value in settings.items())
-        log.info("Millstream %s starts (pid %d); settings: %s", VERSION, os.getpid(), listed, extra=about(**settings))
 
     def _show(self, event: str) -> None:
         """Log an event, and show it to the user."""

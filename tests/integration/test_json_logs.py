@@ -18,6 +18,7 @@ from millstream.services.settings import child_environment
 
 WAIT_S = 120
 KEY = "a-key-from-a-file"
+MODEL = Path(__file__).parents[2] / "examples/digits/digits.onnx"
 
 
 class Up:
@@ -62,6 +63,12 @@ class Up:
         assert self.process.returncode == 0
         return err
 
+    def about(self, change: str) -> dict[str, Any]:
+        """Return the record of a change, or of one that failed."""
+        found = [record for record in self.records if record.get("fields", {}).get("change") == change]
+        assert len(found) == 1, (change, self.records)
+        return found[0]
+
     def pid(self, process: str) -> int:
         return next(int(r["pid"]) for r in self.records if r["process"] == process)
 
@@ -87,7 +94,7 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
     assert {record["process"] for record in up.records} == {"supervisor", "redis", "gateway-0", "cpu-0"}
     assert up.records[-1]["message"].startswith("stopped")
     start = up.records[0]
-    assert start["message"].startswith("Millstream ")
+    assert start["message"].startswith("supervisor of Millstream ")
     assert start["fields"]["admin_key"] == "(set)"
     logs = up.home / "logs"
     for log in logs.iterdir():
@@ -95,6 +102,42 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
         for line in log.read_text().splitlines():
             assert {"time", "level", "message", "process", "pid"} <= json.loads(line).keys()
     assert {log.name for log in logs.iterdir()} == {"supervisor.log", "redis.log", "gateway-0.log", "cpu-0.log"}
+
+
+def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
+    url = up.until("ready ")["message"].split()[1]
+    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S) as client:
+        versions = "/admin/v1/models/m/versions"
+        for _ in range(2):
+            assert client.post(versions, content=MODEL.read_bytes(), params={"wait": 60}).status_code == 201
+        assert client.post(versions, content=b"no\x1b[2J\nmodel").status_code == 400
+        assert client.post(f"{versions}/1/activate").status_code == 200
+        assert client.post(f"{versions}/9/activate").status_code == 404
+        assert client.delete(f"{versions}/2").status_code == 204
+        assert client.delete("/admin/v1/models/m").status_code == 204
+        assert client.post("/v2/trace/setting", json={"trace_rate": "7"}).status_code == 200
+        assert client.post("/v2/logging", json={"log_verbose_level": 0}).status_code == 200
+        for _ in range(5):
+            assert client.get("/admin/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert up.stop() == ""
+    uploads = [record for record in up.records if record["message"].startswith("uploaded: m")]
+    assert [record["fields"]["version"] for record in uploads] == [1, 2]
+    assert uploads[0]["model"] == "m"
+    assert uploads[0]["fields"]["by"] == "admin key, 127.0.0.1"
+    assert uploads[0]["message"].endswith("(by admin key, 127.0.0.1)")
+    assert up.about("upload")["fields"]["code"] == "invalid"
+    assert up.about("activated")["fields"]["version"] == 1
+    assert up.about("activate")["fields"]["code"] == "not_found"
+    assert up.about("trace settings changed")["fields"]["trace_rate"] == "7"
+    assert up.about("log settings changed")["level"] == "INFO"
+    assert len([record for record in up.records if record["message"].startswith("deleted: m")]) == 2
+    messages = [(record["process"], record["message"]) for record in up.records]
+    for message in ("loading: m version 1", "ready: m version 2", "unloaded: m version 1"):
+        assert ("cpu-0", message) in messages
+    refused = [record["fields"] for record in up.records if record["logger"] == "millstream.refusals"]
+    assert refused == [{"reason": "not_authorized", "count": 5}]
+    assert any(process == "gateway-0" and message.startswith("listens on 127.0.0.1:") for process, message in messages)
+    assert any(process == "gateway-0" and message.startswith("drained in ") for process, message in messages)
 
 
 def test_a_process_that_cannot_start_says_so_in_json(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class Application:
                 logs=SharedLogSettings(SharedDocument(home / "log.json"), []),
                 ready=self._ready,
                 answering=lambda _: self._ready(),
+                count_refusal=lambda _: None,
                 metrics=self._metrics,
                 start=self._start,
                 stop=self._stop,

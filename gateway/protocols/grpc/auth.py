@@ -14,6 +14,7 @@ import grpc
 
 from millstream.gateway.protocols.http.local_caller import forwarding_header, is_loopback
 from millstream.services.errors import Code, Failure
+from millstream.services.process.audit import acting
 from millstream.services.settings import Settings
 
 _BEARER = "bearer "
@@ -35,6 +36,7 @@ async def check(settings: Settings, context: Any) -> None:
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"the call came through a proxy (metadata '{name}'): set MILLSTREAM_ADMIN_KEY to use it through one",
             )
+        acting(unquote(context.peer()), with_key=False)
         return
     authorization = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
     if authorization[: len(_BEARER)].lower() != _BEARER:
@@ -43,6 +45,7 @@ async def check(settings: Settings, context: Any) -> None:
     key = settings.admin_key.get_secret_value().encode()
     if not secrets.compare_digest(authorization[len(_BEARER) :].strip().encode(), key):
         raise Failure(Code.UNAUTHENTICATED, "this is not the admin key")
+    acting(unquote(context.peer()), with_key=True)
 
 
 def _is_local(peer: str) -> bool:

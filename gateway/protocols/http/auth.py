@@ -14,11 +14,13 @@ from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from pydantic import SecretStr
 from starlette.exceptions import HTTPException
 
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.local_caller import forwarding_header, is_loopback
 from millstream.services.errors import Code, Failure
+from millstream.services.process.audit import acting
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -36,7 +38,16 @@ async def admin(
         Failure: UNAUTHENTICATED, if a key is set and the caller has not sent it.
         HTTPException: 403, if no key is set and the caller is not local.
     """
-    key = deps.settings.admin_key
+    try:
+        _check(request, deps.settings.admin_key, credentials)
+    except (Failure, HTTPException):
+        deps.count_refusal("not_authorized")
+        raise
+    address = "unknown address" if request.client is None else request.client.host
+    acting(address, with_key=deps.settings.admin_key is not None)
+
+
+def _check(request: Request, key: SecretStr | None, credentials: HTTPAuthorizationCredentials | None) -> None:
     if key is None:
         _check_local(request)
         return

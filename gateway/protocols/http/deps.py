@@ -38,6 +38,7 @@ class Deps:
     reply_budget: ReplyBudget  # bounds replies that clients have not read
     ready: Callable[[], bool]  # whether a recent readiness probe came back
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back
+    count_refusal: Callable[[str], None]  # reason of a refusal, for the log
     metrics: Callable[[str | None], Awaitable[tuple[bytes, str]]]  # Accept header -> page, content type
     start: Callable[[], Awaitable[None]]  # awaited when the application starts
     stop: Callable[[], Awaitable[None]]  # awaited when the application stops

@@ -25,6 +25,7 @@ from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.torchserve import documents
 from millstream.services.errors import Code, Failure, Subject, invalid, not_found
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
 
 router = APIRouter(responses=documented(400))
@@ -193,7 +194,9 @@ async def _unregister(deps: Deps, name: str, version: str | None) -> dict[str, s
     model, view = documents.find(snapshot, name, version)
     number = view.manifest.version
     try:
-        await asyncio.to_thread(remove_version, deps.repository, name, number, serving=model.serving, force=False)
+        with audited("delete", name, version=number):
+            await asyncio.to_thread(remove_version, deps.repository, name, number, serving=model.serving, force=False)
+        audit("deleted", name, version=number)
     except Failure as failure:
         if failure.code is Code.CONFLICT:
             raise HTTPException(403, f"Cannot remove default version {number} for model {name}") from None

@@ -1,0 +1,47 @@
+"""audit: log records about what an operator changes, with who did it.
+
+check of the admin key ─> acting ─> … ─> audit("deleted", model) ─> millstream.admin: deleted: MODEL (by admin key, IP)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from millstream.services.errors import Failure
+from millstream.services.process.logs import about
+
+log = logging.getLogger("millstream.admin")
+
+#: who makes the change that the current task works on
+_ACTOR: ContextVar[str] = ContextVar("actor", default="unknown")
+
+
+def acting(address: str, *, with_key: bool) -> None:
+    """Set who makes the changes of the current task: a caller at `address`, who has shown the admin key or not."""
+    _ACTOR.set(f"admin key, {address}" if with_key else address)
+
+
+def audit(change: str, model: str | None = None, **fields: object) -> None:
+    """Log that a change was made. `fields`: values for programs that read logs."""
+    actor = _ACTOR.get()
+    subject = "" if model is None else f": {model}"
+    details = "".join(f", {name} {value}" for name, value in fields.items())
+    log.info("%s%s%s (by %s)", change, subject, details, actor, extra=about(model, by=actor, change=change, **fields))
+
+
+@contextmanager
+def audited(change: str, model: str, **fields: object) -> Iterator[None]:
+    """Log why a change was not made, if the block raises."""
+    try:
+        yield
+    except Failure as failure:
+        values = about(model, by=_ACTOR.get(), change=change, code=failure.code.value, **fields)
+        log.warning("%s failed: %s: %s (by %s)", change, model, failure.message, _ACTOR.get(), extra=values)
+        raise
+    except BaseException as error:
+        values = about(model, by=_ACTOR.get(), change=change, **fields)
+        log.warning("%s ended early: %s: %s (by %s)", change, model, type(error).__name__, _ACTOR.get(), extra=values)
+        raise
