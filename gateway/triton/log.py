@@ -53,7 +53,7 @@ class SharedLogSettings:
         if new:
             self.document.update(lambda content: content.update(new))
             self.apply()
-            audit("log settings changed", **new)
+            audit("log settings changed", None, **new)
         return self.get()
 
     def apply(self) -> None:
