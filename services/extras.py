@@ -52,8 +52,10 @@ def require(*extras: str) -> None:
     missing = {extra: modules for extra in extras if (modules := missing_modules(extra))}
     if missing:
         names = ", ".join(sorted({module for modules in missing.values() for module in modules}))
+        # Both bring the module of the same name, so which one is missing only the user knows.
+        gpu = " (for a GPU: gpu instead of cpu)" if "cpu" in missing else ""
         raise Failure(
-            Code.UNAVAILABLE, f"packages are missing ({names}): pip install 'millstream[{','.join(missing)}]'"
+            Code.UNAVAILABLE, f"packages are missing ({names}): pip install 'millstream[{','.join(missing)}]'{gpu}"
         )
 
 

