@@ -31,6 +31,8 @@ _UNPACKERS: dict[bytes, Callable[[bytes], bytes]] = {
     b"x-gzip": gzip.decompress,
     b"deflate": zlib.decompress,
 }
+#: what ISA-L reads and zlib refuses: codes with unused bit patterns; the checksum of the content is right
+ONLY_ZLIB_REFUSES = ("invalid distances set", "invalid literal/lengths set", "invalid code lengths set", "end-of-block")
 _CLEAN = {Code.INVALID, Code.TOO_LARGE, Code.ENCODING, Code.UNSUPPORTED}
 
 
@@ -81,7 +83,10 @@ def fuzz_packed(data: bytes) -> None:
         _check_refusal(failure)
         return
     assert len(plain) <= UNPACKED_BYTES_MAX
-    assert plain == _UNPACKERS.get(encoding.strip().lower(), bytes)(body)
+    try:
+        assert plain == _UNPACKERS.get(encoding.strip().lower(), bytes)(body)
+    except zlib.error as error:
+        assert any(words in str(error) for words in ONLY_ZLIB_REFUSES), error
     _decode(plain, None)
 
 

