@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, with_death
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
+from millstream.services.process.backoff import with_jitter
 from millstream.services.process.logs import about
 from millstream.services.repository.base import Repository
 from millstream.services.repository.stored_models import StoredModels
@@ -34,11 +35,12 @@ from millstream.workers.metrics import WorkerMetrics
 
 log = logging.getLogger("millstream.reconciler")
 
+PAUSE_S_MAX = 1.0  # longest pause after a failure, before the next look at the repository
 CHECK_S = 0.2  # interval at which the repository's token is compared: one stat of a file
 DRAIN_S_MAX = 30.0
 PROPAGATION_S = 0.3  # for gateways to learn that a version was removed, and to send its waiting requests
 PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
-RETRY_S = 30.0  # a version that failed because a device or Redis was unavailable is loaded again after this time
+RETRY_S = 30.0  # longest pause before a version that failed for want of a device or Redis is loaded again
 
 
 class PoolMember(NamedTuple):
@@ -114,10 +116,10 @@ class Reconciler:
                     token = seen
             except Failure as failure:
                 log.warning("%s; trying again", failure.message)
-                self._stopping.wait(1)
+                self._stopping.wait(with_jitter(PAUSE_S_MAX))
             except Exception:
                 log.exception("reconciling failed; trying again")
-                self._stopping.wait(1)
+                self._stopping.wait(with_jitter(PAUSE_S_MAX))
             self._stopping.wait(CHECK_S)
 
     def sync(self) -> None:
@@ -214,7 +216,7 @@ class Reconciler:
                 self._give_up(manifest, stop.reason)
             self._fail(current, stop.reason or failure.message)
             if failure.code is not Code.MODEL and not stop.reason:
-                self._retry_at[manifest.content_id] = time.monotonic() + RETRY_S
+                self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(RETRY_S)
         except Exception as error:
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
             self._fail(current, f"{type(error).__name__}: {error}")

@@ -16,6 +16,7 @@ from millstream.gateway.catalog.placements import Placements
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.repository.base import Repository
@@ -213,7 +214,7 @@ class Catalog:
                         await self._events[kind](text)
                     self._wake.set()
             except Failure:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(with_jitter(POLL_S))
             except Exception:
                 log.exception("an event could not be handled")
 

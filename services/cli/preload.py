@@ -21,6 +21,7 @@ from millstream.services.client.infer_codec import random_request
 from millstream.services.client.upload import ModelFiles
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.names import check_name
+from millstream.services.process.backoff import with_jitter
 
 START_S_MAX = 120.0
 #: Longest wait of the start for all models together, and then for the first of them to answer. A model that takes
@@ -148,7 +149,7 @@ async def _wait_for_version(client: AsyncClient, name: str, version: int, deadli
         if time.monotonic() > deadline:
             state = f"is still {document['state']} after {MODELS_S_MAX:g} s"
             raise Failure(Code.UNAVAILABLE, f"{name} version {version} {state}: has pool {document['pool']} a worker?")
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(with_jitter(PAUSE_S))
 
 
 async def _time_inference(client: AsyncClient, name: str, version: int, deadline: float) -> float:
@@ -176,4 +177,4 @@ async def _retry_while_busy(send: Callable[[], Awaitable[Any]], limit_s: float, 
                 raise
             if time.monotonic() > deadline:
                 raise Failure(failure.code, f"{what} after {limit_s:g} s: {failure.message}") from failure
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(with_jitter(PAUSE_S))

@@ -1,6 +1,7 @@
 """A gateway's connections to the Redis of one pool: one that sends batches, one that blocks for replies.
 
-It reconnects with bounded back-off until it is stopped, and reports when Redis is back and whether its data was lost.
+It reconnects with bounded back-off and jitter until it is stopped, and reports when Redis is back and whether its data
+was lost.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import os
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typing import Any, Protocol, cast
 import hiredis
 
 from millstream.services.errors import Code, Failure
+from millstream.services.process.backoff import Backoff, Draw
 from millstream.services.queue.blob import is_last, read_command, write_commands
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.keys import PoolKeys
@@ -59,6 +62,7 @@ class ProducerLink:
         on_reply: called with each reply.
         on_restored: called after each connect, with True if Redis has lost everything that was put before.
         on_put: called with a batch's name and Redis' reply, or with an Exception if Redis refused the batch.
+        draw: random numbers for the pauses before the link reconnects.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class ProducerLink:
         on_reply: Callable[[bytes], None],
         on_restored: Callable[[bool], None],
         on_put: Callable[[str, Any], None],
+        draw: Draw = random.random,
     ) -> None:
         self.keys = keys
         self.clock = RedisClock()
@@ -82,6 +87,7 @@ class ProducerLink:
         self._on_reply = on_reply
         self._on_restored = on_restored
         self._on_put = on_put
+        self._draw = draw
         self._connections = 0  # so far
         #: reply lists of earlier connections, and when to stop deleting them (monotonic)
         self._old_lists: deque[tuple[bytes, float]] = deque(maxlen=OLD_LISTS_MAX)
@@ -248,21 +254,25 @@ class ProducerLink:
         self._out = self._replies = None
 
     async def _reconnect(self) -> None:
-        backoff_s = BACKOFF_S_MIN
+        backoff = Backoff(BACKOFF_S_MIN, BACKOFF_S_MAX, alive_s_reset=BACKOFF_S_MAX, draw=self._draw)
+        began = time.monotonic()
+        away = False
         while True:
             await self._lost.wait()
             self._disconnect()
+            # Also before the first attempt: Redis may have dropped the connections of all gateways at once.
+            await asyncio.sleep(backoff.after_death(0.0 if away else time.monotonic() - began))
             try:
                 await self._connect()
             except (OSError, Failure, hiredis.HiredisError) as error:
-                if backoff_s == BACKOFF_S_MIN:
+                if not away:
                     log.warning("Redis at %s is not reachable (%s); trying again", self._address, error)
+                away = True
                 self._lost.set()
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, BACKOFF_S_MAX)
             else:
                 self.reconnects += 1
-                backoff_s = BACKOFF_S_MIN
+                away = False
+                began = time.monotonic()
                 log.warning("Redis at %s is back", self._address)
 
     def _start_reply_list(self) -> None:

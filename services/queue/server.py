@@ -23,6 +23,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, RedisError
 
 from millstream.services.errors import Code, Failure
+from millstream.services.process.backoff import with_jitter
 from millstream.services.queue.url import RedisAddress, async_client
 
 VERSION_MIN = (7, 0)
@@ -153,7 +154,7 @@ async def wait_until_answers(address: RedisAddress, timeout_s: float) -> None:
             except (RedisError, OSError) as error:
                 if time.monotonic() > deadline:
                     raise Failure(Code.UNAVAILABLE, f"Redis at {address} does not answer: {error}") from error
-            await asyncio.sleep(_PING_PAUSE_S)
+            await asyncio.sleep(with_jitter(_PING_PAUSE_S))
 
 
 async def check_server(address: RedisAddress) -> str:

@@ -18,12 +18,13 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import AbstractBackoff
 from redis.connection import SSLConnection, parse_url
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.process.backoff import backoff_s
 from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels
 
 PORT_DEFAULT = 6379
@@ -31,6 +32,8 @@ CONNECT_S_MAX = 5.0
 REPLY_S_MAX = 10.0
 WATCHED_REPLY_S_MAX = 3.0  # of a master that sentinels watch: after this time there may be another master
 RETRIES_MAX = 3
+RETRY_S_MIN = 0.1
+RETRY_S_MAX = 0.5
 HEALTH_CHECK_S = 30
 
 _FORMS = (
@@ -243,7 +246,7 @@ def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
     A lost connection is retried `retries` times, separately for connecting and for the command. With sentinels, each
     new connection goes to the current master.
     """
-    options = _options(address) | {"retry": Retry(_backoff(), retries)}
+    options = _options(address) | {"retry": Retry(_Backoff(), retries)}
     if address.sentinels is None:
         return redis.Redis(**options)
     return redis.Redis.from_pool(Finder(address.sentinels, _tls_options(address)).pool(options))
@@ -251,11 +254,14 @@ def client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.Redis:
 
 def async_client(address: RedisAddress, *, retries: int = RETRIES_MAX) -> redis.asyncio.Redis:
     """Asyncio form of `client`."""
-    options = _options(address) | {"retry": AsyncRetry(_backoff(), retries)}
+    options = _options(address) | {"retry": AsyncRetry(_Backoff(), retries)}
     if address.sentinels is None:
         return redis.asyncio.Redis(**options)
     return redis.asyncio.Redis.from_pool(AsyncFinder(address.sentinels, _tls_options(address)).pool(options))
 
 
-def _backoff() -> ExponentialBackoff:
-    return ExponentialBackoff(cap=0.5, base=0.05)
+class _Backoff(AbstractBackoff):
+    """redis-py's interface to our back-off."""
+
+    def compute(self, failures: int) -> float:
+        return backoff_s(failures, RETRY_S_MIN, RETRY_S_MAX)

@@ -166,7 +166,7 @@ class Child:
         return process.pid, describe_exit(code)
 
     async def _wait_before_restart(self, delay_s: float) -> None:
-        when = f"in {delay_s:g} s" if delay_s else "at once"
+        when = f"in {delay_s:.2g} s" if delay_s else "at once"
         self._report(f"{self.program.name} {self.exit_description}: restarting it {when} (log: {self.log_path})")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)

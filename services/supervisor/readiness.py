@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from millstream.services.errors import Code, Failure
+from millstream.services.process.backoff import with_jitter
 from millstream.services.queue.cluster_state import ClusterState
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.url import RedisAddress
@@ -46,7 +47,7 @@ async def _until_loaded(old: Child, new: Child, cluster_state: ClusterState) -> 
         elif time.monotonic() > since + LOAD_S_MAX:
             what = f" {len(missing)} versions ({min(missing)})" if missing else ""
             raise Failure(Code.UNAVAILABLE, f"after {LOAD_S_MAX:g} s it has not loaded{what}")
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(with_jitter(POLL_S))
 
 
 async def _records(cluster_state: ClusterState) -> Sequence[WorkerRecord]:

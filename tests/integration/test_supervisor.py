@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from millstream.services.installation import installation_name
-from millstream.services.process.backoff import Backoff
 from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.server import socket_path
 from millstream.services.queue.url import RedisAddress, client
@@ -190,7 +189,7 @@ def test_a_dead_worker_is_announced_and_restarted(start):
         os.kill(pid, signal.SIGKILL)
         message = next(channel.listen())
         assert message["data"] == f"died:{worker_id('cpu-0', start_id)}".encode()
-        assert up.until("said cpu-0 was ended by SIGKILL").startswith(": restarting it in 0.1 s")
+        assert up.until("said cpu-0 was ended by SIGKILL").startswith(": restarting it in 0.")
         again = wait_until(lambda: redis.blpop(["test:started"], timeout=1), WAIT_S, what="started again")
         assert again[1].startswith(b"cpu-0-")
         assert again[1] != f"cpu-0-{pid}".encode()
@@ -345,13 +344,3 @@ def test_a_child_that_keeps_dying_ends_the_start(start, tmp_path):
     assert "does not start" in said
     assert "NotADirectoryError" in said
     assert up.end() == 1
-
-
-def test_back_off_doubles_to_a_limit_and_resets_after_a_long_life():
-    backoff = Backoff()
-    assert [backoff.after_death(1) for _ in range(9)] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10])
-    assert backoff.after_death(30) == pytest.approx(0.1)
-    assert backoff.after_death(29) == pytest.approx(0.2)
-    for _ in range(100_000):
-        backoff.after_death(0)
-    assert backoff.after_death(0) == 10
