@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import msgpack
-
 from millstream.services.errors import Code, Failure
 from millstream.services.process.spin_wait import Spin
 from millstream.services.queue.blob import PARTS_AT_ONCE, is_last, read_command, write_commands
@@ -17,6 +15,7 @@ from millstream.services.queue.consumer_link import CommandRefused, ConsumerLink
 from millstream.services.queue.keys import PoolKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress
+from millstream.services.wire.inbox import read_item
 from millstream.workers.lease import Lease
 from millstream.workers.reply_limits import LOSSES_MAX, refusal
 
@@ -194,18 +193,18 @@ class Consumer:
     def _leases(self, items: Iterable[Any]) -> list[Lease]:
         leases: list[Lease] = []
         for item in items:
-            lane, entry, data, attempt, *tried = msgpack.unpackb(item, raw=True) if isinstance(item, bytes) else item
+            lane, entry, data, attempt, tried = read_item(item) if isinstance(item, bytes) else _unpacked(item)
             try:
-                lease = Lease(lane.decode(), entry, data, int(attempt), self._requested_at)
+                lease = Lease(lane, entry, data, attempt, self._requested_at)
             except (ValueError, TypeError) as error:
-                self._pass_on(lane.decode(), entry, tried[0] if tried else (), error)
+                self._pass_on(lane, entry, tried, error)
                 continue
             if lease.header.blob:
                 lease.inline = memoryview(self._read_blob(self._keys.blob(lease.header.blob)))
             leases.append(lease)
         return leases
 
-    def _pass_on(self, lane: str, entry: bytes, tried: Sequence[bytes], why: Exception) -> None:
+    def _pass_on(self, lane: str, entry: bytes, tried: Sequence[str], why: Exception) -> None:
         """Pass a batch that this worker cannot read to another worker, or to its gateway when all have tried."""
         keys = self._keys
         passed = self._script("pass_on", (keys.stream(lane),), lane, entry, self._worker, *tried)
@@ -289,3 +288,9 @@ class Consumer:
 
     def close(self) -> None:
         self._link.close()
+
+
+def _unpacked(item: Sequence[bytes]) -> tuple[str, bytes, bytes, int, tuple[str, ...]]:
+    """Return a leased entry that a script returned, as `read_item` does."""
+    lane, entry, data, attempt = item
+    return lane.decode(), entry, data, int(attempt), ()

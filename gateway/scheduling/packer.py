@@ -154,7 +154,7 @@ class Packer:
         columns: list[Column] = []
         offset = 0
         for i, output in enumerate(header.outputs):
-            inner, size_bytes, sizes, shm_slice = output
+            inner, size_bytes, shm_slice = output.inner, output.size_bytes, output.shm
             datatype = self._signature.outputs[i].datatype
             if shm_slice is not None and self._segments is not None:
                 raw = self._segments.view(shm_slice)
@@ -166,7 +166,7 @@ class Packer:
                 learned = self._row_bytes[i]
                 self._row_bytes[i] = max(-(-size_bytes // total), learned - learned // FORGET_PART)
             if datatype == BYTES:
-                columns.append(Column(BYTES, inner, self._elements(sizes or [], raw, len(live))))
+                columns.append(Column(BYTES, inner, self._elements(output.sizes or [], raw, len(live))))
             else:
                 flat = np.frombuffer(raw, NUMPY[datatype])
                 array = flat.reshape((total, *inner) if self._batching else inner)

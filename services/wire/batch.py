@@ -1,29 +1,31 @@
 """The wire form of a batch and of the reply to it. Pure: bytes in, bytes out.
 
-    batch   u32 header length | msgpack header | padding | inline tensors: input by input, rows in order
-    reply   u8 kind (0) | u32 header length | msgpack header | padding | inline tensors: output by output
+    batch   u32 header length | u8 format | header | padding | inline tensors: input by input, rows in order
+    reply   u8 kind (0) | u32 header length | u8 format | header | padding | inline tensors: output by output
     given up by the queue: u8 kind (1) | batch name
     unreadable for all workers: u8 kind (2) | batch name
 
-The padding aligns the tensors to ALIGN_BYTES, so that they are used without a copy.
+A header is a MessagePack array of the fields of a class below. The padding aligns the tensors to ALIGN_BYTES, so that
+they are used without a copy.
 
-Both headers start with a format number. Gateways write the newest batch format that all workers of a version read,
-according to their records, and each batch lists the reply formats that its gateway reads. Fields that a newer release
-appends to a header without a new number are ignored. A tensor is inline or in shared memory. Requests of a batch have
-equal shapes except for their rows, so a whole input is one contiguous array that can run without a copy.
+The format stands before the header: the header of another format is not read. Gateways write the newest batch format
+that all workers of a version read, according to their records, and each batch lists the reply formats that its gateway
+reads. Fields that a newer release appends to a header without a new number are ignored. A tensor is inline or in shared
+memory. Requests of a batch have equal shapes except for their rows, so a whole input is one contiguous array that can
+run without a copy.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgpack
+import msgspec
 
 #: The formats that this release reads and writes, ascending.
-BATCH_FORMATS: tuple[int, ...] = (3,)
-REPLY_FORMATS: tuple[int, ...] = (3,)
+BATCH_FORMATS: tuple[int, ...] = (4,)
+REPLY_FORMATS: tuple[int, ...] = (4,)
 KIND_REPLY = 0
 KIND_GIVEN_UP = 1
 KIND_UNREADABLE = 2
@@ -34,14 +36,16 @@ AGAIN = "again"
 #: Instead of an error code: the run took far too long and was terminated; equal requests are refused for a while.
 ENDLESS = "endless"
 ABSENT = (-1,)  # instead of the shape of an optional input that the requests do not have
-_U32 = struct.Struct("<I")
-_KIND_U32 = struct.Struct("<BI")
+_BATCH_START = struct.Struct("<IB")
+_REPLY_START = struct.Struct("<BIB")
 _PADDING = tuple(bytes(-length % ALIGN_BYTES) for length in range(ALIGN_BYTES))  # by length before it, mod ALIGN_BYTES
-_UNREADABLE = (struct.error, msgpack.UnpackException, TypeError, IndexError)  # beside ValueError
-_pack = msgpack.Packer(use_bin_type=True).pack
+#: errors of garbled bytes; a ValueError of our own keeps its message
+_UNREADABLE = (struct.error, msgspec.MsgspecError, UnicodeDecodeError, IndexError, RecursionError)
+_pack = msgspec.msgpack.Encoder().encode
 
 
-class ShmSlice(NamedTuple):
+# No header is part of a reference cycle: the garbage collector need not visit them (`gc=False`).
+class ShmSlice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Bytes in a shared memory segment."""
 
     segment: str
@@ -49,7 +53,7 @@ class ShmSlice(NamedTuple):
     size_bytes: int
 
 
-class BatchInput(NamedTuple):
+class BatchInput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One input of a batch."""
 
     inner: tuple[int, ...]  # shape without the rows; the whole shape when the version does not batch
@@ -58,7 +62,7 @@ class BatchInput(NamedTuple):
     shm: ShmSlice | None  # where it is in shared memory; None: inline
 
 
-class BatchHeader(NamedTuple):
+class BatchHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a worker needs to know about a batch. Times are milliseconds on the Redis clock."""
 
     name: str
@@ -73,7 +77,7 @@ class BatchHeader(NamedTuple):
     reply_formats: tuple[int, ...] = REPLY_FORMATS  # reply formats that the gateway reads
 
 
-class ReplyOutput(NamedTuple):
+class ReplyOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One output of a reply, for the requests that did not fail, in order. Fields as in BatchInput."""
 
     inner: tuple[int, ...]
@@ -82,7 +86,7 @@ class ReplyOutput(NamedTuple):
     shm: ShmSlice | None
 
 
-class ReplyHeader(NamedTuple):
+class ReplyHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The result of a batch. Times are in seconds."""
 
     name: str
@@ -97,6 +101,10 @@ class ReplyHeader(NamedTuple):
     outputs: list[ReplyOutput]
     blob: str  # as in BatchHeader
     attempt: int = 1  # of the lease; from the second on, another worker may still run the batch
+
+
+_read_batch = msgspec.msgpack.Decoder(BatchHeader).decode
+_read_reply = msgspec.msgpack.Decoder(ReplyHeader).decode
 
 
 class Unreadable(str):
@@ -120,31 +128,18 @@ def encode_batch(header: BatchHeader, tensors: Sequence[Any], format_: int | Non
 
     `tensors` are bytes-like parts of the inline inputs, in order (empty when they are in a blob).
     """
-    head = _pack((format_ or BATCH_FORMATS[-1], *header))
+    head = _pack(header)
     length = len(head)
-    return b"".join((_U32.pack(length), head, _PADDING[(4 + length) % ALIGN_BYTES], *tensors))
+    start = _BATCH_START.pack(length, format_ or BATCH_FORMATS[-1])
+    return b"".join((start, head, _PADDING[(_BATCH_START.size + length) % ALIGN_BYTES], *tensors))
 
 
 def decode_batch(data: bytes) -> tuple[BatchHeader, memoryview]:
     """Return the header and the inline bytes. Raises ValueError if it is no batch, or its format is unknown."""
     try:
-        fields, inline = _split(memoryview(data), 4, BATCH_FORMATS)
-        name, replies, created, rows, deadlines, inputs, slots, blob, probe, reply_formats, *_ = fields
-        return (
-            BatchHeader(
-                name,
-                replies,
-                created,
-                rows,
-                deadlines,
-                [BatchInput(tuple(inner), size, sizes, _slice(shm)) for inner, size, sizes, shm in inputs],
-                [_slice(slot) for slot in slots],
-                blob,
-                probe,
-                tuple(reply_formats),
-            ),
-            inline,
-        )
+        length, format_ = _BATCH_START.unpack_from(data)
+        head, inline = _split(data, _BATCH_START.size, length, format_, BATCH_FORMATS)
+        return _read_batch(head), inline
     except _UNREADABLE as error:
         raise ValueError(f"not a batch: {error}") from error
 
@@ -154,9 +149,10 @@ def encode_reply(header: ReplyHeader, tensors: Sequence[Any], format_: int | Non
 
     `tensors` are bytes-like parts of the inline outputs, in order (empty when they are in a blob).
     """
-    head = _pack((format_ or REPLY_FORMATS[-1], *header))
+    head = _pack(header)
     length = len(head)
-    return b"".join((_KIND_U32.pack(KIND_REPLY, length), head, _PADDING[(5 + length) % ALIGN_BYTES], *tensors))
+    start = _REPLY_START.pack(KIND_REPLY, length, format_ or REPLY_FORMATS[-1])
+    return b"".join((start, head, _PADDING[(_REPLY_START.size + length) % ALIGN_BYTES], *tensors))
 
 
 def encode_given_up(name: str) -> bytes:
@@ -176,39 +172,16 @@ def decode_reply(data: bytes) -> tuple[ReplyHeader, memoryview] | str:
             return Unreadable(data[1:].decode())
         if data[0] != KIND_REPLY:
             raise ValueError(f"a message of kind {data[0]}")
-        fields, inline = _split(memoryview(data), 5, REPLY_FORMATS)
-        name, worker, queue_s, input_s, infer_s, output_s, run_rows, runs, failures, outputs, blob, attempt, *_ = fields
-        return (
-            ReplyHeader(
-                name,
-                worker,
-                queue_s,
-                input_s,
-                infer_s,
-                output_s,
-                run_rows,
-                runs,
-                failures,
-                [ReplyOutput(tuple(inner), size, sizes, _slice(shm)) for inner, size, sizes, shm in outputs],
-                blob,
-                attempt,
-            ),
-            inline,
-        )
+        _, length, format_ = _REPLY_START.unpack_from(data)
+        head, inline = _split(data, _REPLY_START.size, length, format_, REPLY_FORMATS)
+        return _read_reply(head), inline
     except _UNREADABLE as error:
         raise ValueError(f"not a reply: {error}") from error
 
 
-def _split(view: memoryview, start: int, formats: Sequence[int]) -> tuple[list[Any], memoryview]:
-    """Return the fields of the header that begins at `start`, and the bytes after the padding."""
-    end = start + _U32.unpack_from(view, start - 4)[0]
-    fields: Any = msgpack.unpackb(view[start:end], strict_map_key=False)
-    if not isinstance(fields, list) or not fields:
-        raise ValueError("no header")
-    if fields[0] not in formats:
-        raise ValueError(f"its format is {fields[0]!r}, and this release reads {', '.join(map(str, formats))}")
-    return fields[1:], view[end + -end % ALIGN_BYTES :]
-
-
-def _slice(fields: list[Any] | None) -> ShmSlice | None:
-    return None if fields is None else ShmSlice(*fields)
+def _split(data: bytes, start: int, length: int, format_: int, formats: Sequence[int]) -> tuple[memoryview, memoryview]:
+    """Return the header of `length` bytes that begins at `start`, and the bytes after the padding."""
+    if format_ not in formats:
+        raise ValueError(f"its format is {format_}, and this release reads {', '.join(map(str, formats))}")
+    view, end = memoryview(data), start + length
+    return view[start:end], view[end + -end % ALIGN_BYTES :]

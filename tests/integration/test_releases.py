@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import msgpack
+import msgspec
 import numpy as np
 import pytest
 
@@ -108,10 +108,10 @@ def written(address: RedisAddress, http: httpx2.Client, *workers: int) -> int:
     def look(redis: Any) -> int | None:
         for key in redis.scan_iter("ms:*stream:*"):
             for _, fields in redis.xrange(key):
-                [length] = struct.unpack_from("<I", fields[b"e"])
-                header = msgpack.unpackb(fields[b"e"][4 : 4 + length])
-                if not header[9]:  # not a readiness probe
-                    return int(header[0])
+                length, number = struct.unpack_from("<IB", fields[b"e"])
+                header = msgspec.msgpack.decode(fields[b"e"][5 : 5 + length])
+                if not header[8]:  # not a readiness probe
+                    return int(number)
         return None
 
     with client(address) as redis, ThreadPoolExecutor(1) as threads:

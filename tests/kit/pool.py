@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-import msgpack
-
 from millstream.services.queue.blob import write_commands
 from millstream.services.queue.clock import RedisClock
 from millstream.services.queue.consumer_link import ConsumerLink
@@ -19,6 +17,7 @@ from millstream.services.queue.keys import InstallationKeys
 from millstream.services.queue.scripts import script, script_call
 from millstream.services.queue.url import RedisAddress, client
 from millstream.services.wire.batch import BatchHeader, encode_batch
+from millstream.services.wire.inbox import read_item
 from millstream.workers.consumer import Consumer, Finished
 from millstream.workers.lease import Lease
 
@@ -295,8 +294,8 @@ def names(leases: Iterable[Lease]) -> list[str]:
     return [lease.header.name for lease in leases]
 
 
-def _key(lane: bytes, id_: bytes, *_: bytes) -> Key:
-    return lane.decode(), id_.decode()
+def _key(lane: str, id_: bytes, *_: object) -> Key:
+    return lane, id_.decode()
 
 
 def _entries(lane: str, entries: Any, pending: Any) -> list[Entry]:
@@ -317,5 +316,5 @@ def _merged(kind: str, name: str, answer: Any, known: Any) -> Any:
     if kind in {"lanes", "draining"}:
         return known | {name: {lane.decode() for lane in answer}}
     if kind == "inbox":
-        return known | {name: [_key(*msgpack.unpackb(item, raw=True)) for item in answer]}
+        return known | {name: [_key(*read_item(item)) for item in answer]}
     return known | {name: answer}

@@ -6,9 +6,11 @@ import struct
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from millstream.services.model.bytes_tensor import decode_elements, encode_elements
 from millstream.services.wire.batch import (
@@ -28,6 +30,9 @@ from millstream.services.wire.batch import (
     encode_batch,
     encode_reply,
 )
+from millstream.services.wire.inbox import read_item
+
+pack = msgspec.msgpack.encode
 
 STEADY = settings(deadline=None, derandomize=True)
 
@@ -91,10 +96,31 @@ def test_a_reply_comes_back_as_it_was(header: ReplyHeader, parts: list[bytes]) -
     assert (len(data) - len(decoded[1])) % ALIGN_BYTES == 0
 
 
+@given(BATCHES, REPLIES)
+@STEADY
+def test_headers_are_messagepack_to_another_implementation(batch: BatchHeader, reply: ReplyHeader) -> None:
+    for data, start, read in (
+        (encode_batch(batch, []), 5, lambda head: decode_batch(as_batch(head))[0] == batch),
+        (encode_reply(reply, []), 6, lambda head: decode_reply(as_reply(head))[0] == reply),
+    ):
+        [length] = struct.unpack_from("<I", data, start - 5)
+        fields = msgpack.unpackb(data[start : start + length], strict_map_key=False)
+        assert isinstance(fields, list)
+        assert read(msgpack.packb(fields))
+
+
 @given(NAMES)
 @STEADY
 def test_a_batch_that_was_given_up_has_its_name(name: str) -> None:
     assert decode_reply(bytes([KIND_GIVEN_UP]) + name.encode()) == name
+
+
+def as_batch(head: bytes, number: int = BATCH_FORMATS[-1]) -> bytes:
+    return struct.pack("<IB", len(head), number) + head
+
+
+def as_reply(head: bytes, number: int = REPLY_FORMATS[-1]) -> bytes:
+    return struct.pack("<BIB", 0, len(head), number) + head
 
 
 def refused(decode: Any, data: bytes) -> bool:
@@ -109,7 +135,7 @@ def refused(decode: Any, data: bytes) -> bool:
 @given(st.binary(max_size=200))
 @STEADY
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    for decode in (decode_batch, decode_reply, decode_elements):
+    for decode in (decode_batch, decode_reply, decode_elements, read_item):
         refused(decode, data)
 
 
@@ -128,10 +154,12 @@ NESTED: st.SearchStrategy[Any] = st.recursive(
 @given(NESTED, st.lists(NESTED, min_size=8, max_size=14))
 @STEADY
 def test_any_header_of_another_form_is_read_or_refused(header: Any, fields: list[Any]) -> None:
-    for content in (header, [BATCH_FORMATS[-1], *fields], [REPLY_FORMATS[-1], *fields], [BATCH_FORMATS[-1], fields]):
-        head = msgpack.packb(content)
-        refused(decode_batch, struct.pack("<I", len(head)) + head)
-        refused(decode_reply, struct.pack("<BI", 0, len(head)) + head)
+    for content in (header, fields, [fields]):
+        head = pack(content)
+        refused(decode_batch, as_batch(head))
+        refused(decode_batch, as_batch(head[:-1] + b"\xc1"))
+        refused(decode_reply, as_reply(head))
+        refused(read_item, head)
 
 
 @given(BATCHES, REPLIES, st.data())
@@ -140,10 +168,10 @@ def test_a_message_that_is_cut_off_in_its_header_is_refused(
     batch: BatchHeader, reply: ReplyHeader, data: st.DataObject
 ) -> None:
     for encoded, start, decode in (
-        (encode_batch(batch, []), 4, decode_batch),
-        (encode_reply(reply, []), 5, decode_reply),
+        (encode_batch(batch, []), 5, decode_batch),
+        (encode_reply(reply, []), 6, decode_reply),
     ):
-        header_bytes = struct.unpack_from("<I", encoded, start - 4)[0]
+        header_bytes = struct.unpack_from("<I", encoded, start - 5)[0]
         cut = data.draw(st.integers(0, start + header_bytes - 1))
         assert refused(decode, encoded[:cut])
 
@@ -151,20 +179,20 @@ def test_a_message_that_is_cut_off_in_its_header_is_refused(
 @given(BATCHES, st.integers(0, 100).filter(lambda other: other not in {*BATCH_FORMATS, *REPLY_FORMATS}))
 @STEADY
 def test_another_format_is_refused(batch: BatchHeader, other: int) -> None:
-    head = msgpack.packb((other, *batch))
-    with pytest.raises(ValueError, match="format"):
-        decode_batch(struct.pack("<I", len(head)) + head)
-    with pytest.raises(ValueError, match="format"):
-        decode_reply(struct.pack("<BI", 0, len(head)) + head)
+    for head in (pack(batch), pack(["another", "form"]), b""):
+        with pytest.raises(ValueError, match=f"its format is {other}, and this release reads {BATCH_FORMATS[-1]}"):
+            decode_batch(as_batch(head, other))
+        with pytest.raises(ValueError, match=f"its format is {other}, and this release reads {REPLY_FORMATS[-1]}"):
+            decode_reply(as_reply(head, other))
 
 
 @given(BATCHES, REPLIES, st.lists(NESTED, max_size=3))
 @STEADY
 def test_what_a_newer_release_appends_is_not_read(batch: BatchHeader, reply: ReplyHeader, appended: list[Any]) -> None:
-    head = msgpack.packb((BATCH_FORMATS[-1], *batch, *appended))
-    assert decode_batch(struct.pack("<I", len(head)) + head)[0] == batch
-    head = msgpack.packb((REPLY_FORMATS[-1], *reply, *appended))
-    decoded = decode_reply(struct.pack("<BI", 0, len(head)) + head)
+    head = pack((*astuple(batch), *appended))
+    assert decode_batch(as_batch(head))[0] == batch
+    head = pack((*astuple(reply), *appended))
+    decoded = decode_reply(as_reply(head))
     assert not isinstance(decoded, str)
     assert decoded[0] == reply
 
@@ -227,3 +255,27 @@ def test_elements_that_are_cut_off_are_refused_unless_between_two(elements: list
 def test_an_element_that_claims_more_than_is_there_costs_nothing(size: int) -> None:
     with pytest.raises(ValueError, match="longer than"):
         decode_elements(struct.pack("<I", size))
+
+
+HOSTILE = {
+    "a list of 4 billion": b"\xdd\xff\xff\xff\xff",
+    "rows, 4 billion": b"\x98\xa1b\xc4\x01r\x00\xdd\xff\xff\xff\xff",
+    "a name of 4 GB": b"\x98\xdb\xff\xff\xff\xff",
+    "a name that is no UTF-8": b"\x98\xa2\xff\xff\xc4\x01r\x00\x90\x90\x90\x90\xa0",
+    "100,000 lists in lists": b"\x9f\xa1b\xc4\x01r\x00\x90\x90\x90\x90\xa0\xc2\x90" + b"\x91" * 100_000,
+    "a timestamp that is none": b"\x98\xc7\x02\xffab",
+    "an extension": b"\x98\xd4\x05a",
+    "a map": b"\x81\xa1a\x01",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("head", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_header_is_refused_and_costs_nothing(head: bytes) -> None:
+    with pytest.raises(ValueError, match="not a batch: "):
+        decode_batch(as_batch(head))
+    with pytest.raises(ValueError, match="not a reply: "):
+        decode_reply(as_reply(head))
+    for length in (len(head) + 1, 2**32 - 1):  # more than is there
+        with pytest.raises(ValueError, match="not a batch: "):
+            decode_batch(struct.pack("<IB", length, BATCH_FORMATS[-1]) + head)

@@ -350,7 +350,7 @@ class ExchangeMachine(RuleBasedStateMachine):
         tried = data.draw(st.sets(st.sampled_from(sorted(self.workers)))) if tries else set()
         before = self.snapshot
         self.pool.worker(worker.name)._pass_on(
-            lease.lane, lease.entry, [other.encode() for other in tried], ValueError("from another release")
+            lease.lane, lease.entry, tuple(tried), ValueError("from another release")
         )
         worker.hand.remove(lease)
         mine = {entry.key for entry in before.entries if entry.worker == worker.name}

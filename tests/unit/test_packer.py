@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from millstream.gateway.scheduling import packer as packing
 from millstream.gateway.scheduling.packer import Packed, Packer
@@ -337,10 +338,10 @@ def test_inline_tensors_lie_where_they_can_be_used(segments, folder):
 BROKEN = {
     "an output is missing": lambda out: [],
     "one too many": lambda out: [out, out],
-    "too few rows": lambda out: [out._replace(size_bytes=4)],
-    "not a whole element": lambda out: [out._replace(size_bytes=7)],
-    "another shape": lambda out: [out._replace(inner=(2,))],
-    "bytes of nowhere": lambda out: [out._replace(shm=ShmSlice("gone", 0, 8))],
+    "too few rows": lambda out: [replace(out, size_bytes=4)],
+    "not a whole element": lambda out: [replace(out, size_bytes=7)],
+    "another shape": lambda out: [replace(out, inner=(2,))],
+    "bytes of nowhere": lambda out: [replace(out, shm=ShmSlice("gone", 0, 8))],
 }
 
 
@@ -375,7 +376,7 @@ def test_tensors_that_are_gone_are_an_error_of_the_batch(segments, folder, lost)
     elif lost == "input":
         lease.header.inputs.pop()
     else:
-        lease.header.inputs[0] = lease.header.inputs[0]._replace(shm=ShmSlice("gone", 0, 4))
+        lease.header.inputs[0] = replace(lease.header.inputs[0], shm=ShmSlice("gone", 0, 4))
     with pytest.raises((ValueError, Failure)):
         input_arrays(lease, end.signature, end.segments)
     end.packer.free(packed.slices)

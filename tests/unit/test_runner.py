@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from millstream.services.errors import Code
 from millstream.services.model.manifest import Manifest, ModelConfig
@@ -272,7 +273,7 @@ def test_a_version_that_does_not_batch_runs_as_it_is(tmp_path):
     [result] = run([Lease("m", b"1-0", encode_batch(header, [data.tobytes()]), 1)], held, SEGMENTS, CLOCK)
     assert result.outputs is not None
     assert result.outputs[0].tolist() == data.T.tolist()
-    wrong = header._replace(inputs=[BatchInput((2, 6), data.nbytes, None, None)])
+    wrong = structs.replace(header, inputs=[BatchInput((2, 6), data.nbytes, None, None)])
     [result] = run([Lease("m", b"1-0", encode_batch(wrong, [data.tobytes()]), 1)], held, SEGMENTS, CLOCK)
     assert (result.outputs, result.lease.failures[0][0]) == (None, Code.MODEL)
 
@@ -304,7 +305,7 @@ def test_a_model_that_mixes_rows_is_found_out():
 def test_leases_whose_tensors_are_gone_do_not_harm_the_others(echo):
     held = echo()
     lost = lease([1], [2])
-    lost.header.inputs[0] = lost.header.inputs[0]._replace(shm=ShmSlice("no-such-segment", 0, 8))
+    lost.header.inputs[0] = structs.replace(lost.header.inputs[0], shm=ShmSlice("no-such-segment", 0, 8))
     empty = lease([3])
     empty.inline = memoryview(b"")  # its blob has expired
     results = run([lost, lease([4]), empty], held, SEGMENTS, CLOCK)

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import runpy
 import sys
+from functools import partial
+from importlib import import_module
 
 from millstream.services.wire import batch
 
 NEXT = batch.BATCH_FORMATS[-1] + 1
 batch.BATCH_FORMATS = (*batch.BATCH_FORMATS, NEXT)
 batch.REPLY_FORMATS = (*batch.REPLY_FORMATS, NEXT)
-defaults = batch.BatchHeader.__new__.__defaults__
-assert defaults is not None
-batch.BatchHeader.__new__.__defaults__ = (*defaults[:-1], batch.REPLY_FORMATS)
+packer = import_module("millstream.gateway.scheduling.packer")
+vars(packer)["BatchHeader"] = partial(batch.BatchHeader, reply_formats=batch.REPLY_FORMATS)
 sys.argv = sys.argv[1:]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
