@@ -1,15 +1,20 @@
-"""NVIDIA GPUs as the driver's library (NVML) reports them; none if the library is not installed.
+"""NVIDIA GPUs as the driver's library (NVML) reports them; none if the library is not installed or does not work.
 
-Source: NVML API reference, nvmlDeviceGet… functions; each returns 0 for success.
+Source: NVML API reference, nvmlDeviceGet… functions. GPUs are the physical ones, as in Triton's metrics: with MIG the
+driver reports no utilisation of these.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
-_UUID_BYTES = 96
+_LIBRARY = "libnvidia-ml.so.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,55 +30,72 @@ class Gpu:
     energy_j: float | None
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-
-class _Utilisation(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+@lru_cache(maxsize=1)
+def _pynvml() -> Any:
+    """Return the module, or None without a driver: its import takes 4 MB and 14 ms."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    return import_module("pynvml")
 
 
 @lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    return None if library.nvmlInit_v2() else library
+def _initialize() -> None:
+    """Initialise NVML, once until `_shut_down`. Raises NVMLError."""
+    _pynvml().nvmlInit()
+
+
+def _shut_down() -> None:
+    """Let the next page initialise NVML again: the driver may have been replaced."""
+    _initialize.cache_clear()
+    nvml = _pynvml()
+    with suppress(nvml.NVMLError):
+        nvml.nvmlShutdown()
 
 
 def gpus() -> list[Gpu]:
-    """Return the state of all GPUs."""
-    nvml = _library()
-    count = ctypes.c_uint()
-    if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+    """Return the state of all GPUs; never fails."""
+    nvml = _pynvml()
+    if nvml is None:
         return []
-    readable: list[Gpu] = []
-    for index in range(count.value):
-        device = ctypes.c_void_p()
-        if not nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
-            readable.append(_gpu(nvml, device))
-    return readable
+    try:
+        _initialize()
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:
+        _shut_down()
+        return []
+    return list(_readable(nvml, count))
 
 
-def _gpu(nvml: ctypes.CDLL, device: ctypes.c_void_p) -> Gpu:
-    uuid = ctypes.create_string_buffer(_UUID_BYTES)
-    nvml.nvmlDeviceGetUUID(device, uuid, _UUID_BYTES)
-    memory, use = _Memory(), _Utilisation()
-    known = not nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
-    used = not nvml.nvmlDeviceGetUtilizationRates(device, ctypes.byref(use))
+def _readable(nvml: Any, count: int) -> Iterator[Gpu]:
+    """Yield the GPUs that have a handle and a name; without a name, series of two could not be told apart."""
+    for index in range(count):
+        with suppress(nvml.NVMLError, UnicodeDecodeError):
+            device = nvml.nvmlDeviceGetHandleByIndex(index)
+            yield _gpu(nvml, device, nvml.nvmlDeviceGetUUID(device))
+
+
+def _gpu(nvml: Any, device: Any, uuid: str) -> Gpu:
+    def read(function: Callable[[Any], Any]) -> Any:
+        try:
+            return function(device)
+        except nvml.NVMLError:  # not supported, or the GPU was lost
+            return None
+
+    memory = read(nvml.nvmlDeviceGetMemoryInfo)
+    use = read(nvml.nvmlDeviceGetUtilizationRates)
     return Gpu(
-        uuid.value.decode(errors="replace"),
-        use.gpu / 100 if used else None,
-        _thousandths(nvml.nvmlDeviceGetPowerUsage, device, ctypes.c_uint()),
-        _thousandths(nvml.nvmlDeviceGetEnforcedPowerLimit, device, ctypes.c_uint()),
-        memory.total if known else None,
-        memory.used if known else None,
-        _thousandths(nvml.nvmlDeviceGetTotalEnergyConsumption, device, ctypes.c_ulonglong()),
+        uuid,
+        None if use is None else use.gpu / 100,
+        _thousandths(read(nvml.nvmlDeviceGetPowerUsage)),
+        _thousandths(read(nvml.nvmlDeviceGetEnforcedPowerLimit)),
+        None if memory is None else memory.total,
+        None if memory is None else memory.used,
+        _thousandths(read(nvml.nvmlDeviceGetTotalEnergyConsumption)),
     )
 
 
-def _thousandths(read: object, device: ctypes.c_void_p, value: ctypes.c_uint | ctypes.c_ulonglong) -> float | None:
-    """Call a function of NVML that returns milliwatts or millijoules; returns watts or joules, None if it fails."""
-    assert callable(read)
-    return None if read(device, ctypes.byref(value)) else value.value / 1000
+def _thousandths(value: int | None) -> float | None:
+    """Return milliwatts or millijoules as watts or joules."""
+    return None if value is None else value / 1000

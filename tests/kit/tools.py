@@ -54,6 +54,7 @@ TOOLS = {
     tool.name: tool
     for tool in (
         Tool("curl", "curl"),
+        Tool("gcc", "build-essential"),  # compiles a driver library of GPUs
         Tool("libb64.so.0d", "libb64-0d"),  # perf_analyzer links to it
         Tool("nginx", "nginx"),
         Tool("prometheus", "prometheus"),

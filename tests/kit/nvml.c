@@ -1,0 +1,43 @@
+/* A libnvidia-ml.so.1 with two GPUs for tests; the environment says what fails.
+   FAIL: a comma after each function that returns NVML_ERROR_NOT_SUPPORTED. LOST_AFTER: calls of GetCount that succeed. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { unsigned long long total, free, used; } Memory;
+typedef struct { unsigned int gpu, memory; } Use;
+
+static int counts, inits;
+
+static int fails(const char *name) {
+    char text[100];
+    const char *list = getenv("FAIL");
+    snprintf(text, sizeof text, "%s,", name);
+    return list && strstr(list, text) ? 3 : 0;
+}
+
+int nvmlInitWithFlags(unsigned int flags) { inits++; counts = 0; return fails("init") ? 9 : 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned int *count) {
+    const char *after = getenv("LOST_AFTER");
+    *count = 2;
+    return after && inits == 1 && counts++ >= atoi(after) ? 15 : fails("count");
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, void **device) {
+    *device = (void *)(size_t)(index + 1);
+    return index == 1 ? fails("second") : 0;
+}
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned int length) {
+    snprintf(uuid, length, fails("text") ? "\xff\xfe" : "GPU-%zu", (size_t)device);
+    return fails("uuid");
+}
+int nvmlDeviceGetMemoryInfo(void *device, Memory *memory) {
+    memory->total = 85899345920ULL, memory->used = 1ULL << 33, memory->free = memory->total - memory->used;
+    return fails("memory");
+}
+int nvmlDeviceGetUtilizationRates(void *device, Use *use) { use->gpu = 50; return fails("use"); }
+int nvmlDeviceGetPowerUsage(void *device, unsigned int *milliwatts) { *milliwatts = 70500; return fails("power"); }
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned int *milliwatts) { *milliwatts = 700000; return fails("limit"); }
+#ifndef OLD
+int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *mj) { *mj = 1ULL << 40; return fails("energy"); }
+#endif
