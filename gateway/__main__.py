@@ -10,10 +10,11 @@ import platform
 import socket
 import sys
 
-from millstream.services.extras import exit_without
+from millstream.services.extras import exit_unfit, exit_without
 
 if __name__ == "__main__":
     exit_without("gateway", "cpu")
+    exit_unfit("millstream.gateway.connection.uvicorn_hooks", "millstream.services.queue.redis_parts")
 
 import uvicorn
 

@@ -6,6 +6,8 @@ pyproject.toml has an extra for each role: a process checks those of its role be
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from millstream.services.errors import Code, Failure
@@ -62,6 +64,38 @@ def exit_without(*extras: str) -> None:
     """End the process with one line on standard error if one of `extras` is missing."""
     try:
         require(*extras)
+    except Failure as failure:
+        sys.exit(f"error: {failure.message}")
+
+
+def misfit(package: str, version: str, lacking: Sequence[str]) -> Failure:
+    """Return Failure(INTERNAL): the installed version of `package` lacks parts that this release uses.
+
+    The message names the version that is installed, those that are supported, and the command that installs one.
+    """
+    supported = _supported(package)
+    return Failure(
+        Code.INTERNAL,
+        f"{package} {version} does not fit this release of Millstream, which needs {supported}: it lacks "
+        f"{', '.join(lacking)}; pip install '{supported}'",
+    )
+
+
+def _supported(package: str) -> str:
+    """Return the requirement of this release for `package`, such as `redis>=8.1,<9`."""
+    try:
+        requirements = metadata.requires("millstream") or []
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        requirements = []
+    plain = (requirement.partition(";")[0].strip() for requirement in requirements)
+    return next((text for text in plain if text.startswith(package) and text[len(package) :][:1] in "<>=~!"), package)
+
+
+def exit_unfit(*modules: str) -> None:
+    """End the process with one line on standard error if the `check_parts` of one of `modules` refuses a dependency."""
+    try:
+        for module in modules:
+            import_module(module).check_parts()
     except Failure as failure:
         sys.exit(f"error: {failure.message}")
 

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from millstream.services.extras import exit_without, require
+from millstream.services.extras import exit_unfit, exit_without, require
 
 if __name__ == "__main__":
     exit_without("worker")
+    exit_unfit("millstream.services.queue.redis_parts")
 
 from millstream.services.crashes import run_marks
 from millstream.services.crashes.exit_status import LOAD_STUCK, RUN_STUCK

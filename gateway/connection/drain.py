@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from millstream.gateway.connection.request_head import head_fault
-from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol, check_hooks
+from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol, check_parts
 
 
 class Drain:
@@ -44,5 +44,5 @@ class _AsgiProtocol(DrainingProtocol):
 
 def asgi_protocol(drain: Drain) -> type[DrainingProtocol]:
     """Return the protocol class of a server without the fast path. Raises Failure if uvicorn lacks a needed part."""
-    check_hooks()
+    check_parts()
     return type("AsgiProtocol", (_AsgiProtocol,), {"drain": drain})

@@ -21,7 +21,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete
 from millstream.gateway.connection.request_reader import SENT_BYTES_MIN, RequestReader
 from millstream.gateway.connection.slow_reader import WriteStallGuard
-from millstream.gateway.connection.uvicorn_hooks import check_hooks
+from millstream.gateway.connection.uvicorn_hooks import check_parts
 from millstream.services.errors import Code, Failure
 
 
@@ -115,7 +115,7 @@ def fast_path_protocol(
     Raises:
         Failure: uvicorn lacks a part that the fast path needs.
     """
-    check_hooks()
+    check_parts()
     return type(
         "FastPathProtocol",
         (FastPathProtocol,),

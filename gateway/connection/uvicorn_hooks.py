@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import uvicorn
 from uvicorn.server import Server, ServerState
 
-from millstream.services.errors import Code, Failure
+from millstream.services.extras import misfit
 
 try:
     from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
     from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 except ImportError as error:
-    raise ImportError(f"uvicorn {uvicorn.__version__} does not fit this release of Millstream: {error}") from error
+    raise misfit("uvicorn", uvicorn.__version__, [str(error)]) from error
 
-__all__ = ["HIGH_WATER_LIMIT", "STATUS_LINE", "HttpToolsProtocol", "check_hooks"]
+__all__ = ["HIGH_WATER_LIMIT", "STATUS_LINE", "HttpToolsProtocol", "check_parts"]
 
 #: methods that the fast path overrides or calls
 _METHODS: dict[type, tuple[str, ...]] = {
@@ -79,15 +79,11 @@ _USES: dict[tuple[type, str], tuple[str, ...]] = {
 }
 
 
-def check_hooks() -> None:
+def check_parts() -> None:
     """Raise Failure(INTERNAL) that names the parts which this version of uvicorn lacks."""
     lacking = sorted({*_missing_methods(), *_missing_uses()})
     if lacking:
-        raise Failure(
-            Code.INTERNAL,
-            f"uvicorn {uvicorn.__version__} does not fit this release of Millstream, it lacks {', '.join(lacking)}: "
-            "install the version that Millstream asks for (pip install millstream)",
-        )
+        raise misfit("uvicorn", uvicorn.__version__, lacking)
 
 
 def _missing_methods() -> Iterator[str]:

@@ -14,15 +14,19 @@ from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
-from redis.asyncio.connection import ConnectionPool as AsyncConnectionPool
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
+
+from millstream.services.queue.redis_parts import (
+    AsyncConnectionPool,
+    AsyncSentinelConnectionPool,
+    ConnectionPool,
+    MasterNotFoundError,
+    SentinelConnectionPool,
+)
 
 PORT_DEFAULT = 26379
 ASK_S_MAX = 1.0  # for connecting, and for the answer; after it the next sentinel is asked

@@ -19,12 +19,12 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import AbstractBackoff
-from redis.connection import SSLConnection, parse_url
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.backoff import backoff_s
+from millstream.services.queue.redis_parts import SSLConnection, parse_url
 from millstream.services.queue.sentinel import AsyncFinder, Finder, Sentinels
 
 PORT_DEFAULT = 6379

@@ -72,7 +72,10 @@ def test_tests_without_their_tool_are_left_out_and_named(machine: Machine, proce
     assert lines[0].startswith("Not here: ")
     for tool in ("curl", "gcc", "libb64.so.0d", "nginx", "prometheus", "promtool", "setpriv"):
         assert f" {tool}," in lines[0], lines[0]
-    assert "`make test-tools` installs them (apt-get install build-essential curl libb64-0d nginx prometheus util-linux)" in lines[0]
+    assert (
+        "`make test-tools` installs them (apt-get install build-essential curl libb64-0d nginx prometheus util-linux)"
+        in lines[0]
+    )
     end = lines[next(number for number, line in enumerate(lines) if LEFT_OUT in line) + 1 :]
     assert end[:2] == ["promtool is missing (make test-tools):", FUNCTION]
     assert "1 passed, 2 skipped" in lines[-1]
