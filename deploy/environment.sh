@@ -5,7 +5,7 @@
 # same version, so that going from one to the other adds packages and changes none: a server that runs from .venv is not
 # disturbed. A stamp is a copy of what was installed. Only binary packages are installed: no compiler is needed.
 set -eu
-cd "$(dirname "$0")/.."
+cd "${0%/*}/.."
 locks=deploy/locks
 venv=.venv
 pip="$venv/bin/python -m pip --disable-pip-version-check --no-input --quiet"

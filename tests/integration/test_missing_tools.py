@@ -14,7 +14,7 @@ import pytest
 
 from tests.kit.stack import ROOT
 
-COREUTILS = ("cat", "env", "id", "mkdir", "nproc", "rm", "sleep", "sort", "touch", "true", "uname")
+COREUTILS = ("cat", "cmp", "env", "id", "mkdir", "mv", "nproc", "rm", "sleep", "sort", "touch", "true", "uname")
 TWO_NEED_IT = "tests/unit/test_metrics.py -p no:cacheprovider -k 'promtool_is_content or catalogue_is_sound'"
 LEFT_OUT = """left out: 2 tests"""
 FUNCTION = "    tests/unit/test_metrics.py::test_promtool_is_content (2)"
@@ -72,10 +72,8 @@ def test_tests_without_their_tool_are_left_out_and_named(machine: Machine, proce
     assert lines[0].startswith("Not here: ")
     for tool in ("curl", "gcc", "libb64.so.0d", "nginx", "prometheus", "promtool", "setpriv"):
         assert f" {tool}," in lines[0], lines[0]
-    assert (
-        "`make test-tools` installs them (apt-get install build-essential curl libb64-0d nginx prometheus util-linux)"
-        in lines[0]
-    )
+    packages = "build-essential curl libb64-0d nginx prometheus systemd util-linux"
+    assert f"`make test-tools` installs them (apt-get install {packages})" in lines[0]
     end = lines[next(number for number, line in enumerate(lines) if LEFT_OUT in line) + 1 :]
     assert end[:2] == ["promtool is missing (make test-tools):", FUNCTION]
     assert "1 passed, 2 skipped" in lines[-1]
@@ -117,14 +115,18 @@ def test_the_missing_tools_are_installed_with_apt(machine: Machine) -> None:
     machine.program(
         "apt-get",
         f'echo "$@" >> {said}',
-        f'if [ "$1" = install ]; then for name in curl gcc nginx setpriv; do ln -s /bin/true {machine.folder}/$name; done;',
+        'if [ "$1" = install ]; then for name in curl gcc nginx setpriv systemd-analyze; do '
+        f"ln -s /bin/true {machine.folder}/$name; done;",
         f"rm {machine.libraries}/libb64.so.0d; fi",
     )
     (machine.folder / "ln").symlink_to(shutil.which("ln") or "")
     done = machine.make("test-tools")
     assert done.returncode == 0, done.stdout + done.stderr
     asked = [line for line in said.read_text().splitlines() if line != "sudo"]
-    assert asked == ["update -qq", "install -y -qq --no-install-recommends curl libb64-0d nginx util-linux"]
+    assert asked == [
+        "update -qq",
+        "install -y -qq --no-install-recommends build-essential curl libb64-0d nginx systemd util-linux",
+    ]
     assert said.read_text().count("sudo\n") == (2 if os.geteuid() else 0)
     said.unlink()
     machine.make("test-tools")
@@ -135,7 +137,7 @@ def test_what_cannot_be_installed_is_said_in_one_line(machine: Machine) -> None:
     done = machine.make("test-tools")
     assert done.returncode != 0
     said = done.stderr.splitlines()[0]
-    assert "there is no apt-get here; install these packages, or what they are called here: build-essential curl libb64-0d" in said
+    assert "there is no apt-get here; install these packages, or what they are called here: build-essential" in said
     machine.program("sudo", 'exec "$@"')
     machine.program("apt-get", "exit 100")
     done = machine.make("test-tools")
