@@ -206,22 +206,22 @@ def _segment_pool(settings: Settings, name: str, registry: MetricsRegistry) -> S
     if not settings.shm_bytes_max:
         return None
     remove_leftovers(settings.shm_dir, shm_prefix(settings))
-    in_use = registry.gauge(catalogue.SEGMENT_BYTES_IN_USE)
+    in_use = registry.gauge(catalogue.SEGMENT_IN_USE_BYTES)
     return SegmentPool(settings.shm_dir, f"{shm_prefix(settings)}.{name}", settings.shm_bytes_max, in_use)
 
 
 def _admission(settings: Settings, registry: MetricsRegistry) -> Admission:
     in_flight = registry.gauge(catalogue.REQUESTS_IN_FLIGHT)
-    refused = registry.counter(catalogue.REFUSED, "gateway_full")
+    refused = registry.counter(catalogue.REQUESTS_REFUSED, "gateway_full")
     return Admission(settings.inflight_requests_max, settings.inflight_bytes_max, in_flight, refused)
 
 
 def _receive_budget(settings: Settings, registry: MetricsRegistry) -> ReceiveBudget:
-    return ReceiveBudget(settings.inflight_bytes_max, registry.counter(catalogue.REFUSED, "receiving_full"))
+    return ReceiveBudget(settings.inflight_bytes_max, registry.counter(catalogue.REQUESTS_REFUSED, "receiving_full"))
 
 
 def _reply_budget(settings: Settings, registry: MetricsRegistry) -> ReplyBudget:
-    return ReplyBudget(settings.reply_unread_bytes_max, registry.counter(catalogue.REFUSED, "unread_full"))
+    return ReplyBudget(settings.reply_unread_bytes_max, registry.counter(catalogue.REQUESTS_REFUSED, "unread_full"))
 
 
 def _traces(settings: Settings, router: Router, catalog: Catalog) -> SharedTraceSettings:

@@ -34,8 +34,8 @@ class MemoryTrim:
         self._admission = admission
         self._receive_budget = receive_budget
         self._reply_budget = reply_budget
-        self._receiving = registry.gauge(catalogue.RECEIVING_BYTES)
-        self._unread = registry.gauge(catalogue.UNREAD_BYTES)
+        self._receiving = registry.gauge(catalogue.REQUESTS_RECEIVING_BYTES)
+        self._unread = registry.gauge(catalogue.REPLIES_UNREAD_BYTES)
 
     async def run(self) -> None:
         """Check every CHECK_S until cancelled."""

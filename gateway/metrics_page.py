@@ -39,7 +39,7 @@ class GatewayMetricsPage:
         self._triton_page = triton_page
         self._cluster_state = cluster_state
         self._lanes = lanes
-        self._records_unreadable = registry.gauge(catalogue.RECORDS_UNREADABLE)
+        self._records_unreadable = registry.gauge(catalogue.WORKER_RECORDS_UNREADABLE)
         self._lock = asyncio.Lock()
 
     async def render(self, accept: str | None) -> tuple[bytes, str]:

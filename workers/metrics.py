@@ -32,12 +32,12 @@ class WorkerMetrics:
         manifest = model.manifest
         labels = (manifest.model, str(manifest.version), self._pool)
         self._busy.add(seconds)
-        self._registry.histogram(catalogue.EXECUTION_SECONDS, *labels).observe(seconds)
+        self._registry.histogram(catalogue.EXECUTION_DURATION, *labels).observe(seconds)
         self._registry.histogram(catalogue.BATCH_ROWS, *labels).observe(rows)
 
     def out_of_memory(self, model: LoadedModel) -> None:
         manifest = model.manifest
-        self._registry.counter(catalogue.OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
+        self._registry.counter(catalogue.RUNS_OUT_OF_MEMORY, manifest.model, str(manifest.version), self._pool).add()
 
     def terminated(self, model: LoadedModel) -> None:
         manifest = model.manifest
@@ -69,10 +69,12 @@ class WorkerMetrics:
     def bytes_of(self, model: LoadedModel, size_bytes: int) -> None:
         manifest = model.manifest
         gauge = self._registry.gauge(
-            catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
+            catalogue.INSTANCE_MEMORY_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
         )
         gauge.set(size_bytes)
 
     def unloaded(self, model: LoadedModel) -> None:
         manifest = model.manifest
-        self._registry.remove(catalogue.INSTANCE_BYTES, manifest.model, str(manifest.version), self._pool, self._worker)
+        self._registry.remove(
+            catalogue.INSTANCE_MEMORY_BYTES, manifest.model, str(manifest.version), self._pool, self._worker
+        )

@@ -50,7 +50,7 @@ ALL_REQUESTS = rate("millstream_requests_total", where=_OF_MODEL)
 FAILED_REQUESTS = rate("millstream_requests_total", where=f"{_OF_MODEL}, {_FAILED}")
 BATCH_ROWS = rate("millstream_batch_rows_sum", "model, pool", _OF_MODEL)
 BATCHES_RUN = rate("millstream_batch_rows_count", "model, pool", _OF_MODEL)
-INSTANCE_BYTES = f"max by (model, version, pool, worker) (millstream_instance_bytes{{{_OF_MODEL}}})"
+INSTANCE_BYTES = f"max by (model, version, pool, worker) (millstream_instance_memory_bytes{{{_OF_MODEL}}})"
 INSTANCES_READY = f"max by (model, version, pool) (millstream_instances_ready{{{_OF_MODEL}}})"
 STREAM_ENTRIES = f"max by (model, version, pool) (millstream_stream_entries{{{_OF_MODEL}}})"
 
@@ -66,7 +66,7 @@ STATS = (
         "99th percentile",
         "End to end.",
         "s",
-        ((f"histogram_quantile(0.99, {rate('millstream_request_seconds_bucket', 'le', _OF_MODEL)})", ""),),
+        ((f"histogram_quantile(0.99, {rate('millstream_request_duration_seconds_bucket', 'le', _OF_MODEL)})", ""),),
     ),
     Chart("In flight", "Admitted and not yet answered.", "short", (("sum(millstream_requests_in_flight)", ""),)),
     Chart(
@@ -95,14 +95,15 @@ REQUESTS = (
         "Refused",
         "Turned away before they were queued, by reason.",
         "reqps",
-        ((rate("millstream_refused_total", "reason"), "{{reason}}"),),
+        ((rate("millstream_requests_refused_total", "reason"), "{{reason}}"),),
     ),
     Chart(
         "Time to answer",
         "From a request's last byte to its reply.",
         "s",
         tuple(
-            (quantile(part, "millstream_request_seconds"), f"{{{{model}}}} p{part:.0%}"[:-1]) for part in (0.5, 0.99)
+            (quantile(part, "millstream_request_duration_seconds"), f"{{{{model}}}} p{part:.0%}"[:-1])
+            for part in (0.5, 0.99)
         ),
     ),
     Chart(
@@ -115,7 +116,7 @@ REQUESTS = (
         "Execution",
         "Time of a batch on its device, 99th percentile.",
         "s",
-        ((quantile(0.99, "millstream_execution_seconds", "model, pool"), "{{model}} {{pool}}"),),
+        ((quantile(0.99, "millstream_execution_duration_seconds", "model, pool"), "{{model}} {{pool}}"),),
     ),
 )
 
@@ -182,9 +183,9 @@ PLUMBING = (
         "Tensors in shared memory that wait or run, requests that are being received, replies that are not read yet.",
         "bytes",
         (
-            ("sum(millstream_segment_bytes_in_use)", "shared memory"),
-            ("sum(millstream_receiving_bytes)", "being received"),
-            ("sum(millstream_unread_bytes)", "not read yet"),
+            ("sum(millstream_segment_in_use_bytes)", "shared memory"),
+            ("sum(millstream_requests_receiving_bytes)", "being received"),
+            ("sum(millstream_replies_unread_bytes)", "not read yet"),
         ),
     ),
     Chart(
@@ -198,19 +199,19 @@ PLUMBING = (
             *(
                 (f"60 * {rate(metric)}", name)
                 for metric, name in (
-                    ("millstream_reclaimed_total", "batches taken back"),
+                    ("millstream_batches_reclaimed_total", "batches taken back"),
                     ("millstream_duplicate_replies_total", "duplicate replies"),
                     ("millstream_redis_reconnects_total", "reconnects"),
                     ("millstream_metrics_series_refused_total", "series refused"),
-                    ("millstream_out_of_memory_total", "runs without memory"),
+                    ("millstream_runs_out_of_memory_total", "runs without memory"),
                     ("millstream_replies_refused_total", "outputs refused"),
                     ("millstream_runs_terminated_total", "runs ended"),
-                    ("millstream_version_deaths_total", "workers ended by versions"),
+                    ("millstream_worker_deaths_total", "workers ended by versions"),
                     ("millstream_batches_unreadable_total", "batches of other releases"),
                     ("millstream_batch_checks_total", "batches checked"),
                 )
             ),
-            ("sum(millstream_quarantined)", "quarantined requests"),
+            ("sum(millstream_requests_quarantined)", "quarantined requests"),
             ("sum(millstream_version_refused)", "refused versions"),
             ("max(millstream_worker_records_unreadable)", "workers of other releases"),
             ("sum(max by (model, version) (millstream_batching_off))", "versions with batching off"),
@@ -228,7 +229,7 @@ SPREAD = Chart(
     "Time to answer, all of it",
     "How many requests took how long.",
     "s",
-    ((rate("millstream_request_seconds_bucket", "le", _OF_MODEL), "{{le}}"),),
+    ((rate("millstream_request_duration_seconds_bucket", "le", _OF_MODEL), "{{le}}"),),
 )
 
 Panel = stat.Panel | timeseries.Panel | heatmap.Panel

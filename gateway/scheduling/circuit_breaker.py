@@ -49,7 +49,7 @@ class CircuitBreaker:
         lane = next((lane for lane in self._lanes() if lane.content_id == content_id), None)
         if counted and lane is not None:
             manifest = lane.manifest
-            self._registry.counter(catalogue.VERSION_DEATHS, manifest.model, str(manifest.version), pool).add()
+            self._registry.counter(catalogue.WORKER_DEATHS, manifest.model, str(manifest.version), pool).add()
 
     async def refresh(self, pool: str) -> None:
         """Block the lanes of the versions of a pool that are refused now."""

@@ -23,7 +23,7 @@ class LaneMetrics:
         self._off = False
         self._outcome = (manifest.model, version)
         self._of_content = (manifest.model, version, manifest.content_id)
-        self._seconds = registry.histogram(catalogue.REQUEST_SECONDS, *self._labels)
+        self._seconds = registry.histogram(catalogue.REQUEST_DURATION, *self._labels)
         self._queue_wait = registry.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
         self._ok = registry.counter(catalogue.REQUESTS, *self._outcome, "ok")
         self._batches_ok = registry.counter(catalogue.BATCHES, *self._labels, "ok")
@@ -31,8 +31,8 @@ class LaneMetrics:
         self._sums = registry.counter_vector(inference.REQUESTS, *self._of_content)
         self._last = registry.latest(inference.LAST, *self._of_content)
         self._runs: dict[int, CounterVector] = {}
-        self.refused_full: Counter = registry.counter(catalogue.REFUSED, "lane_full")
-        self.refused_late: Counter = registry.counter(catalogue.REFUSED, "deadline")
+        self.refused_full: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "lane_full")
+        self.refused_late: Counter = registry.counter(catalogue.REQUESTS_REFUSED, "deadline")
         self.segment_bytes: Counter = registry.counter(catalogue.SEGMENT_BYTES, "gateway_out")
         self._waiting = registry.gauge(catalogue.LANE_ROWS, *self._labels)
         self._pending = registry.gauge(inference.PENDING, *self._of_content)
@@ -107,7 +107,7 @@ class LaneMetrics:
     @staticmethod
     def _bound_of(seconds: float) -> float:
         """Return the inclusive upper bound of the bucket of `seconds`."""
-        bounds = catalogue.REQUEST_SECONDS.buckets
+        bounds = catalogue.REQUEST_DURATION.buckets
         at = bisect_left(bounds, seconds)
         return bounds[at] if at < len(bounds) else float("inf")
 

@@ -81,7 +81,7 @@ class Reclaimer:
                 again,
                 dead,
             )
-            self._registry.counter(catalogue.RECLAIMED, pool).add(again + dead)
+            self._registry.counter(catalogue.BATCHES_RECLAIMED, pool).add(again + dead)
 
 
 def _arguments(death: Death) -> tuple[str | int, ...]:

@@ -98,7 +98,7 @@ class Router:
         self._host = host
         self._codec_of = codec_of
         self.quarantine = Quarantine(
-            registry.gauge(catalogue.QUARANTINED), registry.counter(catalogue.REFUSED, "quarantined")
+            registry.gauge(catalogue.REQUESTS_QUARANTINED), registry.counter(catalogue.REQUESTS_REFUSED, "quarantined")
         )
         self._contexts: dict[str, PoolContext] = {}  # by pool
         self._by_content_id: dict[str, ModelRoute] = {}

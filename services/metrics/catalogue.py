@@ -58,116 +58,133 @@ SECONDS = (
 ROWS = tuple(float(1 << power) for power in range(11))
 _LANE = ("model", "version", "pool")
 
-REQUEST_SECONDS = Metric(
-    "millstream_request_seconds", Kind.HISTOGRAM, "Time from a request's last byte to its reply.", _LANE, SECONDS
+REQUEST_DURATION = Metric(
+    "millstream_request_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time from the last byte of a request to its reply.",
+    _LANE,
+    SECONDS,
 )
 QUEUE_WAIT_SECONDS = Metric(
     "millstream_queue_wait_seconds",
     Kind.HISTOGRAM,
-    "Time from admission of a request to the start of its execution.",
+    "Time from the admission of a request to the start of its run.",
     _LANE,
     SECONDS,
 )
-EXECUTION_SECONDS = Metric(
-    "millstream_execution_seconds", Kind.HISTOGRAM, "Time that a batch took on its device.", _LANE, SECONDS
+EXECUTION_DURATION = Metric(
+    "millstream_execution_duration_seconds", Kind.HISTOGRAM, "Time that a run took on its device.", _LANE, SECONDS
 )
-BATCH_ROWS = Metric("millstream_batch_rows", Kind.HISTOGRAM, "Rows of the batches that ran.", _LANE, ROWS)
+BATCH_ROWS = Metric("millstream_batch_rows", Kind.HISTOGRAM, "Rows of a run.", _LANE, ROWS)
 
 REQUESTS = Metric(
     "millstream_requests_total", Kind.COUNTER, "Requests answered, by outcome.", ("model", "version", "outcome")
 )
-REFUSED = Metric("millstream_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",))
-REQUESTS_IN_FLIGHT = Metric("millstream_requests_in_flight", Kind.GAUGE_SUM, "Requests admitted and not yet answered.")
-RECEIVING_BYTES = Metric(
-    "millstream_receiving_bytes", Kind.GAUGE_SUM, "Bytes of requests that gateways receive and have not admitted."
+REQUESTS_REFUSED = Metric(
+    "millstream_requests_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",)
 )
-UNREAD_BYTES = Metric(
-    "millstream_unread_bytes", Kind.GAUGE_SUM, "Bytes of replies that gateways hold because clients have not read them."
+REQUESTS_IN_FLIGHT = Metric(
+    "millstream_requests_in_flight", Kind.GAUGE_SUM, "Requests that are admitted and not yet answered."
 )
-LANE_ROWS = Metric("millstream_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the gateways' lanes.", _LANE)
+REQUESTS_RECEIVING_BYTES = Metric(
+    "millstream_requests_receiving_bytes",
+    Kind.GAUGE_SUM,
+    "Bytes of requests that gateways receive and have not admitted.",
+)
+REQUESTS_QUARANTINED = Metric(
+    "millstream_requests_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers."
+)
+REPLIES_UNREAD_BYTES = Metric(
+    "millstream_replies_unread_bytes",
+    Kind.GAUGE_SUM,
+    "Bytes of replies in gateways that clients have not read.",
+)
+REPLIES_REFUSED = Metric(
+    "millstream_replies_refused_total",
+    Kind.COUNTER,
+    "Outputs that became an error, because they were too large or because Redis refused them.",
+    ("reason",),
+)
+DUPLICATE_REPLIES = Metric(
+    "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to batches that had been answered already."
+)
+LANE_ROWS = Metric("millstream_lane_rows", Kind.GAUGE_SUM, "Rows that wait in the lanes of gateways.", _LANE)
 STREAM_ENTRIES = Metric(
-    "millstream_stream_entries", Kind.GAUGE_MAX, "Batches in the stream: waiting and leased.", _LANE
+    "millstream_stream_entries", Kind.GAUGE_MAX, "Batches in the Redis stream, both waiting and leased.", _LANE
 )
-INSTANCES_READY = Metric("millstream_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
-INSTANCE_BYTES = Metric(
-    "millstream_instance_bytes", Kind.GAUGE_MAX, "Memory that an instance takes.", (*_LANE, "worker")
+BATCHES = Metric(
+    "millstream_batches_total", Kind.COUNTER, "Batches that a worker finished, by outcome.", (*_LANE, "outcome")
 )
-SEGMENT_BYTES_IN_USE = Metric(
-    "millstream_segment_bytes_in_use", Kind.GAUGE_SUM, "Shared memory that holds tensors now."
+BATCHES_RECLAIMED = Metric(
+    "millstream_batches_reclaimed_total",
+    Kind.COUNTER,
+    "Batches that were taken back from workers that died or fell silent.",
+    ("pool",),
 )
-WORKER_INFO = Metric(
-    "millstream_worker_info", Kind.GAUGE_MAX, "A worker that is running, and its device.", ("worker", "pool", "device")
-)
-WORKER_MEMORY_LIMIT_BYTES = Metric(
-    "millstream_worker_memory_limit_bytes",
-    Kind.GAUGE_MAX,
-    "Memory that a worker may take; 0: no limit.",
-    ("pool", "worker"),
-)
-WORKER_BUSY_SECONDS = Metric(
-    "millstream_worker_busy_seconds_total", Kind.COUNTER, "Time that a worker ran batches.", ("pool", "worker")
+BATCHES_UNREADABLE = Metric(
+    "millstream_batches_unreadable_total",
+    Kind.COUNTER,
+    "Batches that a worker passed on because another release wrote them or they were damaged.",
+    ("pool",),
 )
 BATCH_CHECKS = Metric(
     "millstream_batch_checks_total",
     Kind.COUNTER,
-    "Live batches that were compared with runs of one row: agrees, differs, undecided.",
+    "Live batches that were compared with runs of single rows, by outcome.",
     ("model", "version", "outcome"),
 )
 BATCHING_OFF = Metric(
     "millstream_batching_off",
     Kind.GAUGE_MAX,
-    "1: requests of this version run one at a time, because its rows influence each other.",
+    "1 while requests of a version run one at a time because its rows influence each other.",
     ("model", "version"),
 )
-REPLIES_REFUSED = Metric(
-    "millstream_replies_refused_total",
+RUNS_OUT_OF_MEMORY = Metric(
+    "millstream_runs_out_of_memory_total",
     Kind.COUNTER,
-    "Outputs that became an error: of a request (too_large), or of a batch that Redis refused (redis).",
-    ("reason",),
-)
-REDIS_BYTES = Metric("millstream_redis_bytes_total", Kind.COUNTER, "Bytes through Redis.", ("direction",))
-SEGMENT_BYTES = Metric(
-    "millstream_segment_bytes_total", Kind.COUNTER, "Tensor bytes through shared memory.", ("direction",)
-)
-BATCHES = Metric(
-    "millstream_batches_total", Kind.COUNTER, "Batches that a worker finished, by outcome.", (*_LANE, "outcome")
-)
-RECLAIMED = Metric(
-    "millstream_reclaimed_total", Kind.COUNTER, "Batches taken back from workers that died or fell silent.", ("pool",)
-)
-OUT_OF_MEMORY = Metric(
-    "millstream_out_of_memory_total",
-    Kind.COUNTER,
-    "Runs that found no memory; those of several rows were halved.",
+    "Runs that found no memory and, with several rows, were halved.",
     _LANE,
-)
-BATCHES_UNREADABLE = Metric(
-    "millstream_batches_unreadable_total",
-    Kind.COUNTER,
-    "Batches that a worker could not read and passed on: another release wrote them, or they were damaged.",
-    ("pool",),
-)
-RECORDS_UNREADABLE = Metric(
-    "millstream_worker_records_unreadable",
-    Kind.GAUGE_MAX,
-    "Workers that are left out because their records cannot be read: another release runs them.",
-)
-VERSION_DEATHS = Metric(
-    "millstream_version_deaths_total",
-    Kind.COUNTER,
-    "Workers that died while they ran a version, and runs of it that took far too long.",
-    _LANE,
-)
-VERSION_REFUSED = Metric(
-    "millstream_version_refused", Kind.GAUGE_MAX, "1 while a version is refused because it ends workers.", _LANE
 )
 RUNS_TERMINATED = Metric(
     "millstream_runs_terminated_total", Kind.COUNTER, "Runs that were terminated at their time limit.", _LANE
 )
-QUARANTINED = Metric("millstream_quarantined", Kind.GAUGE_SUM, "Requests that are refused because they killed workers.")
+INSTANCES_READY = Metric("millstream_instances_ready", Kind.GAUGE_MAX, "Instances that may serve.", _LANE)
+INSTANCE_MEMORY_BYTES = Metric(
+    "millstream_instance_memory_bytes", Kind.GAUGE_MAX, "Memory that an instance takes.", (*_LANE, "worker")
+)
+VERSION_REFUSED = Metric(
+    "millstream_version_refused", Kind.GAUGE_MAX, "1 while a version is refused because it ends workers.", _LANE
+)
+WORKER_INFO = Metric(
+    "millstream_worker_info", Kind.GAUGE_MAX, "A running worker and its device.", ("worker", "pool", "device")
+)
+WORKER_MEMORY_LIMIT_BYTES = Metric(
+    "millstream_worker_memory_limit_bytes",
+    Kind.GAUGE_MAX,
+    "Memory that a worker may take, or 0 without a limit.",
+    ("pool", "worker"),
+)
+WORKER_BUSY_SECONDS = Metric(
+    "millstream_worker_busy_seconds_total", Kind.COUNTER, "Time for which a worker ran batches.", ("pool", "worker")
+)
+WORKER_DEATHS = Metric(
+    "millstream_worker_deaths_total",
+    Kind.COUNTER,
+    "Deaths of workers while they ran a version, and runs of it that took far too long.",
+    _LANE,
+)
+WORKER_RECORDS_UNREADABLE = Metric(
+    "millstream_worker_records_unreadable",
+    Kind.GAUGE_MAX,
+    "Workers that are left out because another release wrote their records.",
+)
 REDIS_RECONNECTS = Metric("millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis that were restored.")
-DUPLICATE_REPLIES = Metric(
-    "millstream_duplicate_replies_total", Kind.COUNTER, "Replies to requests that had been answered already."
+REDIS_BYTES = Metric("millstream_redis_bytes_total", Kind.COUNTER, "Bytes sent through Redis.", ("direction",))
+SEGMENT_BYTES = Metric(
+    "millstream_segment_bytes_total", Kind.COUNTER, "Bytes of tensors sent through shared memory.", ("direction",)
+)
+SEGMENT_IN_USE_BYTES = Metric(
+    "millstream_segment_in_use_bytes", Kind.GAUGE_SUM, "Bytes of shared memory that hold tensors now."
 )
 BUILD_INFO = Metric(
     "millstream_build_info", Kind.GAUGE_MAX, "The running release and its Python.", ("version", "python")
@@ -175,7 +192,7 @@ BUILD_INFO = Metric(
 SERIES_REFUSED = Metric(
     "millstream_metrics_series_refused_total",
     Kind.COUNTER,
-    "Metric series refused because a process had too many; they are counted under the label value other.",
+    "Series refused beyond the limit of a process, which are counted under the label value other.",
 )
 
 #: every metric that is defined above

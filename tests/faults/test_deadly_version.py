@@ -67,5 +67,5 @@ def test_a_storm_of_crashing_requests_with_changing_bytes(tmp_path: Path) -> Non
         assert all("restarting it at once" in line for line in died)
         stack.settled("steady", 1)  # though workers died while they loaded it
         page = stack.metrics()
-        assert page.value("millstream_version_deaths_total", model="deadly") >= 5
+        assert page.value("millstream_worker_deaths_total", model="deadly") >= 5
         assert page.value("millstream_version_refused", model="deadly") == 0

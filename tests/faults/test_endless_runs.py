@@ -65,7 +65,7 @@ def test_two_of_them_do_not_take_a_pool_of_two_workers(tmp_path: Path, make: obj
             assert [answer(one)[0] for one in sent] == [504, 504]
             load.more(5)
             # The same requests are refused before they run.
-            wait_until(lambda: stack.metrics().value("millstream_quarantined") == 2)
+            wait_until(lambda: stack.metrics().value("millstream_requests_quarantined") == 2)
             again = [answer(send(stack, ENDLESS)), answer(send(stack, ENDLESS, 1))]
             assert {status for status, _ in again} == {500}
             assert all("took too long and had to be ended" in said for _, said in again)
@@ -91,7 +91,7 @@ def test_those_who_shared_its_run_get_their_answers(tmp_path: Path) -> None:
             if x != ENDLESS:
                 assert answer(connection) == (200, str(x))
         assert answer(sent[numbers.index(ENDLESS)])[0] == 504
-        wait_until(lambda: stack.metrics().value("millstream_quarantined") == 1)
+        wait_until(lambda: stack.metrics().value("millstream_requests_quarantined") == 1)
 
 
 def test_a_run_has_a_limit_whatever_its_caller_would_wait_for(tmp_path: Path) -> None:

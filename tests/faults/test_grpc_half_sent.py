@@ -107,7 +107,7 @@ def half_sent(at: int, path: str, streams: int) -> http2.Connection:
 @pytest.mark.parametrize("path", [http2.INFER, http2.STREAM_INFER])
 def test_half_sent_messages_share_one_budget(stack: Stack, path: str) -> None:
     pid = gateway(stack)
-    refused = stack.metrics().value("millstream_refused_total", reason="receiving_full")
+    refused = stack.metrics().value("millstream_requests_refused_total", reason="receiving_full")
     before = resident_bytes(pid)
     forget_peak(pid)
     with Caller(stack.grpc) as caller, ThreadPoolExecutor(2) as pool:
@@ -118,17 +118,19 @@ def test_half_sent_messages_share_one_budget(stack: Stack, path: str) -> None:
     print(f"{STREAMS * MESSAGE // 2 // MIB} MiB were sent, {grown // MIB} MiB were held")
     assert grown < BUDGET + SLACK
     assert not caller.failed
-    assert stack.metrics().value("millstream_refused_total", reason="receiving_full") > refused
+    assert stack.metrics().value("millstream_requests_refused_total", reason="receiving_full") > refused
     said = b"".join(text for connection in connections for text in connection.said.values())
     assert b"are being received" in said
     for connection in connections:
         connection.close()
-    wait_until(lambda: stack.metrics().value("millstream_receiving_bytes") == 0, what="nothing is held for them")
+    wait_until(
+        lambda: stack.metrics().value("millstream_requests_receiving_bytes") == 0, what="nothing is held for them"
+    )
 
 
 def test_many_connections_that_hold_little_share_the_budget_too(stack: Stack) -> None:
     def refused() -> float:
-        return stack.metrics().value("millstream_refused_total", reason="receiving_full")
+        return stack.metrics().value("millstream_requests_refused_total", reason="receiving_full")
 
     before = refused()
     connections = [http2.Connection(port(stack)) for _ in range(2 * BUDGET // LITTLE)]
@@ -138,7 +140,9 @@ def test_many_connections_that_hold_little_share_the_budget_too(stack: Stack) ->
             connection.give(stream, bytes(LITTLE))
     wait_until(lambda: refused() > before, WAIT_S, "the oldest are refused")
     wait_until(
-        lambda: 0 < stack.metrics().value("millstream_receiving_bytes") <= BUDGET, WAIT_S, "the others may go on"
+        lambda: 0 < stack.metrics().value("millstream_requests_receiving_bytes") <= BUDGET,
+        WAIT_S,
+        "the others may go on",
     )
     for connection in connections:
         connection.close()
@@ -150,7 +154,7 @@ def test_half_sent_bodies_of_http_count_in_the_same_budget(stack: Stack) -> None
     part = 8 * MIB
 
     def counted(bodies: int) -> bool:
-        return stack.metrics().value("millstream_receiving_bytes") >= bodies * part
+        return stack.metrics().value("millstream_requests_receiving_bytes") >= bodies * part
 
     address = (stack.http.base_url.host, stack.http.base_url.port)
     paths = ("/v2/models/small/infer", "/v1/models/small:predict", "/v2/repository/models/small/load")
@@ -167,7 +171,9 @@ def test_half_sent_bodies_of_http_count_in_the_same_budget(stack: Stack) -> None
         assert connection.give(stream, http2.prefix(2 * part))
         connection.give(stream, bytes(part))
         wait_until(lambda: counted(len(paths) + 1), WAIT_S, "gRPC counts")
-    wait_until(lambda: stack.metrics().value("millstream_receiving_bytes") == 0, WAIT_S, "nothing is counted for them")
+    wait_until(
+        lambda: stack.metrics().value("millstream_requests_receiving_bytes") == 0, WAIT_S, "nothing is counted for them"
+    )
 
 
 def test_unary_calls_that_stop_end_in_time_and_streams_may_be_silent(stack: Stack) -> None:

@@ -42,7 +42,7 @@ def test_a_batch_that_finds_no_memory_is_halved_and_later_ones_are_smaller(tmp_p
             connection.close()
 
         page = stack.metrics()
-        halved = page.value("millstream_out_of_memory_total", model="wide")
+        halved = page.value("millstream_runs_out_of_memory_total", model="wide")
         assert halved >= 1
         assert stack.pids()["cpu-0"] == worker, "no process died of it"
         print(f"17 requests of 128 rows answered, {halved:.0f} runs halved")

@@ -61,7 +61,7 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
             wait_until(lambda: deaths(stack) == 2)
 
             # The same request is refused before it can do harm, whichever gateway it comes to.
-            wait_until(lambda: stack.metrics().value("millstream_quarantined") == 2)
+            wait_until(lambda: stack.metrics().value("millstream_requests_quarantined") == 2)
             again = [answer(send(stack, DEADLY)) for _ in range(10)]
             assert {status for status, _ in again} == {500}
             assert all("refused for some minutes" in str(said) for _, said in again)
@@ -69,7 +69,7 @@ def test_only_the_request_that_kills_workers_gets_an_error(tmp_path: Path) -> No
             load.more(20)
         assert {reply.status for reply in load.answers} == {200}
         page = stack.metrics()
-        assert page.value("millstream_refused_total", reason="quarantined") == len(again)
+        assert page.value("millstream_requests_refused_total", reason="quarantined") == len(again)
         assert deaths(stack) == 2
         print(
             f"{len(load.answers)} answers beside, {len(sent) + len(again) + 1} requests of the fragile model, "
@@ -88,5 +88,5 @@ def test_many_that_kill_workers_are_found_one_by_one(tmp_path: Path) -> None:
             wait_until(lambda: stack.metrics().value("millstream_requests_in_flight") >= 12)
         assert [answer(connection)[0] for connection in deadly] == [500, 500]
         assert [answer(connection)[0] for connection in harmless] == [200] * 10
-        wait_until(lambda: stack.metrics().value("millstream_quarantined") == 2)
+        wait_until(lambda: stack.metrics().value("millstream_requests_quarantined") == 2)
         print(f"2 of 12 requests kill workers: {deaths(stack)} deaths")

@@ -110,7 +110,7 @@ def put_again(stack: Stack) -> bool:
 def test_redis_is_paused(tmp_path: Path, pause_s: float) -> None:
     path = models.scale(tmp_path / "m.onnx")
     with running_stack(tmp_path, gateways=2, pools="cpu=2", models={"steady": path}) as stack:
-        refused_before = stack.metrics().value("millstream_refused_total")
+        refused_before = stack.metrics().value("millstream_requests_refused_total")
         with constant_load(stack.port, INFER, BODIES, CALLERS) as load:
             load.more(100)
             with sigstopped(stack.pids()["redis"]):
@@ -124,7 +124,7 @@ def test_redis_is_paused(tmp_path: Path, pause_s: float) -> None:
             load.more(100)
             back_within(stack, BACK_S_MAX)
             load.more(100)
-        refused = stack.metrics().value("millstream_refused_total") - refused_before
+        refused = stack.metrics().value("millstream_requests_refused_total") - refused_before
         counted = check("load", answers_of(load), refused_max=refused)
         counted += check("sent during the pause", beside, refused_max=refused)
         assert counted == refused  # no accepted request is among the refused

@@ -128,7 +128,7 @@ def test_everything_is_replaced_under_load_and_nobody_notices(tmp_path: Path, ga
         assert all(before[name] != after[name] for name in names)
         assert before["redis"] == after["redis"]
         assert watch.processes_max == len(before) + 1  # never more than one beside those that serve
-        assert stack.metrics().value("millstream_reclaimed_total") == 0  # what was leased went back or was run
+        assert stack.metrics().value("millstream_batches_reclaimed_total") == 0  # what was leased went back or was run
         assert not any("restarting it" in line for line in stack.lines)  # a planned end is no death
         print(
             f"{gateways} gateways, {workers} workers: {len(load.answers)} answers on {6 + closes(load)} connections, "
@@ -278,7 +278,7 @@ def test_a_run_that_outlasts_the_drain_is_given_to_others_at_once(tmp_path: Path
         assert "it is given to other workers" in stack.logs()
         assert told(sent) == [(200, None, None)] * 4
         # it gave its lease back: no gateway took it for a worker that its batch killed
-        assert stack.metrics().value("millstream_reclaimed_total") == 0
+        assert stack.metrics().value("millstream_batches_reclaimed_total") == 0
 
 
 def _leased(stack: Stack) -> int:

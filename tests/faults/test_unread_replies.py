@@ -104,21 +104,25 @@ KINDS: dict[str, Callable[[Stack, ExitStack], None]] = {
 def test_unread_replies_share_one_budget(stack: Stack, kind: str) -> None:
     pid = gateway(stack)
     page = stack.metrics()
-    refused = page.value("millstream_refused_total", reason="unread_full")
+    refused = page.value("millstream_requests_refused_total", reason="unread_full")
     before = resident_bytes(pid)
     forget_peak(pid)
     with ExitStack() as until, Caller(stack.grpc) as caller:
         KINDS[kind](stack, until)
-        wait_until(lambda: stack.metrics().value("millstream_unread_bytes") > BUDGET / 4, WAIT_S, "replies are held")
+        wait_until(
+            lambda: stack.metrics().value("millstream_replies_unread_bytes") > BUDGET / 4, WAIT_S, "replies are held"
+        )
         answered = caller.answered
         wait_until(lambda: caller.answered > answered + 5, what="others are answered")
         assert not caller.failed
-        wait_until(lambda: stack.metrics().value("millstream_unread_bytes") == 0, WAIT_S, "slow readers are cut off")
+        wait_until(
+            lambda: stack.metrics().value("millstream_replies_unread_bytes") == 0, WAIT_S, "slow readers are cut off"
+        )
     peak = peak_bytes(pid) - before
     print(f"{kind}: {ASKED * REPLY // MIB} MiB were asked for, {peak // MIB} MiB were held")
     assert peak < BUDGET + SLACK
     if "pipelined" not in kind:  # there each client has one reply at a time
-        assert stack.metrics().value("millstream_refused_total", reason="unread_full") > refused
+        assert stack.metrics().value("millstream_requests_refused_total", reason="unread_full") > refused
 
 
 @pytest.fixture
@@ -165,6 +169,6 @@ def wait_until_resident(stack: Stack, pid: int, most: int) -> None:
         wait_until(lambda: resident_bytes(pid) <= most, COOLED_S, "memory goes back")
     except AssertionError as error:
         page = stack.metrics()
-        names = ("requests_in_flight", "receiving_bytes", "unread_bytes", "segment_bytes_in_use")
+        names = ("requests_in_flight", "requests_receiving_bytes", "replies_unread_bytes", "segment_in_use_bytes")
         held = {name: page.value(f"millstream_{name}") for name in names}
         raise AssertionError(f"{error}: {resident_bytes(pid)} of {most} bytes, {held}\n{stack.logs()}") from None

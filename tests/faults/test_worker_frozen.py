@@ -62,11 +62,11 @@ def frozen_with_work(stack: Stack, pid: int) -> Iterator[None]:
     """Freeze a worker that has leases, and see the gateway strike it off its list."""
     worker = workers(stack)[pid]
     for _ in range(FREEZES_MAX):
-        reclaimed = stack.metrics().value("millstream_reclaimed_total")
+        reclaimed = stack.metrics().value("millstream_batches_reclaimed_total")
         with sigstopped(pid):
             wait_until(lambda: pid not in workers(stack), what="taken for dead")
             # between two batches it had nothing to lose
-            if stack.metrics().value("millstream_reclaimed_total") > reclaimed:
+            if stack.metrics().value("millstream_batches_reclaimed_total") > reclaimed:
                 assert leased(stack, worker) == 0
                 yield
                 return
@@ -87,7 +87,7 @@ def all_grew(before: Sequence[float], now: Sequence[float]) -> bool:
 def say_counts(load: Load, before: Page, page: Page) -> None:
     """Print them, and check that the product counts as the callers do: each request is answered once."""
     statuses = [answer.status for answer in load.answers]
-    names = ("reclaimed_total", "duplicate_replies_total", "refused_total")
+    names = ("batches_reclaimed_total", "duplicate_replies_total", "requests_refused_total")
     counts = {name: int(page.value(f"millstream_{name}")) for name in names}
     print(
         {"requests": len(statuses), "200": statuses.count(200), "failed": len(statuses) - statuses.count(200), **counts}
@@ -95,7 +95,7 @@ def say_counts(load: Load, before: Page, page: Page) -> None:
     for outcome in ({"outcome": "ok"}, {}):
         name = "millstream_requests_total"
         assert page.value(name, **outcome) - before.value(name, **outcome) == len(statuses)
-    assert counts["refused_total"] == 0
+    assert counts["requests_refused_total"] == 0
 
 
 @pytest.mark.parametrize("columns", [2, 16384], ids=["inline", "shared memory"])
@@ -117,7 +117,7 @@ def test_a_worker_that_freezes_under_load_costs_no_request(tmp_path: Path, colum
             load.more(50)
         check_answers(load, expected)
         page = stack.metrics()
-        assert page.value("millstream_reclaimed_total") >= len(pids)
+        assert page.value("millstream_batches_reclaimed_total") >= len(pids)
         assert not any("was ended" in line for line in stack.lines)
         say_counts(load, begun, page)
 
@@ -178,7 +178,9 @@ def test_a_thawed_worker_writes_into_nobody_elses_memory(tmp_path: Path, running
             os.kill(other, signal.SIGCONT)
             two_rows = _answer(connection)
         page = stack.metrics()
-        print({name: page.value(f"millstream_{name}") for name in ("reclaimed_total", "duplicate_replies_total")})
+        print(
+            {name: page.value(f"millstream_{name}") for name in ("batches_reclaimed_total", "duplicate_replies_total")}
+        )
         for got, right in zip((two_rows, one_row), expected, strict=True):
             np.testing.assert_allclose(got, right, rtol=1e-3, atol=1e-4)
 

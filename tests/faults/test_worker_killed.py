@@ -51,4 +51,4 @@ def test_the_only_worker_is_killed_with_requests_in_hand(tmp_path: Path) -> None
             assert reply.status == 200
             np.testing.assert_allclose(got["y"], expected, rtol=1e-3, atol=1e-4)
             connection.close()
-        assert stack.metrics().value("millstream_reclaimed_total") >= 1
+        assert stack.metrics().value("millstream_batches_reclaimed_total") >= 1

@@ -39,7 +39,7 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
         reply = ask(stack, "blank", count=np.array([LIMIT_BYTES // 4], np.int64))
         assert "out of memory" in reply.json()["error"]
         assert ask(stack, "blank", count=np.array([MIB], np.int64)).status_code == 200
-        assert stack.metrics().value("millstream_out_of_memory_total", model="blank") >= 3
+        assert stack.metrics().value("millstream_runs_out_of_memory_total", model="blank") >= 3
 
         reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
         document = wait_until(lambda: failed(stack), what="the load has failed")

@@ -75,13 +75,13 @@ def test_every_request_and_row_is_counted_once(stack: Stack, tmp_path: Path) -> 
     }
     answered = {"ok": 20.0 * GATEWAYS, "model": 1.0 * GATEWAYS, "expired": 1.0 * GATEWAYS}
     assert outcomes == answered | {"invalid": 3.0 * GATEWAYS}
-    seconds = "millstream_request_seconds"
+    seconds = "millstream_request_duration_seconds"
     assert page.value(f"{seconds}_count", **labels) == sum(answered.values())
     assert page.value(f"{seconds}_bucket", le="+Inf", **labels) == sum(answered.values())
     assert page.value("millstream_requests_total", model="counted") == sum(outcomes.values())
     batches = page.value("millstream_batches_total", **labels)
     assert page.value("millstream_batches_total", outcome="failed", **labels) >= GATEWAYS
-    assert page.value("millstream_execution_seconds_count", **labels) <= batches
+    assert page.value("millstream_execution_duration_seconds_count", **labels) <= batches
 
 
 def _ran(stack: Stack, runs: int) -> float | None:
@@ -103,7 +103,7 @@ def test_every_gateway_gives_the_same_page(stack: Stack, tmp_path: Path) -> None
         with stack.gateway(number) as gateway:
             pages.append(Page(gateway.get("/metrics").text))
     assert pages[0].series() == pages[1].series()
-    for name in ("millstream_requests_total", "millstream_batch_rows_sum", "millstream_segment_bytes_in_use"):
+    for name in ("millstream_requests_total", "millstream_batch_rows_sum", "millstream_segment_in_use_bytes"):
         assert pages[0].value(name) == pages[1].value(name)
     assert pages[0].value("millstream_requests_total", model="same") == GATEWAYS
     assert pages[0].value("millstream_instances_ready", model="same") == 2
@@ -135,7 +135,7 @@ def test_both_workers_are_counted(stack: Stack, tmp_path: Path) -> None:
     for worker in ("cpu-0", "cpu-1"):
         assert page.value("millstream_worker_info", worker=worker, pool="cpu", device="cpu") == 1
     busy = page.value("millstream_worker_busy_seconds_total")
-    assert busy >= page.value("millstream_execution_seconds_sum", model="both") > 0
+    assert busy >= page.value("millstream_execution_duration_seconds_sum", model="both") > 0
 
 
 def test_what_was_counted_outlives_its_process(stack: Stack, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_callers_cannot_make_series(stack: Stack, tmp_path: Path) -> None:
 def test_a_model_that_is_gone_leaves_no_gauges(stack: Stack, tmp_path: Path) -> None:
     path = push(stack, tmp_path, "leaving")
     assert post(stack.http, path, 1) == 200
-    gauges = ("lane_rows", "instances_ready", "instance_bytes", "stream_entries")
+    gauges = ("lane_rows", "instances_ready", "instance_memory_bytes", "stream_entries")
 
     def shown() -> set[str]:
         series = stack.metrics().series()

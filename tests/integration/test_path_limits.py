@@ -193,7 +193,7 @@ def test_a_full_lane_refuses_and_then_the_full_gateway(stack: Stack, tmp_path: P
     assert [answer.body for answer in answers if answer.status != 200] == []
     after = stack.metrics()
     for reason in ("lane_full", "gateway_full"):
-        name = "millstream_refused_total"
+        name = "millstream_requests_refused_total"
         assert after.value(name, reason=reason) - before.value(name, reason=reason) == 1
 
 

@@ -69,7 +69,7 @@ class LaneBench:
     ) -> None:
         self.now = 0.0
         tally = MetricsRegistry(None, "gateway")
-        refused = tally.counter(catalogue.REFUSED, "gateway_full")
+        refused = tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full")
         producer = Producer(NOWHERE, InstallationKeys("test"), "bench", tally, 2.0)
         self.link = HeldLink(producer)
         self.pending = producer.pending
@@ -80,7 +80,7 @@ class LaneBench:
             self.link,
             self.pending,
             self.admission,
-            Quarantine(tally.gauge(catalogue.QUARANTINED), refused),
+            Quarantine(tally.gauge(catalogue.REQUESTS_QUARANTINED), refused),
             rows_waiting_max,
             SPIN_S,
             REST_S,

@@ -100,7 +100,7 @@ class Loopback:
             self.settings.inflight_requests_max,
             self.settings.inflight_bytes_max,
             tally.gauge(catalogue.REQUESTS_IN_FLIGHT),
-            tally.counter(catalogue.REFUSED, "gateway_full"),
+            tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full"),
         )
         self.producer = Producer(NOWHERE, InstallationKeys("test"), "loopback", tally, self.settings.queue_lease_s)
         self.link = LoopbackLink(self.producer)

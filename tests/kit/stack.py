@@ -315,7 +315,7 @@ def _unquiet(stack: Stack) -> dict[str, object]:
     """Return what is in flight, queued or stored. A readiness probe in flight counts, too, so call it repeatedly."""
     page = stack.metrics()
     gauges = ("millstream_requests_in_flight", "millstream_lane_rows", "millstream_stream_entries")
-    found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millstream_segment_bytes_in_use")}
+    found: dict[str, object] = {name: page.value(name) for name in (*gauges, "millstream_segment_in_use_bytes")}
     for name in stack.redis.scan_iter("ms:*"):
         key = name.decode()
         kind = key.removeprefix(f"ms:{PROTOCOL}:").partition("}:")[2].partition(":")[0]

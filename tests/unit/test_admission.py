@@ -25,7 +25,7 @@ def tally() -> MetricsRegistry:
 def admission(tally: MetricsRegistry) -> Admission:
     """Room for three requests and 100 bytes."""
     in_flight = tally.gauge(catalogue.REQUESTS_IN_FLIGHT)
-    return Admission(3, 100, in_flight, tally.counter(catalogue.REFUSED, "gateway_full"))
+    return Admission(3, 100, in_flight, tally.counter(catalogue.REQUESTS_REFUSED, "gateway_full"))
 
 
 def refused(admission: Admission, size_bytes: int) -> Failure:
@@ -76,4 +76,4 @@ def test_what_is_in_flight_and_what_was_refused_is_counted(admission, tally):
     refused(admission, 1000)
     totals = {(key.name, tuple(key.labels)): numbers for key, numbers in tally.totals().items()}
     assert totals[catalogue.REQUESTS_IN_FLIGHT.name, ()] == [1]
-    assert totals[catalogue.REFUSED.name, ("gateway_full",)] == [1]
+    assert totals[catalogue.REQUESTS_REFUSED.name, ("gateway_full",)] == [1]

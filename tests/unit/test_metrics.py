@@ -40,7 +40,7 @@ from millstream.services.metrics import catalogue as c
 from millstream.services.metrics.registry import MetricsRegistry
 tally = MetricsRegistry(Path(sys.argv[1]), "gateway")
 requests = tally.counter(c.REQUESTS, "digits", "1", "ok")
-seconds = tally.histogram(c.REQUEST_SECONDS, "digits", "1", "cpu")
+seconds = tally.histogram(c.REQUEST_DURATION, "digits", "1", "cpu")
 tally.gauge(c.REQUESTS_IN_FLIGHT).set(3)
 tally.gauge(c.INSTANCES_READY, "digits", "1", "cpu").set(2)
 for line in sys.stdin:
@@ -201,9 +201,9 @@ def test_an_unlabelled_gauge_is_removed_too():
 
 def test_counters_are_not_removed():
     tally = MetricsRegistry(None, "gateway")
-    tally.counter(catalogue.REFUSED, "lane_full").add()
-    tally.remove(catalogue.REFUSED, "lane_full")
-    assert values(tally)["millstream_refused_total,reason=lane_full"] == 1
+    tally.counter(catalogue.REQUESTS_REFUSED, "lane_full").add()
+    tally.remove(catalogue.REQUESTS_REFUSED, "lane_full")
+    assert values(tally)["millstream_requests_refused_total,reason=lane_full"] == 1
 
 
 def test_wrong_number_of_labels_is_refused():
@@ -219,7 +219,7 @@ def test_processes_add_up_and_outlive_kill(tmp_path):
         shown = values(mine)
         requests = "millstream_requests_total,model=digits,outcome=ok,version=1"
         ready = "millstream_instances_ready,model=digits,pool=cpu,version=1"
-        observed = "millstream_request_seconds_count,model=digits,pool=cpu,version=1"
+        observed = "millstream_request_duration_seconds_count,model=digits,pool=cpu,version=1"
         assert shown[requests] == shown[observed] == 12
         assert shown["millstream_requests_in_flight"] == 6  # each has its own
         assert shown[ready] == 2  # both see the same
@@ -233,7 +233,9 @@ def test_processes_add_up_and_outlive_kill(tmp_path):
         kill(second)
         shown = values(mine)
         assert shown[requests] == shown[observed] == 12
-        assert shown["millstream_request_seconds_sum,model=digits,pool=cpu,version=1"] == pytest.approx(12 * 0.003)
+        assert shown["millstream_request_duration_seconds_sum,model=digits,pool=cpu,version=1"] == pytest.approx(
+            12 * 0.003
+        )
         assert "millstream_requests_in_flight" not in shown
         assert ready not in shown
         assert value_files(tmp_path) == [mine.path.name]
@@ -251,13 +253,13 @@ def test_frozen_process_is_alive_and_holds_up_nobody(tmp_path):
 
 def test_close_retires_counts_and_drops_gauges(tmp_path):
     ended, mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
-    ended.counter(catalogue.RECLAIMED, "cpu").add(4)
+    ended.counter(catalogue.BATCHES_RECLAIMED, "cpu").add(4)
     ended.gauge(catalogue.WORKER_INFO, "w1", "cpu", "cpu").set(1)
     assert "millstream_worker_info,device=cpu,pool=cpu,worker=w1" in values(mine)
     ended.close()
     ended.close()
     shown = values(mine)
-    assert shown["millstream_reclaimed_total,pool=cpu"] == 4
+    assert shown["millstream_batches_reclaimed_total,pool=cpu"] == 4
     assert "millstream_worker_info,device=cpu,pool=cpu,worker=w1" not in shown
 
 
@@ -294,48 +296,51 @@ def test_a_live_file_that_changes_is_read_whole(tmp_path):
 @pytest.mark.parametrize("cut", [0, 5, 20, 64, 70, 100, 130])
 def test_torn_file_counts_what_is_whole(tmp_path, cut):
     mine, torn = MetricsRegistry(tmp_path, "gateway"), MetricsRegistry(tmp_path, "worker")
-    torn.counter(catalogue.REFUSED, "lane_full").add(3)
+    torn.counter(catalogue.REQUESTS_REFUSED, "lane_full").add(3)
     torn.close()
     torn.path.write_bytes(torn.path.read_bytes()[:cut])
-    assert "millstream_refused_total,reason=lane_full" not in values(mine)
+    assert "millstream_requests_refused_total,reason=lane_full" not in values(mine)
     assert value_files(tmp_path) == [mine.path.name]
 
 
 def test_torn_record_is_stepped_over(tmp_path):
     mine, torn = MetricsRegistry(tmp_path, "gateway"), MetricsRegistry(tmp_path, "worker")
     for reason in ("first", "second", "third"):
-        torn.counter(catalogue.REFUSED, reason).add(3)
+        torn.counter(catalogue.REQUESTS_REFUSED, reason).add(3)
     torn.close()
     torn.path.write_bytes(torn.path.read_bytes().replace(b'"second"', b'"se\x00\x00nd"'))
-    refused = {name: value for name, value in values(mine).items() if name.startswith("millstream_refused")}
-    assert refused == {"millstream_refused_total,reason=first": 3, "millstream_refused_total,reason=third": 3}
+    refused = {name: value for name, value in values(mine).items() if name.startswith("millstream_requests_refused")}
+    assert refused == {
+        "millstream_requests_refused_total,reason=first": 3,
+        "millstream_requests_refused_total,reason=third": 3,
+    }
 
 
 def test_torn_retired_file_starts_again(tmp_path):
     ended, mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
-    ended.counter(catalogue.RECLAIMED, "cpu").add(4)
+    ended.counter(catalogue.BATCHES_RECLAIMED, "cpu").add(4)
     ended.close()
-    assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
+    assert values(mine)["millstream_batches_reclaimed_total,pool=cpu"] == 4
     retired = tmp_path / "retired"
     retired.write_bytes(retired.read_bytes()[:-3])
-    assert "millstream_reclaimed_total,pool=cpu" not in values(mine)
+    assert "millstream_batches_reclaimed_total,pool=cpu" not in values(mine)
     later = MetricsRegistry(tmp_path, "worker")
-    later.counter(catalogue.RECLAIMED, "cpu").add(2)
+    later.counter(catalogue.BATCHES_RECLAIMED, "cpu").add(2)
     later.close()
-    assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 2
+    assert values(mine)["millstream_batches_reclaimed_total,pool=cpu"] == 2
 
 
 def test_killed_between_taking_in_and_removing(tmp_path):
     """The retired file is in place and the dead one's still there: it counts once."""
     ended, mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
-    ended.counter(catalogue.RECLAIMED, "cpu").add(4)
+    ended.counter(catalogue.BATCHES_RECLAIMED, "cpu").add(4)
     ended.close()
     kept = ended.path.read_bytes()
     files.retire(tmp_path)
     assert not ended.path.exists()
     ended.path.write_bytes(kept)
     assert files.read(tmp_path, ReadCache()) == mine.totals()
-    assert values(mine)["millstream_reclaimed_total,pool=cpu"] == 4
+    assert values(mine)["millstream_batches_reclaimed_total,pool=cpu"] == 4
     assert value_files(tmp_path) == [mine.path.name]
     ended.close()
 
@@ -343,7 +348,7 @@ def test_killed_between_taking_in_and_removing(tmp_path):
 def test_retired_while_it_is_read(tmp_path, monkeypatch):
     """A file goes between the look at what is retired and the look at the files: it counts all the same, once."""
     ended, _mine = MetricsRegistry(tmp_path, "worker"), MetricsRegistry(tmp_path, "gateway")
-    ended.counter(catalogue.RECLAIMED, "cpu").add(4)
+    ended.counter(catalogue.BATCHES_RECLAIMED, "cpu").add(4)
     ended.close()
     load = files._load
     looks = []
@@ -358,7 +363,7 @@ def test_retired_while_it_is_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "_load", load_then_retire)
     totals = files.read(tmp_path, ReadCache())
-    assert [values for key, values in totals.items() if key.name == "millstream_reclaimed_total"] == [[4]]
+    assert [values for key, values in totals.items() if key.name == "millstream_batches_reclaimed_total"] == [[4]]
     assert len(looks) == 2
 
 
@@ -460,7 +465,7 @@ def test_openmetrics_by_accept_header():
     assert body.endswith(b"# EOF\n")
     families = {family.name: family for family in parse_openmetrics(body.decode())}
     assert families["millstream_requests"].type == "counter"
-    assert families["millstream_request_seconds"].type == "histogram"
+    assert families["millstream_request_duration_seconds"].type == "histogram"
 
 
 def test_worker_answers_scrapes_itself():

@@ -29,7 +29,9 @@ def clock() -> Clock:
 @pytest.fixture
 def quarantine(clock: Clock) -> Quarantine:
     tally = MetricsRegistry(None, "gateway")
-    return Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"), clock)
+    return Quarantine(
+        tally.gauge(catalogue.REQUESTS_QUARANTINED), tally.counter(catalogue.REQUESTS_REFUSED, "quarantined"), clock
+    )
 
 
 def request(data: object, shape: tuple[int, ...] = (2, 2)) -> Request:
@@ -71,7 +73,9 @@ def test_it_ends_after_a_while(quarantine, clock):
 
 def test_gateways_learn_from_each_other(quarantine):
     tally = MetricsRegistry(None, "another gateway")
-    other = Quarantine(tally.gauge(catalogue.QUARANTINED), tally.counter(catalogue.REFUSED, "quarantined"))
+    other = Quarantine(
+        tally.gauge(catalogue.REQUESTS_QUARANTINED), tally.counter(catalogue.REQUESTS_REFUSED, "quarantined")
+    )
     quarantine.publish = other.learn
     other.publish = quarantine.learn
     quarantine.add("m:1", request(b"1234"), DIED)
