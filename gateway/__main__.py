@@ -38,7 +38,7 @@ from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
 from millstream.gateway.scheduling.admission import Admission
-from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.producer import Producer
 from millstream.gateway.scheduling.readiness import ReadinessProbe
 from millstream.gateway.scheduling.router import Router
@@ -167,7 +167,7 @@ class Gateway:
         metrics_page = GatewayMetricsPage(
             self.registry, TritonMetricsPage(lambda: self.catalog.snapshot), self.cluster_state, self.router.all
         )
-        caller = Caller(self.router.find, self.settings.request_timeout_s_max)
+        callers = Callers(self.router.find, self.settings.request_timeout_s_max)
         json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         return Deps(
             settings=self.settings,
@@ -175,8 +175,8 @@ class Gateway:
             catalog=self.catalog,
             upload_slots=UploadSlots(self.catalog),
             infer=self.infer,
-            caller=caller,
-            embed=Embeddings(caller, Tokenizers(self.repository), json_limits).answer,
+            callers=callers,
+            embed=Embeddings(callers.openai, Tokenizers(self.repository), json_limits).answer,
             client_memory=self.client_memory,
             receive_budget=self.receive_budget,
             reply_budget=self.reply_budget,

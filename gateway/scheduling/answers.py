@@ -8,13 +8,14 @@ caller went away ────> cancel ─┘                                    
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs
 from millstream.services.errors import Code, Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Reason
 from millstream.services.wire.batch import ReplyHeader
 
@@ -47,13 +48,17 @@ class Answers:
         if not waiting:
             return
         self._finish(waiting)
-        rows = sum([request.rows for request in waiting if request.counted])
-        # Counted before they are answered, so that a caller with its answer finds it in the metrics.
-        self._metrics.answered(
-            [now - request.arrival for request in waiting if request.counted], rows, header, now - put_at
-        )
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
+        # Counted before they are answered, so that a caller with its answer finds it in the metrics.
+        for group in _by_protocol(waiting) if others else (waiting,):
+            self._metrics.answered(
+                group[0].responder.protocol,
+                [now - request.arrival for request in group if request.counted],
+                sum([request.rows for request in group if request.counted]),
+                header,
+                now - put_at,
+            )
         try:
             if others or len(waiting) < len(live):
                 _answer_each(live, set(map(id, waiting)), outputs)
@@ -70,7 +75,7 @@ class Answers:
             self._finish((request,))
             request.inputs = ()  # frees the tensors: it will not run
             if request.counted:
-                self._metrics.failed(failure.code, self._clock() - request.arrival, reason)
+                self._metrics.failed(request.responder.protocol, failure.code, self._clock() - request.arrival, reason)
             try:
                 request.responder.fail(request, failure)
             except Exception:
@@ -79,13 +84,21 @@ class Answers:
     def cancel(self, request: Request) -> None:
         """Finish a request whose caller went away: it gets no reply."""
         self._finish((request,))
-        self._metrics.failed(Code.CANCELLED, self._clock() - request.arrival)
+        self._metrics.failed(request.responder.protocol, Code.CANCELLED, self._clock() - request.arrival)
 
     def _finish(self, requests: Sequence[Request]) -> None:
         """Mark admitted requests as done, so that none is answered twice. Only this method marks them."""
         for request in requests:
             request.done = True
         self._admission.release(requests)
+
+
+def _by_protocol(requests: list[Request]) -> Iterable[list[Request]]:
+    """Return the requests in groups of one protocol each."""
+    groups: dict[RequestProtocol, list[Request]] = {}
+    for request in requests:
+        groups.setdefault(request.responder.protocol, []).append(request)
+    return groups.values()
 
 
 def _answer_each(live: list[Request], waiting: set[int], outputs: Outputs) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from millstream.gateway.connection.error_reply import internal_failure
@@ -17,6 +18,7 @@ from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 
 T = TypeVar("T")
 
@@ -51,7 +53,10 @@ class _Call(Request, Generic[T]):
 
 
 class _Responder:
-    """The responder of all calls: each call has its own future."""
+    """The responder of all calls of a protocol: each call has its own future."""
+
+    def __init__(self, protocol: RequestProtocol) -> None:
+        self.protocol = protocol
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         for request, reply in zip(requests, outputs.replies([request.rows for request in requests]), strict=True):
@@ -66,8 +71,8 @@ class _Responder:
             answered.set_exception(failure)
 
 
-class Caller:
-    """Runs the requests of coroutine adapters in one gateway.
+class Callers:
+    """The callers of one gateway, one for each protocol whose adapter is a coroutine.
 
     Args:
         find: returns the route of a model and version as written in a path (None: no version). Raises
@@ -76,9 +81,37 @@ class Caller:
     """
 
     def __init__(self, find: Callable[[str, str | None], ModelRoute], timeout_s_max: float) -> None:
+        self.grpc = Caller(RequestProtocol.GRPC, find, timeout_s_max)
+        self.generate = Caller(RequestProtocol.GENERATE, find, timeout_s_max)
+        self.tfserving = Caller(RequestProtocol.TFSERVING, find, timeout_s_max)
+        self.sagemaker = Caller(RequestProtocol.SAGEMAKER, find, timeout_s_max)
+        self.openai = Caller(RequestProtocol.OPENAI, find, timeout_s_max)
+        self.torchserve = Caller(RequestProtocol.TORCHSERVE, find, timeout_s_max)
+
+
+class Caller:
+    """Runs the requests of one protocol. The other arguments are those of Callers.
+
+    Args:
+        protocol: under which metrics count the requests.
+    """
+
+    def __init__(
+        self, protocol: RequestProtocol, find: Callable[[str, str | None], ModelRoute], timeout_s_max: float
+    ) -> None:
         self.find = find
+        self._protocol = protocol
         self._timeout_s_max = timeout_s_max
-        self._responder = _Responder()
+        self._responder = _Responder(protocol)
+
+    @contextmanager
+    def count_rejections(self, route: ModelRoute) -> Iterator[None]:
+        """Count a Failure raised in the block as a refused request of the route's version."""
+        try:
+            yield
+        except Failure as failure:
+            route.lane.record_rejection(self._protocol, failure.code)
+            raise
 
     async def call(
         self,
@@ -114,7 +147,7 @@ class Caller:
         try:
             lane.add(request, size_bytes, single=True)
         except Failure as failure:
-            lane.record_rejection(failure.code)
+            lane.record_rejection(self._protocol, failure.code)
             raise
         try:
             return await request.answered

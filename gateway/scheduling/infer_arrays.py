@@ -1,25 +1,11 @@
-"""Runs inputs and counts refused requests, for adapters that are coroutines."""
+"""Runs inputs for adapters that are coroutines."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.outputs import OutputTensor, own_copies
 from millstream.gateway.tensors.request_inputs import Inputs
-from millstream.services.errors import Failure
-
-
-@contextmanager
-def count_rejections(route: ModelRoute) -> Iterator[None]:
-    """Count a Failure raised in the block as a refused request of the route's version."""
-    try:
-        yield
-    except Failure as failure:
-        route.lane.record_rejection(failure.code)
-        raise
 
 
 async def infer_arrays(

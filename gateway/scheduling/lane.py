@@ -26,6 +26,7 @@ from millstream.gateway.scheduling.recovery import Recovery
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import no_rows
 from millstream.services.errors import Code, Failure, Subject
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Reason
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
@@ -171,7 +172,7 @@ class Lane:
         if self.failed is not None:
             raise self._cannot_serve()
         request.done = True
-        self._metrics.answered_without_run(self._context.clock() - request.arrival)
+        self._metrics.answered_without_run(request.responder.protocol, self._context.clock() - request.arrival)
         request.responder.answer_one(request, no_rows(self.manifest.signature))
 
     def _check_refused(self, request: Request) -> None:
@@ -191,9 +192,9 @@ class Lane:
             return tuple(tensor.shape[1:] for tensor in request.inputs)
         return tuple(tensor.shape for tensor in request.inputs)
 
-    def record_rejection(self, code: Code) -> None:
+    def record_rejection(self, protocol: RequestProtocol, code: Code) -> None:
         """Count a request that was refused, or could not be read, before it was admitted."""
-        self._metrics.record_rejection(code)
+        self._metrics.record_rejection(protocol, code)
 
     def probe(self, request: Request) -> None:
         """Send a readiness probe in a batch of its own, apart from requests that are counted.

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
+from typing import NamedTuple
 
 from millstream.services.errors import Code
 from millstream.services.metrics import catalogue, inference
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import FAILED, REASONS, Field, Reason
-from millstream.services.metrics.registry import Counter, CounterVector, MetricsRegistry
+from millstream.services.metrics.registry import Counter, CounterVector, Histogram, MetricsRegistry
 from millstream.services.model.manifest import Manifest
 from millstream.services.wire.batch import ReplyHeader
+
+
+class _ProtocolSeries(NamedTuple):
+    """The series of a lane's requests of one protocol."""
+
+    seconds: Histogram
+    ok: Counter
 
 
 class LaneMetrics:
@@ -21,11 +30,10 @@ class LaneMetrics:
         version = str(manifest.version)
         self._labels = (manifest.model, version, manifest.config.pool)
         self._off = False
-        self._outcome = (manifest.model, version)
+        self._version = (manifest.model, version)
         self._of_content = (manifest.model, version, manifest.content_id)
-        self._seconds = registry.histogram(catalogue.REQUEST_DURATION, *self._labels)
         self._queue_wait = registry.histogram(catalogue.QUEUE_WAIT_SECONDS, *self._labels)
-        self._ok = registry.counter(catalogue.REQUESTS, *self._outcome, "ok")
+        self._protocols = {RequestProtocol.V2: self._protocol_series(RequestProtocol.V2)}
         self._batches_ok = registry.counter(catalogue.BATCHES, *self._labels, "ok")
         self._batches_failed = registry.counter(catalogue.BATCHES, *self._labels, "failed")
         self._sums = registry.counter_vector(inference.REQUESTS, *self._of_content)
@@ -39,14 +47,28 @@ class LaneMetrics:
         self.refused = registry.gauge(catalogue.VERSION_REFUSED, *self._labels)
         self.instances = registry.gauge(catalogue.INSTANCES_READY, *self._labels)
 
+    def _of(self, protocol: RequestProtocol) -> _ProtocolSeries:
+        """Return the series of a protocol; they are created at its first request."""
+        series = self._protocols.get(protocol)
+        if series is None:
+            series = self._protocols[protocol] = self._protocol_series(protocol)
+        return series
+
+    def _protocol_series(self, protocol: RequestProtocol) -> _ProtocolSeries:
+        registry = self._registry
+        return _ProtocolSeries(
+            registry.histogram(catalogue.REQUEST_DURATION, *self._labels, protocol),
+            registry.counter(catalogue.REQUESTS, *self._version, protocol, "ok"),
+        )
+
     def batching_off(self, off: bool) -> None:
         """Show whether each request runs alone although the version's signature allows batching."""
         if off is not self._off:
             self._off = off
             if off:
-                self._registry.gauge(catalogue.BATCHING_OFF, *self._outcome).set(1)
+                self._registry.gauge(catalogue.BATCHING_OFF, *self._version).set(1)
             else:
-                self._registry.remove(catalogue.BATCHING_OFF, *self._outcome)
+                self._registry.remove(catalogue.BATCHING_OFF, *self._version)
 
     def waiting(self, requests: int, rows: int) -> None:
         """Show how many requests and rows wait."""
@@ -73,10 +95,13 @@ class LaneMetrics:
                 sums = self._runs[rows] = self._registry.counter_vector(inference.RUNS, *self._of_content, label)
             sums.add(1.0, header.input_s * share, header.infer_s * share, header.output_s * share)
 
-    def answered(self, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float) -> None:
-        """Count the answered requests of one batch. Their times are similar, so only a few buckets are updated.
+    def answered(
+        self, protocol: RequestProtocol, seconds: list[float], rows: int, header: ReplyHeader, since_put_s: float
+    ) -> None:
+        """Count answered requests of one batch. Their times are similar, so only a few buckets are updated.
 
         Args:
+            protocol: of all these requests.
             seconds: from arrival to answer, per request; sorted in place.
             rows: rows of all these requests.
             header: the header of the batch's reply.
@@ -89,20 +114,23 @@ class LaneMetrics:
         self._sums.add(
             count, total, waited, header.input_s * count, header.infer_s * count, header.output_s * count, rows
         )
+        series = self._protocols.get(protocol) or self._of(protocol)
+        observe = series.seconds.observe
         seconds.sort()
         at = 0
         while at < count:
             # One observation per bucket, at the mean: bucket counts and sum equal those of single observations.
             end = bisect_right(seconds, self._bound_of(seconds[at]), at)
-            self._seconds.observe(sum(seconds[at:end]) / (end - at), end - at)
+            observe(sum(seconds[at:end]) / (end - at), end - at)
             at = end
-        self._ok.add(count)
+        series.ok.add(count)
 
-    def answered_without_run(self, seconds: float) -> None:
+    def answered_without_run(self, protocol: RequestProtocol, seconds: float) -> None:
         """Count a request for no rows."""
-        self._seconds.observe(seconds)
+        series = self._of(protocol)
+        series.seconds.observe(seconds)
         self._sums.add(1, seconds, 0.0, 0.0, 0.0, 0.0, 0)
-        self._ok.add()
+        series.ok.add()
 
     @staticmethod
     def _bound_of(seconds: float) -> float:
@@ -111,14 +139,14 @@ class LaneMetrics:
         at = bisect_left(bounds, seconds)
         return bounds[at] if at < len(bounds) else float("inf")
 
-    def failed(self, code: Code, seconds: float, reason: Reason | None = None) -> None:
-        self._seconds.observe(seconds)
+    def failed(self, protocol: RequestProtocol, code: Code, seconds: float, reason: Reason | None = None) -> None:
+        self._of(protocol).seconds.observe(seconds)
         self._sums.add_to(Field.FAIL_S, seconds)
-        self.record_rejection(code, reason)
+        self.record_rejection(protocol, code, reason)
 
-    def record_rejection(self, code: Code, reason: Reason | None = None) -> None:
+    def record_rejection(self, protocol: RequestProtocol, code: Code, reason: Reason | None = None) -> None:
         """Count a refused request, without its time: a refusal does not show how long answers take."""
-        self._registry.counter(catalogue.REQUESTS, *self._outcome, code.value).add()
+        self._registry.counter(catalogue.REQUESTS, *self._version, protocol, code.value).add()
         self._sums.add_to(FAILED[reason or REASONS.get(code, Reason.OTHER)])
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.datatypes import BYTES, ITEM_BYTES
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 
@@ -127,6 +128,8 @@ class ReadinessProbe:
 
 class _Ignored:
     """Ignores the answer to a probe. A failure of the model proves readiness, too: a worker replied."""
+
+    protocol = RequestProtocol.V2  # not used: probes are not counted
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 
 
 class Request:
@@ -48,6 +49,8 @@ class Request:
 
 class Responder(Protocol):
     """Turns answers into replies of a protocol. One method is called, once per request, after the request is done."""
+
+    protocol: RequestProtocol  # under which the metrics count the requests
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None:
         """Answer all requests of a batch. The common parts of their replies are made once."""

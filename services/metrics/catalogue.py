@@ -31,6 +31,18 @@ class Kind(StrEnum):
         return self in {Kind.GAUGE_MAX, Kind.LATEST}
 
 
+class RequestProtocol(StrEnum):
+    """The protocol of an inference request: a value of the label `protocol`."""
+
+    V2 = "v2"  # HTTP
+    GRPC = "grpc"
+    GENERATE = "generate"  # v2's generate and generate_stream
+    TFSERVING = "tfserving"  # also KServe's V1
+    SAGEMAKER = "sagemaker"
+    OPENAI = "openai"
+    TORCHSERVE = "torchserve"
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric."""
@@ -62,7 +74,7 @@ REQUEST_DURATION = Metric(
     "millstream_request_duration_seconds",
     Kind.HISTOGRAM,
     "Time from the last byte of a request to its reply.",
-    _LANE,
+    (*_LANE, "protocol"),
     SECONDS,
 )
 QUEUE_WAIT_SECONDS = Metric(
@@ -78,7 +90,10 @@ EXECUTION_DURATION = Metric(
 BATCH_ROWS = Metric("millstream_batch_rows", Kind.HISTOGRAM, "Rows of a run.", _LANE, ROWS)
 
 REQUESTS = Metric(
-    "millstream_requests_total", Kind.COUNTER, "Requests answered, by outcome.", ("model", "version", "outcome")
+    "millstream_requests_total",
+    Kind.COUNTER,
+    "Requests answered, by outcome.",
+    ("model", "version", "protocol", "outcome"),
 )
 REQUESTS_REFUSED = Metric(
     "millstream_requests_refused_total", Kind.COUNTER, "Requests refused before they were queued.", ("reason",)

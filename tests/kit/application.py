@@ -22,7 +22,7 @@ from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
-from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.scheduling.traces import Traces
 from millstream.gateway.tensors.json_text import JsonLimits
@@ -127,7 +127,7 @@ class Application:
         self.is_ready: Callable[[], bool] = lambda: self.ready
         self.accepts: list[str | None] = []
         self.events: list[str] = []
-        caller = Caller(self._find, 600)
+        callers = Callers(self._find, 600)
         limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         self.app: FastAPI = build_app(
             Deps(
@@ -136,8 +136,8 @@ class Application:
                 catalog=self.catalog,
                 upload_slots=UploadSlots(self.catalog),
                 infer=self.inbox,
-                caller=caller,
-                embed=Embeddings(caller, Tokenizers(self.repository), limits).answer,
+                callers=callers,
+                embed=Embeddings(callers.openai, Tokenizers(self.repository), limits).answer,
                 statistics=MachineStatistics(MetricsRegistry(None, "gateway"), lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 
 
 class Nobody:
     """Ignores every answer."""
+
+    protocol = RequestProtocol.V2
 
     def answer(self, requests: Sequence[Request], outputs: Outputs) -> None: ...
 

@@ -29,6 +29,7 @@ from millstream.gateway.scheduling.recovery import ABANDON_S
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.profile import Profile
 from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import REST_S, LaneBench
@@ -44,6 +45,8 @@ REFUSALS = {Code.OVERLOADED, Code.UNAVAILABLE, Code.MODEL}
 
 class Callers:
     """How often each request was answered, and how."""
+
+    protocol = RequestProtocol.V2
 
     def __init__(self) -> None:
         self.answers: Counter[int] = Counter()

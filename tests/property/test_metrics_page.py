@@ -37,7 +37,7 @@ def test_a_kept_page_is_a_fresh_page(steps: list[tuple[str, str]]) -> None:
             if what == "count":
                 mine.counter(catalogue.BATCHES, *labels, "ok").add()
             elif what == "observe":
-                mine.histogram(catalogue.REQUEST_DURATION, *labels).observe(0.003)
+                mine.histogram(catalogue.REQUEST_DURATION, *labels, "v2").observe(0.003)
             elif what == "gauge":
                 mine.gauge(catalogue.LANE_ROWS, *labels).add(3)
             elif what == "remove":

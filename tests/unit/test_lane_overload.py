@@ -15,6 +15,7 @@ import pytest
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.model.profile import Profile
 from millstream.services.wire.batch import decode_batch
 from tests.kit.lane_harness import LaneBench
@@ -26,6 +27,8 @@ TICK_S = 0.01
 
 class Callers:
     """Count what is answered in time."""
+
+    protocol = RequestProtocol.V2
 
     def __init__(self) -> None:
         self.good = self.refused = self.late = 0

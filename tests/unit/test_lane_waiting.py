@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Code, Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.metrics.inference import Field, recorded
 from millstream.services.model.manifest import ModelConfig, QueuePolicy
 from millstream.services.wire.batch import decode_batch
@@ -21,6 +22,8 @@ RUN_S = 0.05  # so long that what waits behind one run waits
 
 class Heard:
     """Who was answered, in order, and what the others were told."""
+
+    protocol = RequestProtocol.V2
 
     def __init__(self) -> None:
         self.answered: list[Request] = []

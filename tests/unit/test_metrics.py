@@ -39,8 +39,8 @@ from pathlib import Path
 from millstream.services.metrics import catalogue as c
 from millstream.services.metrics.registry import MetricsRegistry
 tally = MetricsRegistry(Path(sys.argv[1]), "gateway")
-requests = tally.counter(c.REQUESTS, "digits", "1", "ok")
-seconds = tally.histogram(c.REQUEST_DURATION, "digits", "1", "cpu")
+requests = tally.counter(c.REQUESTS, "digits", "1", "v2", "ok")
+seconds = tally.histogram(c.REQUEST_DURATION, "digits", "1", "cpu", "v2")
 tally.gauge(c.REQUESTS_IN_FLIGHT).set(3)
 tally.gauge(c.INSTANCES_READY, "digits", "1", "cpu").set(2)
 for line in sys.stdin:
@@ -58,7 +58,7 @@ from millstream.services.metrics.registry import MetricsRegistry
 tally = MetricsRegistry(Path(sys.argv[1]), "worker")
 mark = tally.counter(c.REDIS_RECONNECTS)
 for i in range(10**9):
-    tally.counter(c.REQUESTS, f"m{i % 3000}", "1", "ok").add()
+    tally.counter(c.REQUESTS, f"m{i % 3000}", "1", "v2", "ok").add()
     mark.add()
     tally.gauge(c.LANE_ROWS, "x" * (i % 120), "1", "cpu").set(i)
     tally.remove(c.LANE_ROWS, "x" * (i % 120), "1", "cpu")
@@ -123,15 +123,15 @@ def value_files(directory):
 
 def test_series_are_counted_in_own_memory():
     tally = MetricsRegistry(None, "gateway")
-    requests = tally.counter(catalogue.REQUESTS, "digits", "1", "ok")
+    requests = tally.counter(catalogue.REQUESTS, "digits", "1", "v2", "ok")
     requests.add()
     requests.add(2.5)
-    assert tally.counter(catalogue.REQUESTS, "digits", "1", "ok") is requests
+    assert tally.counter(catalogue.REQUESTS, "digits", "1", "v2", "ok") is requests
     depth = tally.gauge(catalogue.LANE_ROWS, "digits", "1", "cpu")
     depth.set(7)
     depth.add(-2)
     shown = values(tally)
-    assert shown["millstream_requests_total,model=digits,outcome=ok,version=1"] == 3.5
+    assert shown["millstream_requests_total,model=digits,outcome=ok,protocol=v2,version=1"] == 3.5
     assert shown["millstream_lane_rows,model=digits,pool=cpu,version=1"] == 5
     assert shown["process_resident_memory_bytes"] > 1_000_000
 
@@ -153,25 +153,26 @@ def test_histogram_bounds_are_inclusive_and_cumulative():
 
 def test_many_series_grow_past_one_chunk(tmp_path):
     tally = MetricsRegistry(tmp_path, "gateway")
-    first = tally.counter(catalogue.REQUESTS, "m0", "1", "ok")
+    first = tally.counter(catalogue.REQUESTS, "m0", "1", "v2", "ok")
     for number in range(3000):
-        tally.counter(catalogue.REQUESTS, f"m{number}", "1", "ok").add(number)
+        tally.counter(catalogue.REQUESTS, f"m{number}", "1", "v2", "ok").add(number)
     first.add(0.5)
     assert tally.path.stat().st_size > 2 * CHUNK_BYTES
     shown = values(tally)
-    assert shown["millstream_requests_total,model=m0,outcome=ok,version=1"] == 0.5
+    assert shown["millstream_requests_total,model=m0,outcome=ok,protocol=v2,version=1"] == 0.5
     assert all(
-        shown[f"millstream_requests_total,model=m{number},outcome=ok,version=1"] == number for number in range(1, 3000)
+        shown[f"millstream_requests_total,model=m{number},outcome=ok,protocol=v2,version=1"] == number
+        for number in range(1, 3000)
     )
 
 
 def test_series_beyond_the_bound_are_counted_as_other():
     tally = MetricsRegistry(None, "gateway", series_max=4)
     for number in range(10):
-        tally.counter(catalogue.REQUESTS, f"m{number}", "1", "ok").add()
+        tally.counter(catalogue.REQUESTS, f"m{number}", "1", "v2", "ok").add()
     shown = values(tally)
     requests = {name: value for name, value in shown.items() if name.startswith("millstream_requests_total")}
-    assert requests["millstream_requests_total,model=other,outcome=other,version=other"] == 7
+    assert requests["millstream_requests_total,model=other,outcome=other,protocol=other,version=other"] == 7
     assert len(requests) == 4
     assert sum(requests.values()) == 10
     assert shown["millstream_metrics_series_refused_total"] == 7
@@ -217,9 +218,9 @@ def test_processes_add_up_and_outlive_kill(tmp_path):
         count(first, 5)
         count(second, 7)
         shown = values(mine)
-        requests = "millstream_requests_total,model=digits,outcome=ok,version=1"
+        requests = "millstream_requests_total,model=digits,outcome=ok,protocol=v2,version=1"
         ready = "millstream_instances_ready,model=digits,pool=cpu,version=1"
-        observed = "millstream_request_duration_seconds_count,model=digits,pool=cpu,version=1"
+        observed = "millstream_request_duration_seconds_count,model=digits,pool=cpu,protocol=v2,version=1"
         assert shown[requests] == shown[observed] == 12
         assert shown["millstream_requests_in_flight"] == 6  # each has its own
         assert shown[ready] == 2  # both see the same
@@ -233,9 +234,9 @@ def test_processes_add_up_and_outlive_kill(tmp_path):
         kill(second)
         shown = values(mine)
         assert shown[requests] == shown[observed] == 12
-        assert shown["millstream_request_duration_seconds_sum,model=digits,pool=cpu,version=1"] == pytest.approx(
-            12 * 0.003
-        )
+        assert shown[
+            "millstream_request_duration_seconds_sum,model=digits,pool=cpu,protocol=v2,version=1"
+        ] == pytest.approx(12 * 0.003)
         assert "millstream_requests_in_flight" not in shown
         assert ready not in shown
         assert value_files(tmp_path) == [mine.path.name]

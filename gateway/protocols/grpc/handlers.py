@@ -42,7 +42,7 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
-        infer = InferCalls(deps.caller, messages)
+        infer = InferCalls(deps.callers.grpc, messages)
         stream = Stream(infer, messages, lambda: drain.draining)
         handlers = {name: _unary(name, call, messages) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)

@@ -80,14 +80,11 @@ class InferCalls:
         request = await parse_infer(body)
         route = find(self._caller, request.model_name, request.model_version)
         codec = self._codecs.get(route.plans) or self._new_codec(route)
-        try:
+        with self._caller.count_rejections(route):
             if request.raw_input_contents:
                 call = codec.decoder.decode(request)
             else:
                 call = await run_in_thread_if_large(len(body), codec.decoder.decode, request)
-        except Failure as failure:
-            route.lane.record_rejection(failure.code)
-            raise
         self._envelopes.learn(body, request, route.plans, call)
         return await self._run(route, call, size_bytes, remaining_s, permit, extra)
 

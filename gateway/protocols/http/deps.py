@@ -11,7 +11,7 @@ from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
-from millstream.gateway.scheduling.caller import Caller
+from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.triton import interfaces
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
@@ -26,7 +26,7 @@ class Deps:
     catalog: ModelCatalog
     upload_slots: UploadSlots
     infer: InferHandler  # v2 over HTTP
-    caller: Caller  # the other protocols
+    callers: Callers  # the other protocols
     embed: Callable[[bytes], Coroutine[Any, Any, bytes]]  # body of an embeddings request -> body of its reply
     statistics: interfaces.Statistics
     traces: interfaces.TraceSettings

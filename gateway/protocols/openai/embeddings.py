@@ -19,7 +19,7 @@ from millstream.gateway.protocols.openai.request import EmbeddingRequest, check_
 from millstream.gateway.protocols.openai.tokenizer_thread import TokenizerThread
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Caller
-from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
@@ -47,11 +47,11 @@ class Embeddings:
         """Return the body of the reply to the request in `body`. Raises Failure."""
         request = await run_in_thread_if_large(len(body), read, body, self._json_limits)
         route = self._caller.find(request.model, request.version)
-        with count_rejections(route):
+        with self._caller.count_rejections(route):
             version_embedder = embedder(route.plans)
             entries, tokens = await self._entries(route, version_embedder, request)
         vectors = await self._vectors(route, version_embedder, entries)
-        with count_rejections(route):
+        with self._caller.count_rejections(route):
             vectors = shortened(vectors, request.dimensions)
         return await run_in_thread_if_large(vectors.nbytes, _written, request, vectors, tokens)
 
@@ -81,7 +81,7 @@ class Embeddings:
 
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
             async with turns:
-                with count_rejections(route):
+                with self._caller.count_rejections(route):
                     inputs, mask = version_embedder.inputs(some)
                 outputs = await infer_arrays(self._caller, route, inputs)
                 return version_embedder.vectors(outputs, mask)

@@ -18,7 +18,7 @@ from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
-from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors import forms
 from millstream.gateway.tensors.outputs import size_of
@@ -145,7 +145,7 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
             refuses bodies with 400 only.
         HTTPException: 406.
     """
-    route = deps.caller.find(model, variant_version(request.headers))
+    route = deps.callers.sagemaker.find(model, variant_version(request.headers))
     try:
         async with decompressed_body(request, deps) as body:
             reply = await cancel_on_disconnect(request, _reply(request, deps, route, body, accept))
@@ -163,10 +163,10 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
 
 async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, accept: str | None) -> Response:
     content_type = request.headers.get("content-type", "")
-    with count_rejections(route):
+    with deps.callers.sagemaker.count_rejections(route):
         header_bytes = binary.header_bytes(content_type)
     if header_bytes is not None:
-        return _v2_reply(*await infer_v2(deps.caller, route, body, header_bytes))
+        return _v2_reply(*await infer_v2(deps.callers.sagemaker, route, body, header_bytes))
     if forms.media_type(content_type) == OCTETS:
         return await _octets(request, deps, route, body)
     form = accepted_form(accept or request.headers.get("accept"))
@@ -174,7 +174,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
         )
-    with count_rejections(route):
+    with deps.callers.sagemaker.count_rejections(route):
         if forms.media_type(content_type) == forms.JSON:
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
             parsed = (
@@ -185,8 +185,8 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
         else:
             parsed = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
     if parsed is None:
-        return _v2_reply(*await infer_v2(deps.caller, route, body, None))
-    outputs = await infer_arrays(deps.caller, route, parsed.inputs)
+        return _v2_reply(*await infer_v2(deps.callers.sagemaker, route, body, None))
+    outputs = await infer_arrays(deps.callers.sagemaker, route, parsed.inputs)
     signature = route.plans.signature
     text = await run_in_thread_if_large(
         size_of(outputs), forms.write, signature, outputs, form, row_form=parsed.row_form
@@ -202,9 +202,9 @@ def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
 async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) -> Response:
     """Answer a v2 request with binary tensors, announced by Triton's own header."""
     length = request.headers.get("inference-header-content-length")
-    with count_rejections(route):
+    with deps.callers.sagemaker.count_rejections(route):
         header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
-    text, written = await infer_v2(deps.caller, route, body, header_bytes)
+    text, written = await infer_v2(deps.callers.sagemaker, route, body, header_bytes)
     if written is None:
         return Response(text, media_type=forms.JSON)
     return Response(text, media_type=OCTETS, headers={"inference-header-content-length": str(written)})

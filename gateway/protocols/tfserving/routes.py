@@ -22,7 +22,7 @@ from millstream.gateway.protocols.tfserving.predict import (
     write_classes,
     write_values,
 )
-from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
@@ -185,7 +185,7 @@ def _status(deps: Deps, model: str, version: str | None, response: Response) -> 
 
 def _find(deps: Deps, model: str, version: str | None) -> ModelRoute:
     try:
-        return deps.caller.find(model, version)
+        return deps.callers.tfserving.find(model, version)
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
@@ -199,12 +199,12 @@ async def _run(model: str, version: str | None, read: Reader, request: Request, 
 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
     route = _find(deps, model, version)
-    with count_rejections(route):
+    with deps.callers.tfserving.count_rejections(route):
         event, data = await run_in_thread_if_large(
             len(body), open_event, request.headers, body, route.plans.json_limits
         )
         inputs, write = await run_in_thread_if_large(len(data), _parsed, route, read, data)
-    outputs = await infer_arrays(deps.caller, route, inputs)
+    outputs = await infer_arrays(deps.callers.tfserving, route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, outputs)
     if event is None:
         return Response(text, media_type="application/json")

@@ -13,7 +13,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
 from millstream.gateway.protocols.torchserve.predictions import read, write
-from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure
@@ -80,7 +80,7 @@ async def describe(request: Request) -> dict[str, Any]:
 def _route(deps: Deps, model: str, version: str | None) -> ModelRoute:
     find(deps.catalog.snapshot, model, version)
     try:
-        return deps.caller.find(model, None if version is None else plain(version))
+        return deps.callers.torchserve.find(model, None if version is None else plain(version))
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
@@ -94,8 +94,8 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
 
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
-    with count_rejections(route):
+    with deps.callers.torchserve.count_rejections(route):
         inputs, single = await run_in_thread_if_large(len(body), read, route.plans, content_type, body)
-    outputs = await infer_arrays(deps.caller, route, inputs)
+    outputs = await infer_arrays(deps.callers.torchserve, route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
     return Response(text, media_type="application/json", headers={"x-request-id": str(uuid.uuid4())})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from millstream.gateway.protocols.v2.call import InferCall
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.scheduling.caller import Caller, RequestOptions
-from millstream.gateway.scheduling.infer_arrays import count_rejections
 from millstream.gateway.scheduling.router import ModelRoute
 
 
@@ -15,7 +14,7 @@ async def infer_v2(
     """Run the request in `body`; return the body of its reply and the length of that body's JSON part.
 
     Args:
-        caller: the gateway's caller.
+        caller: of the protocol on whose path the request came.
         route: the version's route.
         body: the body of the request.
         header_bytes: length of its JSON part; None, here and in the result: the whole body is JSON.
@@ -23,7 +22,7 @@ async def infer_v2(
     Raises:
         Failure: of any kind.
     """
-    with count_rejections(route):
+    with caller.count_rejections(route):
         call: InferCall = route.decoder.decode(body, header_bytes)
     inputs, options = call
     manifest = route.lane.manifest

@@ -22,6 +22,7 @@ from millstream.gateway.scheduling.lane import Lane
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.tensors.outputs import Outputs, Reply, own_copies, size_of
 from millstream.services.errors import Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
@@ -62,6 +63,8 @@ class RestResponder:
         encoder: the version's encoder.
         reply_budget: bounds large replies while they are written.
     """
+
+    protocol = RequestProtocol.V2
 
     def __init__(self, encoder: V2Encoder, reply_budget: ReplyBudget) -> None:
         self._encoder = encoder

@@ -12,7 +12,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.v2.generate import event, read, write
-from millstream.gateway.scheduling.infer_arrays import count_rejections, infer_arrays
+from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.process.offload import run_in_thread_if_large
 
@@ -81,8 +81,8 @@ async def _generate(model: str, version: str | None, request: Request, deps: Dep
 
 
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
-    route = deps.caller.find(model, version)
-    with count_rejections(route):
+    route = deps.callers.generate.find(model, version)
+    with deps.callers.generate.count_rejections(route):
         prompt = await run_in_thread_if_large(len(body), read, route.plans, body)
-    outputs = await infer_arrays(deps.caller, route, prompt.inputs, prompt.options)
+    outputs = await infer_arrays(deps.callers.generate, route, prompt.inputs, prompt.options)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)

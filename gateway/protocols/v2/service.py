@@ -19,6 +19,7 @@ from millstream.gateway.protocols.v2.decode import InferCall, parse_header_lengt
 from millstream.gateway.protocols.v2.responder import Done, RestRequest
 from millstream.gateway.scheduling.router import ModelRoute, Router
 from millstream.services.errors import Code, Failure
+from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.offload import run_in_thread_if_large
 
 log = logging.getLogger("millstream.infer")
@@ -98,7 +99,7 @@ class InferService:
             lane.add(request, len(body) + shared_memory_bytes)
         except Failure as failure:
             if route is not None:
-                route.lane.record_rejection(failure.code)
+                route.lane.record_rejection(RequestProtocol.V2, failure.code)
             done(error_reply(failure))
             return _ANSWERED
         except Exception as error:
@@ -174,7 +175,7 @@ class InferService:
             return
         route = self._router.routes.get((model, version))
         if route is not None:
-            route.lane.record_rejection(failure.code)
+            route.lane.record_rejection(RequestProtocol.V2, failure.code)
         done(error_reply(failure))
 
     def _submit_compressed(
