@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import logging
 import os
-import platform
 import socket
 import sys
 
@@ -27,6 +26,7 @@ from millstream.gateway.cluster_events import ClusterEvents
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
+from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.connection.server import Server, SideServer
@@ -53,6 +53,7 @@ from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue
+from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.model.manifest import Manifest
@@ -83,14 +84,16 @@ class Gateway:
         self.settings = settings
         self.name = f"{index}-{os.getpid()}-{os.urandom(8).hex()}"
         self.registry = MetricsRegistry(settings.metrics_dir, f"gateway-{index}")
-        self.registry.gauge(catalogue.BUILD_INFO, VERSION, platform.python_version()).set(1)
+        self._process_metrics = ProcessMetrics(self.registry)
         self.drain = Drain()
         self.segments = _segment_pool(settings, self.name, self.registry)
         self.admission = _admission(settings, self.registry)
         self.receive_budget = _receive_budget(settings, self.registry)
         self.reply_budget = _reply_budget(settings, self.registry)
+        self.http_counts = HttpCounts(self.registry)
         self.repository = FolderRepository(settings.repository_dir)
-        self.cluster_state = ClusterState(address, keys)
+        redis_up = self.registry.gauge(catalogue.REDIS_UP, self.registry.process)
+        self.cluster_state = ClusterState(address, keys, on_reachable=redis_up.set)
         self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s)
         self.client_memory = ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients)
         self.router = Router(
@@ -128,6 +131,7 @@ class Gateway:
         return read_labels(self.repository.local_path(manifest.model, manifest.version), manifest)
 
     async def start(self) -> None:
+        self._process_metrics.start()
         await self.catalog.start()
         self.producer.start()
         self.readiness_probe.start()
@@ -146,6 +150,7 @@ class Gateway:
         await self.traces.close()
         if self.segments is not None:
             self.segments.close()
+        self._process_metrics.stop()
         self.registry.close()
 
     def ready(self) -> bool:
@@ -171,6 +176,7 @@ class Gateway:
         json_limits = JsonLimits(self.settings.json_bytes_max, self.settings.json_values_max)
         return Deps(
             settings=self.settings,
+            registry=self.registry,
             repository=self.repository,
             catalog=self.catalog,
             upload_slots=UploadSlots(self.catalog),
@@ -179,6 +185,7 @@ class Gateway:
             embed=Embeddings(callers.openai, Tokenizers(self.repository), json_limits).answer,
             client_memory=self.client_memory,
             receive_budget=self.receive_budget,
+            http_counts=self.http_counts,
             reply_budget=self.reply_budget,
             statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
             configurations=VersionConfigurations(lambda: self.catalog.snapshot),
@@ -264,7 +271,7 @@ def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> u
 def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     if not settings.http_fast_path:
         return asgi_protocol(gateway.drain)
-    return fast_path_protocol(
+    protocol = fast_path_protocol(
         gateway.infer,
         settings.request_bytes_max,
         settings.client_connections_max,
@@ -273,6 +280,8 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
         settings.client_stall_s_max,
         gateway.drain,
     )
+    protocol.http_counts = gateway.http_counts
+    return protocol
 
 
 def _arguments() -> argparse.Namespace:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.protocols.http import operation
+from millstream.gateway.protocols.http.count_replies import METHOD, CountReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
 from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, describe_errors, documented
@@ -64,6 +65,7 @@ def build_app(deps: Deps) -> FastAPI:
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
     app.add_middleware(ReplyBudgetMiddleware, reply_budget=deps.reply_budget)
+    app.add_middleware(CountReplies, counts=deps.http_counts)
     app.add_middleware(_HeadAsGet)
     return app
 
@@ -109,5 +111,5 @@ class _HeadAsGet:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", METHOD: "HEAD"}
         await self.app(scope, receive, send)

@@ -28,6 +28,7 @@ from millstream.services.crashes.run_marks import RunMark, runs_dir
 from millstream.services.errors import Code, Failure
 from millstream.services.installation import installation_name
 from millstream.services.metrics.exposition import serve
+from millstream.services.metrics.process import ProcessMetrics
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.gc_tuning import freeze_gc
 from millstream.services.process.logs import configure_logs, exit_message
@@ -153,11 +154,14 @@ class WorkerProcess:
         _record_unseen_load_deaths(repository, run_dir, f"{identity.name}-")
         # Named without the process' id, so that a worker that is started again continues its series.
         self._registry = MetricsRegistry(settings.metrics_dir, f"worker-{identity.name}")
+        self._process_metrics = ProcessMetrics(self._registry)
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
         self._clock = RedisClock()
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
         self._models = LoadedModels()
-        self._heartbeat = Heartbeat(self._connect, self._record, self._models.lanes, settings.queue_lease_s)
+        self._heartbeat = Heartbeat(
+            self._connect, self._record, self._models.lanes, settings.queue_lease_s, self.metrics.redis_answers
+        )
         self._models.on_change = self._heartbeat.beat_now
         self._load_stuck = threading.Event()
         self._reconciler = Reconciler(
@@ -197,6 +201,7 @@ class WorkerProcess:
         """Start the threads; the main loop is run by the caller, in the main thread."""
         if self._settings.worker_metrics_port:
             serve(self._settings.worker_metrics_port, self._registry)
+        self._process_metrics.start()
         _report_unseen_deaths(self._connect, self._runs, f"{self._identity.name}-")
         self._drain.start()
         self._watchdog.start()
@@ -216,6 +221,7 @@ class WorkerProcess:
         _leave(self._connect)  # what it might still lease goes to other workers
         if self._mark is not None:
             self._mark.close()  # nothing runs: a later process finds no mark
+        self._process_metrics.stop()
         self._registry.close()
         code = LOAD_STUCK if self._load_stuck.is_set() else 0
         if self._reconciler.loading:  # Python's own exit would wait for the library, or crash in it

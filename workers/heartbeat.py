@@ -28,6 +28,7 @@ class Heartbeat:
     Args:
         record: builds the record to publish.
         lanes: returns the lanes to add again when Redis may have forgotten them.
+        on_redis: called with True after each beat, and with False when a beat did not reach Redis.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Heartbeat:
         record: Callable[[], WorkerRecord],
         lanes: Callable[[], list[str]],
         lease_s: float,
+        on_redis: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._connect = connect
         self._record = record
         self._lanes = lanes
         self._lease_s = lease_s
+        self._on_redis = on_redis
         self._wake = threading.Event()
         self._stopping = False
         self._last_beat = 0.0  # monotonic
@@ -77,6 +80,7 @@ class Heartbeat:
             try:
                 consumer = self._connect()
             except Failure as failure:
+                self._on_redis(False)
                 log.warning("%s; trying again", failure.message)
                 self._sleep(backoff.after_death())
                 continue
@@ -84,6 +88,7 @@ class Heartbeat:
             try:
                 self._beat(consumer)
             except Failure as failure:
+                self._on_redis(False)
                 log.warning("%s", failure.message)
             except Exception:
                 log.exception("a heartbeat failed")
@@ -103,6 +108,7 @@ class Heartbeat:
             if not known or began - self._last_beat >= self._lease_s:
                 self.forget_leases()  # before `_last_beat` changes: `lease_valid` must not see the new value alone
             self._last_beat = began
+            self._on_redis(True)
             lanes = self._lanes()
             if not known or lanes != added:
                 consumer.add_lanes(lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream.services.metrics import catalogue
-from millstream.services.metrics.registry import MetricsRegistry
+from millstream.services.metrics.registry import Counter, MetricsRegistry
 
 if TYPE_CHECKING:
     from millstream.services.model.manifest import Manifest
@@ -26,6 +26,9 @@ class WorkerMetrics:
         self._too_large = registry.counter(catalogue.REPLIES_REFUSED, "too_large")
         self._unreadable = registry.counter(catalogue.BATCHES_UNREADABLE, pool)
         self._refused = registry.counter(catalogue.REPLIES_REFUSED, "redis")
+        self._redis_up = registry.gauge(catalogue.REDIS_UP, registry.process)
+        self._redis_reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
+        self._redis_answered: bool | None = None  # the last heartbeat; None: Redis was never reached
         registry.gauge(catalogue.WORKER_INFO, worker, pool, device).set(1)
 
     def ran(self, model: LoadedModel, seconds: float, rows: int) -> None:
@@ -65,6 +68,31 @@ class WorkerMetrics:
     def batch_unreadable(self) -> None:
         """Count a batch that this worker could not read and passed on."""
         self._unreadable.add()
+
+    def redis_answers(self, answers: bool) -> None:
+        """Show whether Redis answers the heartbeat, which calls this after each beat and each failure."""
+        self._redis_up.set(answers)
+        if answers and self._redis_answered is False:
+            self._redis_reconnects.add()
+        if answers or self._redis_answered is not None:
+            self._redis_answered = answers
+
+    def loading(self, manifest: Manifest) -> None:
+        """Show the failed loads of a version before the first, so that a query sees the count grow from 0."""
+        self._load_failures(manifest)
+
+    def loaded(self, manifest: Manifest, seconds: float) -> None:
+        """Count a load that succeeded, and its time."""
+        labels = (manifest.model, str(manifest.version), self._pool)
+        self._registry.histogram(catalogue.MODEL_LOAD_DURATION, *labels).observe(seconds)
+
+    def load_failed(self, manifest: Manifest) -> None:
+        """Count a load that failed."""
+        self._load_failures(manifest).add()
+
+    def _load_failures(self, manifest: Manifest) -> Counter:
+        labels = (manifest.model, str(manifest.version), self._pool)
+        return self._registry.counter(catalogue.MODEL_LOAD_FAILURES, *labels)
 
     def bytes_of(self, model: LoadedModel, size_bytes: int) -> None:
         manifest = model.manifest

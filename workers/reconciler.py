@@ -201,6 +201,7 @@ class Reconciler:
         model = LoadedModel(manifest, State.LOADING)
         log.info("loading: %s version %s", manifest.model, manifest.version, extra=_about(manifest))
         self._publish_progress(current, model)
+        self._metrics.loading(manifest)
 
         def warming(instance: Instance) -> None:
             self._loads.warming(current)
@@ -209,6 +210,7 @@ class Reconciler:
         try:
             if current.wanted.suspect:
                 self._load_on_trial(manifest, stop)
+            began = time.monotonic()
             with self._guard.marks.loading(manifest):
                 loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
         except Failure as failure:
@@ -221,7 +223,7 @@ class Reconciler:
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
             self._fail(current, f"{type(error).__name__}: {error}")
         else:
-            self._succeed(current, model, loaded)
+            self._succeed(current, model, loaded, time.monotonic() - began)
 
     def _load_on_trial(self, manifest: Manifest, stop: Stop) -> None:
         """Load a suspect version in a process of its own. Raises Failure(MODEL) if that process dies, too."""
@@ -233,7 +235,7 @@ class Reconciler:
             code = Code.MODEL if verdict.failed else Code.UNAVAILABLE
             raise Failure(code, verdict.failed or f"the process that loaded it {died}")
 
-    def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion) -> None:
+    def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion, seconds: float) -> None:
         manifest, profile = model.manifest, loaded.profile
         measured = dict(profile.seconds)
         ready = replace(
@@ -249,6 +251,7 @@ class Reconciler:
             loaded.instance.close()
             return
         self._metrics.bytes_of(ready, loaded.instance.size_bytes)
+        self._metrics.loaded(manifest, seconds)
         log.info("ready: %s version %s", manifest.model, manifest.version, extra=_about(manifest))
         if current.wanted.suspect:
             self._change_verdict(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
@@ -256,6 +259,7 @@ class Reconciler:
     def _fail(self, current: Load, reason: str) -> None:
         manifest = current.wanted.manifest
         if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
+            self._metrics.load_failed(manifest)
             log.error("failed: %s version %s: %s", manifest.model, manifest.version, reason, extra=_about(manifest))
 
     def _publish_progress(self, current: Load, model: LoadedModel) -> bool:

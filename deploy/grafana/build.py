@@ -52,6 +52,9 @@ BATCH_ROWS = rate("millstream_batch_rows_sum", "model, pool", _OF_MODEL)
 BATCHES_RUN = rate("millstream_batch_rows_count", "model, pool", _OF_MODEL)
 INSTANCE_BYTES = f"max by (model, version, pool, worker) (millstream_instance_memory_bytes{{{_OF_MODEL}}})"
 INSTANCES_READY = f"max by (model, version, pool) (millstream_instances_ready{{{_OF_MODEL}}})"
+LOAD_SECONDS = rate("millstream_model_load_duration_seconds_sum", "model, pool", _OF_MODEL)
+LOADS = rate("millstream_model_load_duration_seconds_count", "model, pool", _OF_MODEL)
+PROCESS = "sum by (process) (millstream_process_{})"
 STREAM_ENTRIES = f"max by (model, version, pool) (millstream_stream_entries{{{_OF_MODEL}}})"
 
 STATS = (
@@ -92,6 +95,12 @@ REQUESTS = (
         ((rate("millstream_requests_total", "outcome", _OF_MODEL), "{{outcome}}"),),
     ),
     Chart(
+        "Requests by protocol",
+        "Answered in a second.",
+        "reqps",
+        ((rate("millstream_requests_total", "protocol", _OF_MODEL), "{{protocol}}"),),
+    ),
+    Chart(
         "Refused",
         "Turned away before they were queued, by reason.",
         "reqps",
@@ -117,6 +126,18 @@ REQUESTS = (
         "Time of a batch on its device, 99th percentile.",
         "s",
         ((quantile(0.99, "millstream_execution_duration_seconds", "model, pool"), "{{model}} {{pool}}"),),
+    ),
+    Chart(
+        "HTTP replies by status",
+        "Of all paths, in a second.",
+        "reqps",
+        ((rate("millstream_http_requests_total", "status"), "{{status}}"),),
+    ),
+    Chart(
+        "gRPC calls by code",
+        "Of all methods, in a second.",
+        "reqps",
+        ((rate("millstream_grpc_calls_total", "code"), "{{code}}"),),
     ),
 )
 
@@ -166,9 +187,50 @@ WORKERS = (
         "short",
         ((f"sum by (model, pool) ({INSTANCES_READY})", "{{model}} {{pool}}"),),
     ),
+    Chart(
+        "Time to load a model",
+        "Mean, warm-up included.",
+        "s",
+        ((f"{LOAD_SECONDS} / {LOADS}", "{{model}} {{pool}}"),),
+    ),
+)
+
+PROCESSES = (
+    Chart(
+        "Processor time",
+        "Cores that a process keeps busy.",
+        "short",
+        ((rate("millstream_process_cpu_seconds_total", "process"), "{{process}}"),),
+    ),
+    Chart("Resident memory", "By process.", "bytes", ((PROCESS.format("resident_memory_bytes"), "{{process}}"),)),
+    Chart(
+        "Open files",
+        "Part of the descriptors that a process may open.",
+        "percentunit",
+        ((f"{PROCESS.format('open_fds')} / {PROCESS.format('max_fds')}", "{{process}}"),),
+    ),
+    Chart("Threads", "By process.", "short", ((PROCESS.format("threads"), "{{process}}"),)),
+    Chart(
+        "Collections of cycles",
+        "By Python's garbage collector, in a second.",
+        "ops",
+        ((rate("millstream_process_gc_collections_total", "process, generation"), "{{process}} {{generation}}"),),
+    ),
+    Chart(
+        "Time since start",
+        "A process that starts again and again has a defect.",
+        "s",
+        (("time() - max by (process) (millstream_process_start_time_seconds)", "{{process}}"),),
+    ),
 )
 
 PLUMBING = (
+    Chart(
+        "Redis answers",
+        "1 while Redis answers a process.",
+        "short",
+        (("min by (process) (millstream_redis_up)", "{{process}}"),),
+    ),
     Chart(
         "Bytes moved",
         "Through Redis and, on one host, through shared memory.",
@@ -192,8 +254,8 @@ PLUMBING = (
         "Mishaps survived",
         "In a minute: batches taken back from workers that died or fell silent, replies that came twice, connections "
         "to Redis that were restored, metric series refused, runs halved for lack of memory, outputs too large "
-        "to be sent, runs terminated at their time limit. And how many requests are refused because they killed "
-        "workers.",
+        "to be sent, runs terminated at their time limit, loads that failed. And how many requests are refused "
+        "because they killed workers.",
         "short",
         (
             *(
@@ -209,6 +271,7 @@ PLUMBING = (
                     ("millstream_worker_deaths_total", "workers ended by versions"),
                     ("millstream_batches_unreadable_total", "batches of other releases"),
                     ("millstream_batch_checks_total", "batches checked"),
+                    ("millstream_model_load_failures_total", "failed loads"),
                 )
             ),
             ("sum(millstream_requests_quarantined)", "quarantined requests"),
@@ -305,6 +368,7 @@ def build() -> str:
         ("Requests", REQUESTS),
         ("Batches", BATCHES),
         ("Workers", WORKERS),
+        ("Processes", PROCESSES),
         ("Plumbing", PLUMBING),
     )
     for title, charts in rows:

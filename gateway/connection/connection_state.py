@@ -53,6 +53,7 @@ from typing import Any, ClassVar
 
 from millstream.gateway.connection.drain import DrainingProtocol
 from millstream.gateway.connection.head_cache import CachedHead
+from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.idle_timer import LazyTimer
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.path_cache import InferPath
@@ -70,6 +71,7 @@ class ConnectionState(DrainingProtocol):
     connections_max: ClassVar[int]
     receive_budget: ClassVar[ReceiveBudget]
     reply_budget: ClassVar[ReplyBudget]
+    http_counts: ClassVar[HttpCounts]
     client_stall_s_max: ClassVar[float]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, CachedHead | None]]

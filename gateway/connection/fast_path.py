@@ -14,6 +14,7 @@ import asyncio
 
 from millstream.gateway.connection.connection_state import is_replying
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.idle_timer import LazyTimer
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
@@ -23,6 +24,7 @@ from millstream.gateway.connection.request_reader import SENT_BYTES_MIN, Request
 from millstream.gateway.connection.slow_reader import WriteStallGuard
 from millstream.gateway.connection.uvicorn_hooks import check_parts
 from millstream.services.errors import Code, Failure
+from millstream.services.metrics.registry import MetricsRegistry
 
 
 class FastPathProtocol(RequestReader):
@@ -103,6 +105,8 @@ def fast_path_protocol(
 ) -> type[FastPathProtocol]:
     """Return the protocol class of a server whose infer posts `infer` answers.
 
+    Its class variable `http_counts` counts the replies; at first it is one of the class' own, which no page shows.
+
     Args:
         infer: Answers each infer post.
         body_bytes_max: Limit on one body; a larger one is refused.
@@ -125,6 +129,7 @@ def fast_path_protocol(
             "connections_max": connections_max,
             "receive_budget": receive_budget,
             "reply_budget": reply_budget,
+            "http_counts": HttpCounts(MetricsRegistry(None, "uncounted")),
             "client_stall_s_max": client_stall_s_max,
             "drain": drain or Drain(),
             "paths": {},

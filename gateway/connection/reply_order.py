@@ -78,12 +78,18 @@ class ReplyOrder(ConnectionState):
             if defaults is not self.server_state.default_headers:  # uvicorn makes a new list for each second's Date
                 prefix = ok_prefix(self.server_state.default_headers)
                 self.ok_prefix[:] = (self.server_state.default_headers, prefix)
+            counts, at = self.http_counts.infer_ok[cycle.path[1] is not None]
+            counts[at] += 1.0
             transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), headers.lines, body))
         else:
+            self.http_counts.add_infer(cycle.path, status)
             transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + body)
         if self.flow.write_paused:
             self._blocked = cycle
             self.flow.pause_reading()
+        elif cycle.keep_alive:
+            cycle.response_complete = True
+            self.on_response_complete()
         else:
             self._finish(cycle)
 

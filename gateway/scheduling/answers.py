@@ -50,15 +50,16 @@ class Answers:
         self._finish(waiting)
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
-        # Counted before they are answered, so that a caller with its answer finds it in the metrics.
-        for group in _by_protocol(waiting) if others else (waiting,):
-            self._metrics.answered(
-                group[0].responder.protocol,
-                [now - request.arrival for request in group if request.counted],
-                sum([request.rows for request in group if request.counted]),
-                header,
-                now - put_at,
-            )
+        if waiting[0].counted:  # a readiness probe is alone in its batch
+            # Counted before they are answered, so that a caller with its answer finds it in the metrics.
+            for group in _by_protocol(waiting) if others else (waiting,):
+                self._metrics.answered(
+                    group[0].responder.protocol,
+                    [now - request.arrival for request in group],
+                    sum([request.rows for request in group]),
+                    header,
+                    now - put_at,
+                )
         try:
             if others or len(waiting) < len(live):
                 _answer_each(live, set(map(id, waiting)), outputs)

@@ -50,7 +50,7 @@ class Completion:
         now = self._in_flight.replied(batch)
         self._dispatch()
         requests, failures = batch.requests, header.failures
-        self._metrics.batch(header, sum([request.counted for request in requests]))
+        self._metrics.batch(header, len(requests) if requests[0].counted else 0)
         live = [request for i, request in enumerate(requests) if i not in failures] if failures else requests
         outputs = self._unpack(batch.name, header, inline, live) if live else None
         if outputs is not None:

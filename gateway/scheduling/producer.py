@@ -51,7 +51,7 @@ class Producer:
         self.reclaimer = Reclaimer(self._links, self.circuit_breaker, registry, lease_s)
         self._expirer = Expirer(self.pending, self.ticking, self._count_traffic)
         self._duplicates = registry.counter(catalogue.DUPLICATE_REPLIES)
-        self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS)
+        self._reconnects = registry.counter(catalogue.REDIS_RECONNECTS, registry.process)
         self._sent = registry.counter(catalogue.REDIS_BYTES, "gateway_out")
         self._received = registry.counter(catalogue.REDIS_BYTES, "gateway_in")
 

@@ -67,6 +67,8 @@ SECONDS = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2),
     *(0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
+# Up to 900 s, the default limits of load and warm-up together.
+LOAD_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0)
 ROWS = tuple(float(1 << power) for power in range(11))
 _LANE = ("model", "version", "pool")
 
@@ -193,13 +195,68 @@ WORKER_RECORDS_UNREADABLE = Metric(
     Kind.GAUGE_MAX,
     "Workers that are left out because another release wrote their records.",
 )
-REDIS_RECONNECTS = Metric("millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis that were restored.")
+MODEL_LOAD_DURATION = Metric(
+    "millstream_model_load_duration_seconds",
+    Kind.HISTOGRAM,
+    "Time that a worker took to load a version and warm it up.",
+    _LANE,
+    LOAD_SECONDS,
+)
+MODEL_LOAD_FAILURES = Metric(
+    "millstream_model_load_failures_total", Kind.COUNTER, "Loads of a version that failed in a worker.", _LANE
+)
+REDIS_UP = Metric(
+    "millstream_redis_up",
+    Kind.GAUGE_MAX,
+    "1 while Redis answers a process, and 0 while it does not.",
+    ("process",),
+)
+REDIS_RECONNECTS = Metric(
+    "millstream_redis_reconnects_total", Kind.COUNTER, "Connections to Redis that were restored.", ("process",)
+)
 REDIS_BYTES = Metric("millstream_redis_bytes_total", Kind.COUNTER, "Bytes sent through Redis.", ("direction",))
 SEGMENT_BYTES = Metric(
     "millstream_segment_bytes_total", Kind.COUNTER, "Bytes of tensors sent through shared memory.", ("direction",)
 )
 SEGMENT_IN_USE_BYTES = Metric(
     "millstream_segment_in_use_bytes", Kind.GAUGE_SUM, "Bytes of shared memory that hold tensors now."
+)
+HTTP_REQUESTS = Metric(
+    "millstream_http_requests_total",
+    Kind.COUNTER,
+    "Replies over HTTP, by the template of the path, method and status.",
+    ("route", "method", "status"),
+)
+GRPC_CALLS = Metric(
+    "millstream_grpc_calls_total", Kind.COUNTER, "Calls over gRPC that ended, by method and code.", ("method", "code")
+)
+PROCESS_CPU_SECONDS = Metric(
+    "millstream_process_cpu_seconds_total",
+    Kind.COUNTER,
+    "Processor time of a process and of its predecessors of the same name.",
+    ("process",),
+)
+PROCESS_RESIDENT_BYTES = Metric(
+    "millstream_process_resident_memory_bytes", Kind.GAUGE_SUM, "Resident memory of a process.", ("process",)
+)
+PROCESS_OPEN_FDS = Metric(
+    "millstream_process_open_fds", Kind.GAUGE_SUM, "Open file descriptors of a process.", ("process",)
+)
+PROCESS_MAX_FDS = Metric(
+    "millstream_process_max_fds", Kind.GAUGE_MAX, "File descriptors that a process may open.", ("process",)
+)
+PROCESS_THREADS = Metric("millstream_process_threads", Kind.GAUGE_SUM, "Threads of a process.", ("process",))
+PROCESS_START_TIME = Metric(
+    "millstream_process_start_time_seconds",
+    Kind.GAUGE_MAX,
+    "When a process started, in seconds since the epoch.",
+    ("process",),
+)
+PROCESS_GC_COLLECTIONS = Metric(
+    "millstream_process_gc_collections_total",
+    Kind.COUNTER,
+    "Collections of reference cycles in a process, by generation.",
+    ("process", "generation"),
 )
 BUILD_INFO = Metric(
     "millstream_build_info", Kind.GAUGE_MAX, "The running release and its Python.", ("version", "python")

@@ -57,6 +57,10 @@ class Counter:
         """The value, of this process and of earlier ones whose series it continues."""
         return self._values[self._slot]
 
+    def cell(self) -> tuple[memoryview[float], int]:
+        """Return the memory of the value and its index there, for callers that save the call of `add`."""
+        return self._values, self._slot
+
 
 class Gauge:
     """A value that can grow and fall."""
@@ -127,10 +131,11 @@ class MetricsRegistry:
 
     Args:
         directory: the folder that all processes of the installation share; None: use the process' own memory.
-        role: gateway or worker, and its name; the file's name begins with it.
+        role: gateway or worker, and its name; the file's name begins with it, and it is the label value `process`.
     """
 
     def __init__(self, directory: Path | None, role: str, series_max: int = SERIES_MAX) -> None:
+        self.process = role
         self._directory = directory
         self._series_max = series_max
         self._lock = threading.Lock()

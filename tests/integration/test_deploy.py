@@ -23,6 +23,7 @@ from millstream.services.metrics.page import MetricsPage
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.settings import SECRET_FILES, Settings
 from millstream.services.version import VERSION
+from tests.kit.metrics_reference import QUERIES
 from tests.kit.role_environment import locked, make_environment
 from tests.kit.tools import program
 
@@ -283,7 +284,7 @@ def test_dashboard_asks_the_provisioned_source():
     assert f"./deploy/grafana/dashboards:{folder}:ro" in COMPOSE["services"]["grafana"]["volumes"]
 
 
-@pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS])
+@pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS, *QUERIES])
 def test_metrics_that_are_asked_for_exist(title, expression):
     names = re.findall(r"\bmillstream_\w+", re.sub(r'"[^"]*"', '""', expression))
     assert set(names) <= SAMPLES
@@ -294,7 +295,7 @@ def test_metrics_that_are_asked_for_exist(title, expression):
     assert labels <= known | {"le", "job"} or not names
 
 
-@pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS])
+@pytest.mark.parametrize(("title", "expression"), [*EXPRESSIONS, *RULE_EXPRESSIONS, *QUERIES])
 def test_outcomes_that_are_asked_for_are_codes(title, expression):
     for outcomes in re.findall(r'outcome=~"([^"]*)"', expression):
         assert set(outcomes.split("|")) <= set(Code)
@@ -438,6 +439,12 @@ def as_grafana_sends_it(expression):
 def test_dashboard_expression_shows_something(live, title, expression):
     result = live.query(as_grafana_sends_it(expression))
     assert all(float(series["value"][1]) >= 0 for series in result), "not a number"
+
+
+@pytest.mark.needs("prometheus")
+@pytest.mark.parametrize(("question", "expression"), QUERIES)
+def test_queries_of_the_metrics_page_are_read(live, question, expression):
+    assert live.get("query", query=expression)["resultType"] == "vector"
 
 
 @pytest.mark.needs("prometheus")

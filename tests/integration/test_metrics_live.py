@@ -170,9 +170,11 @@ def test_callers_cannot_make_series(stack: Stack, tmp_path: Path) -> None:
     path = push(stack, tmp_path, "bounded")
     assert post(stack.http, path, 1) == 200
     assert stack.http.post(path, content=b"x").status_code == 400
-    assert_quiet(stack)
-    before = stack.metrics().series()
+    before: set[object] = set()
     for i in range(50):
+        if i == 1:  # the first of each kind makes the series of its route and status
+            assert_quiet(stack)
+            before = set(stack.metrics().series())
         body, headers = index(1)
         for unknown in (f"/v2/models/m{i}/infer", f"/v2/models/bounded/versions/{i + 2}/infer", f"/v2/{i}"):
             assert stack.http.post(unknown, content=body, headers=headers).status_code == 404

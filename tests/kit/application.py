@@ -16,6 +16,7 @@ from millstream.gateway.app import build_app
 from millstream.gateway.catalog.shared_settings import SharedDocument
 from millstream.gateway.catalog.snapshot import version_number
 from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -125,6 +126,7 @@ class Application:
         self.receive_budget = ReceiveBudget(self.settings.inflight_bytes_max)
         self.ready = True
         self.is_ready: Callable[[], bool] = lambda: self.ready
+        self.registry = MetricsRegistry(None, "gateway")
         self.accepts: list[str | None] = []
         self.events: list[str] = []
         callers = Callers(self._find, 600)
@@ -132,16 +134,18 @@ class Application:
         self.app: FastAPI = build_app(
             Deps(
                 settings=self.settings,
+                registry=self.registry,
                 repository=self.repository,
                 catalog=self.catalog,
                 upload_slots=UploadSlots(self.catalog),
                 infer=self.inbox,
                 callers=callers,
                 embed=Embeddings(callers.openai, Tokenizers(self.repository), limits).answer,
-                statistics=MachineStatistics(MetricsRegistry(None, "gateway"), lambda: self.catalog.snapshot),
+                statistics=MachineStatistics(self.registry, lambda: self.catalog.snapshot),
                 configurations=VersionConfigurations(lambda: self.catalog.snapshot),
                 control=self.control,
                 receive_budget=self.receive_budget,
+                http_counts=HttpCounts(self.registry),
                 reply_budget=self.reply_budget,
                 client_memory=ClientMemory(home, "test", allowed=self.settings.shm_allow_clients),
                 traces=SharedTraceSettings(

@@ -56,7 +56,7 @@ from pathlib import Path
 from millstream.services.metrics import catalogue as c
 from millstream.services.metrics.registry import MetricsRegistry
 tally = MetricsRegistry(Path(sys.argv[1]), "worker")
-mark = tally.counter(c.REDIS_RECONNECTS)
+mark = tally.counter(c.REDIS_RECONNECTS, "worker")
 for i in range(10**9):
     tally.counter(c.REQUESTS, f"m{i % 3000}", "1", "v2", "ok").add()
     mark.add()
@@ -74,7 +74,7 @@ from millstream.services.metrics import catalogue as c
 from millstream.services.metrics.registry import MetricsRegistry
 for _ in range(int(sys.argv[2])):
     tally = MetricsRegistry(Path(sys.argv[1]), "worker")
-    tally.counter(c.REDIS_RECONNECTS).add()
+    tally.counter(c.REDIS_RECONNECTS, "worker").add()
     tally.close()
 """
 

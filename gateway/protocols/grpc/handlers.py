@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from millstream.gateway.connection.drain import Drain
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.protocols.grpc.call_counts import CallCounts
 from millstream.gateway.protocols.grpc.health import Health
 from millstream.gateway.protocols.grpc.infer import InferCalls
 from millstream.gateway.protocols.grpc.messages import Messages, parse, set_compression
@@ -42,19 +43,29 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, deps: Deps, drain: Drain, messages: Messages) -> None:
         self.calls = 0
+        self._counts = CallCounts(deps.registry)
         infer = InferCalls(deps.callers.grpc, messages)
         stream = Stream(infer, messages, lambda: drain.draining)
         handlers = {name: _unary(name, call, messages) for name, call in _calls(deps, drain).items()}
         handlers["ModelInfer"] = grpc.stream_unary_rpc_method_handler(infer.model_infer)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(stream.model_stream_infer)
-        self._handlers = {f"/inference.GRPCInferenceService/{name}": handler for name, handler in handlers.items()}
-        for name, handler in _health(deps, drain, messages).items():
-            self._handlers[f"/grpc.health.v1.Health/{name}"] = handler
+        services = {
+            "inference.GRPCInferenceService": handlers,
+            "grpc.health.v1.Health": _health(deps, drain, messages),
+        }
+        self._handlers = {
+            f"/{service}/{name}": self._counts.counted(name, handler)
+            for service, methods in services.items()
+            for name, handler in methods.items()
+        }
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler of a call. The library calls this for each call."""
         self.calls += 1
-        return self._handlers.get(handler_call_details.method)
+        handler = self._handlers.get(handler_call_details.method)
+        if handler is None:
+            self._counts.unknown_method()
+        return handler
 
 
 def _calls(deps: Deps, drain: Drain) -> dict[str, _Call]:

@@ -8,11 +8,13 @@ from typing import Any
 
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.gateway.catalog.upload_slots import UploadSlots
+from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.infer_handler import InferHandler
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.triton import interfaces
+from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.repository.base import Repository
 from millstream.services.settings import Settings
 
@@ -22,6 +24,7 @@ class Deps:
     """The parts of one gateway process."""
 
     settings: Settings
+    registry: MetricsRegistry
     repository: Repository
     catalog: ModelCatalog
     upload_slots: UploadSlots
@@ -35,6 +38,7 @@ class Deps:
     control: interfaces.ModelLoader
     client_memory: interfaces.MemoryRegistry
     receive_budget: ReceiveBudget  # bounds the bodies of requests that are being received
+    http_counts: HttpCounts  # replies over HTTP, of the fast path, too
     reply_budget: ReplyBudget  # bounds replies that clients have not read
     ready: Callable[[], bool]  # whether a recent readiness probe came back
     answering: Callable[[str], bool]  # content id -> whether a recent readiness probe of it came back

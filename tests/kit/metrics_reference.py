@@ -1,0 +1,133 @@
+"""Writes docs/metrics.md from the catalogue: `python -m tests.kit.metrics_reference`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millstream.services.errors import Code
+from millstream.services.metrics.catalogue import CATALOGUE, Kind, Metric, RequestProtocol
+from millstream.services.metrics.registry import SERIES_MAX
+
+PAGE = Path(__file__).parents[2] / "docs/metrics.md"
+
+INTRO = """\
+# Metrics
+
+This page is written from `services/metrics/catalogue.py` by `python -m tests.kit.metrics_reference`.
+
+`GET /metrics` of any gateway answers with the metrics of all gateways and workers of its machine, in Prometheus' text
+format, or in OpenMetrics for clients that accept it. Counts include processes that ended, so a restart resets none. A
+worker that runs alone, in a container or on a machine of its own, has a page of its own
+(`MILLSTREAM_WORKER_METRICS_PORT`). `deploy/prometheus` has a configuration with alerts, `deploy/grafana` a dashboard.
+
+Names follow [Prometheus' guide](https://prometheus.io/docs/practices/naming/): base units (seconds, bytes), `_total` on
+counters only, `_info` on gauges that are 1 and carry their facts in labels.
+
+The page also has Triton's names (`nv_inference_…`, `nv_cpu_…`, `nv_gpu_…`), unchanged, for dashboards and autoscalers
+that were made for Triton. They count the same requests.
+"""
+
+#: label -> the values that it can have
+LABELS = {
+    "model": "Name of a model.",
+    "version": "Number of a version; of `millstream_build_info`, the release of Millstream.",
+    "pool": "Name of a pool.",
+    "protocol": f"Protocol of a request: {', '.join(f'`{protocol}`' for protocol in RequestProtocol)}.",
+    "outcome": (
+        f"Of requests: `ok`, or the error: {', '.join(f'`{code.value}`' for code in Code)}. "
+        "Of batches: `ok`, `failed`. Of batch checks: `agrees`, `differs`, `undecided`."
+    ),
+    "reason": (
+        "Of refused requests: `gateway_full`, `receiving_full`, `unread_full`, `lane_full`, `deadline`, `quarantined`. "
+        "Of refused replies: `too_large`, `redis`."
+    ),
+    "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
+    "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
+    "device": "Device of a worker: `cpu`, `cuda:0`, …",
+    "process": "Name of a process: `gateway-0`, `worker-cpu-0`, … A process that is started again keeps its name.",
+    "route": "Template of a path, for example `/v2/models/{model}/infer`; `other` for paths that no route has.",
+    "method": "HTTP method, or name of a gRPC method; `other` for those that no route or service has.",
+    "status": "HTTP status.",
+    "code": "gRPC status code: `OK`, `NOT_FOUND`, …",
+    "generation": "Generation of Python's garbage collector: `0`, `1`, `2`.",
+    "python": "Version of Python.",
+}
+
+#: (question, query)
+QUERIES = (
+    ("Requests per second of each model", "sum by (model) (rate(millstream_requests_total[5m]))"),
+    (
+        "Share of requests that fail",
+        (
+            "sum by (model) (rate(millstream_requests_total"
+            '{outcome=~"overloaded|unavailable|expired|model|storage|internal"}[5m])) '
+            "/ sum by (model) (rate(millstream_requests_total[5m]))"
+        ),
+    ),
+    (
+        "99th percentile of the time to answer",
+        "histogram_quantile(0.99, sum by (model, le) (rate(millstream_request_duration_seconds_bucket[5m])))",
+    ),
+    (
+        "99th percentile of the wait in the queue: grows if workers are missing",
+        "histogram_quantile(0.99, sum by (model, le) (rate(millstream_queue_wait_seconds_bucket[5m])))",
+    ),
+    (
+        "Mean rows of a run: what batching gains",
+        "sum by (model) (rate(millstream_batch_rows_sum[5m])) / sum by (model) (rate(millstream_batch_rows_count[5m]))",
+    ),
+    ("Refused requests per second, by reason", "sum by (reason) (rate(millstream_requests_refused_total[5m]))"),
+    (
+        "Share of the time that a worker runs batches: near 1, add workers",
+        "sum by (pool, worker) (rate(millstream_worker_busy_seconds_total[5m]))",
+    ),
+    (
+        "Rows that wait although no instance is ready",
+        (
+            "sum by (model, version, pool) (millstream_lane_rows) > 0 "
+            "unless max by (model, version, pool) (millstream_instances_ready) > 0"
+        ),
+    ),
+    (
+        "Replies 5xx per second, by path",
+        'sum by (route, status) (rate(millstream_http_requests_total{status=~"5.."}[5m]))',
+    ),
+    ("Processes that Redis does not answer", "millstream_redis_up == 0"),
+)
+
+_TYPES = {Kind.COUNTER: "counter", Kind.HISTOGRAM: "histogram"}
+
+
+def page() -> str:
+    """Return the page."""
+    return "\n".join(
+        (
+            INTRO,
+            "## Ten queries to begin with\n",
+            "| question | query |",
+            "|---|---|",
+            *(f"| {question} | `{query.replace('|', chr(92) + '|')}` |" for question, query in QUERIES),
+            "\n## Labels\n",
+            "The values of each label are bounded, by what an administrator created or by a fixed list: what callers",
+            f"send makes no series. A process has at most {SERIES_MAX:,} series; more are counted under the label",
+            "value `other`.",
+            "",
+            "| label | values |",
+            "|---|---|",
+            *(f"| `{label}` | {values} |" for label, values in LABELS.items()),
+            "\n## All metrics\n",
+            "| name | type | labels | meaning |",
+            "|---|---|---|---|",
+            *(_row(metric) for metric in CATALOGUE),
+            "",
+        )
+    )
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {_TYPES.get(metric.kind, 'gauge')} | {labels} | {metric.help} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
