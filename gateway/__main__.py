@@ -37,6 +37,7 @@ from millstream.gateway.protocols.openai.embeddings import Embeddings
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.protocols.v2.codec import V2CodecFactory
 from millstream.gateway.protocols.v2.service import InferService
+from millstream.gateway.redis_probe import RedisProbe
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.caller import Callers
 from millstream.gateway.scheduling.producer import Producer
@@ -92,8 +93,7 @@ class Gateway:
         self.reply_budget = _reply_budget(settings, self.registry)
         self.http_counts = HttpCounts(self.registry)
         self.repository = FolderRepository(settings.repository_dir)
-        redis_up = self.registry.gauge(catalogue.REDIS_UP, self.registry.process)
-        self.cluster_state = ClusterState(address, keys, on_reachable=redis_up.set)
+        self.cluster_state = ClusterState(address, keys)
         self.producer = Producer(address, keys, self.name, self.registry, settings.queue_lease_s)
         self.client_memory = ClientMemory(settings.shm_dir, shm_prefix(settings), allowed=settings.shm_allow_clients)
         self.router = Router(
@@ -125,6 +125,7 @@ class Gateway:
             self.admission, self.receive_budget, self.reply_budget, self.segments, self.registry
         )
         self.refusals = RefusalLog(self.registry)
+        self._redis_probe = RedisProbe(self.cluster_state, self.registry)
         self._loops: list[asyncio.Task[None]] = []
 
     def _labels(self, manifest: Manifest) -> Labels:
@@ -140,13 +141,14 @@ class Gateway:
         self._loops.append(asyncio.create_task(watch(documents, self.traces.flush)))
         self._loops.append(asyncio.create_task(self._memory_trim.run()))
         self._loops.append(asyncio.create_task(self.refusals.run()))
+        self._loops.append(asyncio.create_task(self._redis_probe.run()))
         freeze_gc()
 
     async def stop(self) -> None:
         await self.readiness_probe.stop()
+        await cancel_all(self._loops)  # before the connections that they use are closed
         await self.catalog.stop()
         await self.producer.stop()
-        await cancel_all(self._loops)
         await self.traces.close()
         if self.segments is not None:
             self.segments.close()

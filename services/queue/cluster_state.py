@@ -6,9 +6,10 @@ elsewhere.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -35,20 +36,12 @@ class ClusterState:
 
     Args:
         quiet_s: after this time without an event, `messages` pings Redis, which then has this time to answer.
-        on_reachable: called with True after `workers`, with False after each call that did not reach Redis.
     """
 
-    def __init__(
-        self,
-        address: RedisAddress,
-        keys: InstallationKeys,
-        quiet_s: float = 5,
-        on_reachable: Callable[[bool], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, address: RedisAddress, keys: InstallationKeys, quiet_s: float = 5) -> None:
         self._address = address
         self._keys = keys
         self._quiet_s = quiet_s
-        self._on_reachable = on_reachable
         self.unreadable: frozenset[str] = frozenset()  # workers whose records `workers` could not parse last time
         self._records = RecordCache()
         self._redis: Any = async_client(address)
@@ -78,8 +71,7 @@ class ClusterState:
                         else:
                             records.append(record.model_copy(update={"heartbeat": beats[worker] + behind_s}))
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
-        self._on_reachable(True)
+            raise _unreachable(error) from error
         self.unreadable = frozenset(unreadable)
         self._records.keep_only({record.id for record in records})
         return tuple(records)
@@ -97,7 +89,7 @@ class ClusterState:
                 pipeline.xlen(keys.stream(lane))
             return [int(count) for count in await pipeline.execute()]
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
 
     async def uploads(self) -> dict[tuple[str, int | None], State]:
         """Return the uploads in progress: (model, version) -> state; version None: numbered when it is published."""
@@ -105,7 +97,7 @@ class ClusterState:
             stored = await self._redis.hgetall(self._keys.uploads)
             now = await self._now()
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
         uploads: dict[tuple[str, int | None], State] = {}
         for field, value in stored.items():
             model, _, version = _text(field).partition("/")
@@ -126,13 +118,13 @@ class ClusterState:
         try:
             await self._redis.hset(self._keys.uploads, field, f"{state.value} {await self._now() + UPLOAD_LIFE_S:.3f}")
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
 
     async def _remove_upload(self, field: str) -> None:
         try:
             await self._redis.hdel(self._keys.uploads, field)
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
 
     async def gateways(self) -> dict[str, str]:
         """Return the live gateways and, for each, the token of the repository state that it routes by."""
@@ -148,7 +140,7 @@ class ClusterState:
                     else:
                         await self._redis.hdel(self._keys.gateways, name)
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
         return live
 
     async def set_gateway(self, name: str, token: str | None) -> None:
@@ -159,19 +151,28 @@ class ClusterState:
             else:
                 await self._redis.hset(self._keys.gateways, name, f"{await self._now() + GATEWAY_LIFE_S:.3f} {token}")
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
 
     async def _now(self) -> float:
         """Return seconds since the epoch on the Redis clock: the clocks of machines differ."""
         seconds, microseconds = await self._redis.time()
         return int(seconds) + int(microseconds) / 1e6
 
+    async def answers(self, seconds_max: float) -> bool:
+        """Return whether Redis answers a PING within `seconds_max`."""
+        try:
+            async with asyncio.timeout(seconds_max):
+                await self._redis.ping()
+        except (RedisError, OSError, TimeoutError):
+            return False
+        return True
+
     async def publish(self, message: str) -> None:
         """Send an event to all processes that read `messages` (millstream.services.queue.keys)."""
         try:
             await self._redis.publish(self._keys.changes, message)
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
 
     async def messages(self) -> AsyncIterator[str]:
         """Yield the events that are published from now on."""
@@ -189,17 +190,17 @@ class ClusterState:
                 elif message["type"] == "message":
                     yield _text(message["data"])
         except (RedisError, OSError) as error:
-            raise self._unreachable(error) from error
+            raise _unreachable(error) from error
         finally:
             await subscription.aclose()
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    def _unreachable(self, error: Exception) -> Failure:
-        self._on_reachable(False)
-        return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)
-
 
 def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _unreachable(error: Exception) -> Failure:
+    return Failure(Code.UNAVAILABLE, f"Redis is not reachable: {error}", retry_after_s=1)

@@ -178,7 +178,6 @@ def test_a_batch_of_several_protocols_is_counted_under_each(stack: Stack) -> Non
     for protocol in ("v2", "grpc", "tfserving"):
         assert increase(before, after, "millstream_requests_total", protocol=protocol, outcome="ok") == 12
         assert increase(before, after, "millstream_request_duration_seconds_count", protocol=protocol) == 12
-    assert increase(before, after, "nv_inference_request_success", model="m") == 36
 
 
 def test_every_process_is_measured(stack: Stack) -> None:
@@ -219,8 +218,8 @@ def test_redis_that_does_not_answer_is_shown(stack: Stack) -> None:
 
     before = stack.metrics()
     with sigstopped(stack.pids()["redis"]):
-        wait_until(lambda: not any(up().values()), what="Redis counts as away")
-    wait_until(lambda: all(up().values()), what="Redis is back")
+        wait_until(lambda: not any(up().values()), 60, what="Redis counts as away")
+    wait_until(lambda: all(up().values()), 60, what="Redis is back")
     wait_until(lambda: stack.http.get("/v2/health/ready").status_code == 200)
     assert increase(before, stack.metrics(), "millstream_redis_reconnects_total", process="worker-cpu-0") >= 1
 
