@@ -54,7 +54,8 @@ INSTANCE_BYTES = f"max by (model, version, pool, worker) (millstream_instance_me
 INSTANCES_READY = f"max by (model, version, pool) (millstream_instances_ready{{{_OF_MODEL}}})"
 LOAD_SECONDS = rate("millstream_model_load_duration_seconds_sum", "model, pool", _OF_MODEL)
 LOADS = rate("millstream_model_load_duration_seconds_count", "model, pool", _OF_MODEL)
-PROCESS = "sum by (process) (millstream_process_{})"
+BY_PROCESS, OF_PROCESS = "instance, process", "{{instance}} {{process}}"  # machines have processes of the same name
+PROCESS = f"sum by ({BY_PROCESS}) (millstream_process_{{}})"
 STREAM_ENTRIES = f"max by (model, version, pool) (millstream_stream_entries{{{_OF_MODEL}}})"
 
 STATS = (
@@ -200,27 +201,32 @@ PROCESSES = (
         "Processor time",
         "Cores that a process keeps busy.",
         "short",
-        ((rate("millstream_process_cpu_seconds_total", "process"), "{{process}}"),),
+        ((rate("millstream_process_cpu_seconds_total", BY_PROCESS), OF_PROCESS),),
     ),
-    Chart("Resident memory", "By process.", "bytes", ((PROCESS.format("resident_memory_bytes"), "{{process}}"),)),
+    Chart("Resident memory", "By process.", "bytes", ((PROCESS.format("resident_memory_bytes"), OF_PROCESS),)),
     Chart(
         "Open files",
         "Part of the descriptors that a process may open.",
         "percentunit",
-        ((f"{PROCESS.format('open_fds')} / {PROCESS.format('max_fds')}", "{{process}}"),),
+        ((f"{PROCESS.format('open_fds')} / {PROCESS.format('max_fds')}", OF_PROCESS),),
     ),
-    Chart("Threads", "By process.", "short", ((PROCESS.format("threads"), "{{process}}"),)),
+    Chart("Threads", "By process.", "short", ((PROCESS.format("threads"), OF_PROCESS),)),
     Chart(
         "Collections of cycles",
         "By Python's garbage collector, in a second.",
         "ops",
-        ((rate("millstream_process_gc_collections_total", "process, generation"), "{{process}} {{generation}}"),),
+        (
+            (
+                rate("millstream_process_gc_collections_total", f"{BY_PROCESS}, generation"),
+                f"{OF_PROCESS} {{{{generation}}}}",
+            ),
+        ),
     ),
     Chart(
         "Time since start",
         "A process that starts again and again has a defect.",
         "s",
-        (("time() - max by (process) (millstream_process_start_time_seconds)", "{{process}}"),),
+        ((f"time() - max by ({BY_PROCESS}) (millstream_process_start_time_seconds)", OF_PROCESS),),
     ),
 )
 
@@ -229,7 +235,7 @@ PLUMBING = (
         "Redis answers",
         "1 while Redis answers a process.",
         "short",
-        (("min by (process) (millstream_redis_up)", "{{process}}"),),
+        ((f"min by ({BY_PROCESS}) (millstream_redis_up)", OF_PROCESS),),
     ),
     Chart(
         "Bytes moved",

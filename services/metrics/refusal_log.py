@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from millstream.services.metrics.catalogue import REFUSED
+from millstream.services.metrics.catalogue import REQUESTS_REFUSED
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.logs import about
 
@@ -55,4 +55,4 @@ class RefusalLog:
         self._logged = counts
 
     def _counts(self) -> dict[str, float]:
-        return {labels[0]: value for labels, value in self._registry.counts(REFUSED).items()} | self._counted
+        return {labels[0]: value for labels, value in self._registry.counts(REQUESTS_REFUSED).items()} | self._counted

@@ -44,7 +44,10 @@ LABELS = {
     "direction": "`gateway_out`, `gateway_in`, `worker_out`.",
     "worker": "Name of a worker: its pool and number. A worker that is started again keeps its name.",
     "device": "Device of a worker: `cpu`, `cuda:0`, …",
-    "process": "Name of a process: `gateway-0`, `worker-cpu-0`, … A process that is started again keeps its name.",
+    "process": (
+        "Name of a process: `gateway-0`, `worker-cpu-0`, … A process that is started again keeps its name. Processes "
+        "of several machines differ in Prometheus' own label `instance`."
+    ),
     "route": "Template of a path, for example `/v2/models/{model}/infer`; `other` for paths that no route has.",
     "method": "HTTP method, or name of a gRPC method; `other` for those that no route or service has.",
     "status": "HTTP status.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.services.metrics.catalogue import REFUSED
+from millstream.services.metrics.catalogue import REQUESTS_REFUSED
 from millstream.services.metrics.refusal_log import RefusalLog
 from millstream.services.metrics.registry import MetricsRegistry
 from millstream.services.process.cancel import cancel_all
@@ -15,14 +15,14 @@ from millstream.services.process.cancel import cancel_all
 
 def test_a_line_for_each_reason_and_none_without_refusals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     registry = MetricsRegistry(tmp_path, "gateway-0")
-    registry.counter(REFUSED, "lane_full").add(3)
+    registry.counter(REQUESTS_REFUSED, "lane_full").add(3)
     refusals = RefusalLog(registry)
     refusals.log()
     assert caplog.messages == []  # those were of an earlier process
     for _ in range(1000):
-        registry.counter(REFUSED, "lane_full").add()
+        registry.counter(REQUESTS_REFUSED, "lane_full").add()
         refusals.count("not_authorized")
-    registry.counter(REFUSED, "deadline").add(2)
+    registry.counter(REQUESTS_REFUSED, "deadline").add(2)
     refusals.log()
     assert sorted(caplog.messages) == [
         "1000 requests were refused within a minute: lane_full",
