@@ -25,7 +25,7 @@ from millstream.services.client.inference import Options, Prediction, Scalar, Si
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.retry import Budget
 from millstream.services.client.transport import AwaitingTransport
-from millstream.services.client.upload import ModelFiles, Progress, push
+from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
 
 
 class AsyncClient:
@@ -95,7 +95,8 @@ class AsyncClient:
         progress: Progress | None = None,
     ) -> Version:
         files = await asyncio.to_thread(ModelFiles.open, Path(path))
-        steps = push(model, files, progress, number=version, config=config, activate=activate, wait_s=wait_s)
+        options = UploadOptions(version, config, activate, wait_s)
+        steps = push(model, files, options, progress, time.monotonic)
         return await self._transport.run(steps, Budget(None, time.monotonic))
 
     async def wait(self, model: str, version: int | None = None, *, timeout: float = WAIT_S) -> Version:

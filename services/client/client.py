@@ -26,7 +26,7 @@ from millstream.services.client.inference import Options, Prediction, Scalar, Si
 from millstream.services.client.metrics_page import Metrics
 from millstream.services.client.retry import Budget
 from millstream.services.client.transport import BlockingTransport, Connection
-from millstream.services.client.upload import ModelFiles, Progress, push
+from millstream.services.client.upload import ModelFiles, Progress, UploadOptions, push
 
 TIMEOUT_S = 60.0
 WAIT_S = 300.0
@@ -152,14 +152,15 @@ class Client:
             version: number of the new version; None: the next.
             config: of the version, such as {"rows_max": 32, "pool": "cpu"}.
             activate: whether it serves in place of the current version when it is ready.
-            wait_s: wait at most so many seconds until it is ready; the document's `state` says whether it is.
+            wait_s: longest wait until it is ready, in seconds; the document's `state` says whether it is.
             progress: called with the bytes sent so far and the bytes of the upload.
 
         Raises:
             VersionFailed: it cannot be loaded.
         """
         files = ModelFiles.open(Path(path))
-        steps = push(model, files, progress, number=version, config=config, activate=activate, wait_s=wait_s)
+        options = UploadOptions(version, config, activate, wait_s)
+        steps = push(model, files, options, progress, time.monotonic)
         return self._transport.run(steps, Budget(None, time.monotonic))
 
     def wait(self, model: str, version: int | None = None, *, timeout: float = WAIT_S) -> Version:

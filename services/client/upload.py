@@ -18,14 +18,17 @@ from typing import Any, NamedTuple, cast
 
 from millstream.services.client.call import Body, Call, Steps, send
 from millstream.services.client.documents import Version
-from millstream.services.client.errors import VersionFailed
-from millstream.services.client.models import admin_path
+from millstream.services.client.errors import Timeout, VersionFailed
+from millstream.services.client.models import admin_path, version, wait
 from millstream.services.client.replies import document_of
+from millstream.services.client.retry import Budget
 from millstream.services.errors import invalid
 
 CHUNK_BYTES = 256 << 10
 CHECK_S_MAX = 600.0
+REPLY_WAIT_S_MAX = 30.0  # proxies give up on a silent reply, often after 60 s; a longer wait asks again
 FILES_MAX = 10_000
+_SETTLED = {"ready", "failed", "unloaded"}
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 
 #: called with the bytes sent so far and the bytes of the whole upload
@@ -91,33 +94,42 @@ class ModelFiles:
         return Body(self.size_bytes, chunks)
 
 
+class UploadOptions(NamedTuple):
+    """What a caller may say besides the files; `version` None: the next number."""
+
+    version: int | None = None
+    config: dict[str, Any] | None = None
+    activate: bool = True
+    wait_s: float = 0
+
+
 def push(
-    name: str,
-    files: ModelFiles,
-    progress: Progress | None,
-    *,
-    number: int | None,
-    config: dict[str, Any] | None,
-    activate: bool,
-    wait_s: float,
+    name: str, files: ModelFiles, options: UploadOptions, progress: Progress | None, clock: Callable[[], float]
 ) -> Steps[Version]:
     """Upload a new version; wait at most `wait_s` seconds until it is ready. Raises VersionFailed if it fails then."""
     query: dict[str, str] = {}
-    if wait_s:
-        query["wait"] = f"{wait_s:g}"
-    if not activate:
+    asked_s = min(options.wait_s, REPLY_WAIT_S_MAX)
+    if asked_s:
+        query["wait"] = f"{asked_s:g}"
+    if not options.activate:
         query["activate"] = "false"
-    if config:
-        query["config"] = json.dumps(config)
+    if options.config:
+        query["config"] = json.dumps(options.config)
     call = Call(
-        "POST" if number is None else "PUT",
-        f"{admin_path(name)}/versions" + ("" if number is None else f"/{number}"),
+        "POST" if options.version is None else "PUT",
+        f"{admin_path(name)}/versions" + ("" if options.version is None else f"/{options.version}"),
         query=query,
         headers={"Content-Type": "application/octet-stream", "X-Content-SHA256": files.sha256},
         content=files.body(progress),
-        read_s=CHECK_S_MAX + wait_s,
+        read_s=CHECK_S_MAX + asked_s,
     )
     document = cast("Version", document_of((yield from send(call)), "version", "state", "reason"))
+    if options.wait_s > asked_s and document["state"] not in _SETTLED:
+        budget = Budget(options.wait_s - asked_s, clock)
+        try:
+            document = yield from wait(name, document["version"], budget)
+        except Timeout:
+            document = yield from version(name, document["version"])
     if document["state"] == "failed":
         raise VersionFailed(name, document["version"], document["reason"] or "no reason is known")
     return document

@@ -7,13 +7,14 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from millstream.services.client import upload
 from millstream.services.client.call import Body
 from millstream.services.client.errors import VersionFailed
-from millstream.services.client.upload import ModelFiles, push
+from millstream.services.client.upload import ModelFiles, UploadOptions, push
 from millstream.services.errors import Failure
 from tests.kit.scripted_steps import Script, reply
 
@@ -132,8 +133,8 @@ def test_the_request_of_an_upload(tmp_path):
 
     def pushed(number: int | None, **options: object) -> Script:
         script = Script(reply(document, 201))
-        values = {"config": None, "activate": True, "wait_s": 0.0} | options
-        script.run(push("m", files, None, number=number, **values), timeout_s=None)  # type: ignore[arg-type]
+        asked = UploadOptions(number, **options)  # type: ignore[arg-type]
+        script.run(push("m", files, asked, None, lambda: script.now), timeout_s=None)
         return script
 
     (call,) = pushed(None).calls
@@ -146,3 +147,28 @@ def test_the_request_of_an_upload(tmp_path):
     document["state"], document["reason"] = "failed", "no memory"
     with pytest.raises(VersionFailed, match="m version 7 failed: no memory"):
         pushed(7)
+
+
+def test_a_long_wait_asks_again(tmp_path):
+    """A proxy would give up on a reply that is silent for minutes."""
+    (tmp_path / "m.onnx").write_bytes(b"model")
+    files = ModelFiles.open(tmp_path / "m.onnx")
+
+    def pushed(*states: str, wait_s: float = 300) -> tuple[Script, Any]:
+        documents = [reply({"version": 7, "state": state, "reason": "why", "pool": "cpu"}) for state in states]
+        script = Script(*documents)
+        steps = push("m", files, UploadOptions(wait_s=wait_s), None, lambda: script.now)
+        return script, script.run(steps, timeout_s=None)
+
+    script, document = pushed("loading", "loading", "ready")
+    assert script.calls[0].query == {"wait": "30"}
+    assert script.sent[1:] == [("GET", "/admin/v1/models/m/versions/7")] * 2
+    assert document["state"] == "ready"
+    script, document = pushed("loading")
+    assert document["state"] == "loading"
+    assert script.now - 1000 == pytest.approx(270, abs=1)
+    for state in ("ready", "unloaded"):
+        assert len(pushed(state)[0].calls) == 1
+    assert len(pushed("loading", wait_s=30)[0].calls) == 1
+    with pytest.raises(VersionFailed, match="why"):
+        pushed("loading", "failed")
