@@ -109,7 +109,7 @@ class BlockingTransport:
             reply = self._http.send(request, stream=True)
             with contextlib.closing(reply):
                 received = _Received(reply, call, started)
-                for chunk in reply.iter_raw():
+                for chunk in reply.iter_bytes():
                     received.add(chunk)
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             raise failure_from(error, self._connection.url, call) from error
@@ -155,7 +155,7 @@ class AwaitingTransport:
                 reply = await self._http.send(request, stream=True)
                 async with contextlib.aclosing(reply):
                     received = _Received(reply, call, started)
-                    async for chunk in reply.aiter_raw():
+                    async for chunk in reply.aiter_bytes():
                         received.add(chunk)
         except TimeoutError as error:
             raise _late(self._connection.url, call) from error

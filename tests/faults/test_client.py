@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 from collections.abc import Callable
@@ -223,6 +224,14 @@ def test_replies_to_inference_that_are_none(ask, answer):
     replies = [http(json.dumps(document).encode()) for document in (metadata, answer)]
     with odd_server(answering(*replies)) as server, pytest.raises(Failure, match="is not an inference response"):
         ask(server.url, "predict", "m", [1.0])
+
+
+def test_a_proxy_that_compresses_unasked(ask):
+    packed = gzip.compress(b'{"models": []}')
+    with odd_server(answering(http(packed, Content_Encoding="gzip"))) as server:
+        assert ask(server.url) == []
+    with odd_server(answering(http(b"no gzip", Content_Encoding="gzip"))) as server, pytest.raises(Failure):
+        ask(server.url)
 
 
 def test_redirects_are_not_followed(ask):
