@@ -63,7 +63,7 @@ def checked_url(url: str, source: str) -> str:
     except ValueError:
         usable = False
     if not usable or parts.username or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise invalid(f"{source} {url}: write http://HOST:PORT or https://HOST")
+        raise invalid(f"{source} {url[:80]}: write http://HOST:PORT or https://HOST")
     return url.rstrip("/")
 
 

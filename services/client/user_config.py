@@ -24,6 +24,7 @@ from millstream.services.settings import user_config_file
 
 CONFIG_BYTES_MAX = 1 << 20
 KEY_BYTES_MAX = 16 << 10
+_EXCERPT_CHARACTERS = 80  # of a name in a message
 _TOP_KEYS = ("default", "endpoints")
 _ENDPOINT_KEYS = ("url", "api_key", "api_key_file", "ca_file")
 
@@ -53,7 +54,7 @@ class UserConfig:
         assert name is not None
         if name not in self.endpoints:
             known = ", ".join(nearest_first(name, self.endpoints)) or "none"
-            problem = f"{source} {name!r} is neither a URL, like {URL_DEFAULT}, nor an endpoint"
+            problem = f"{source} {name[:_EXCERPT_CHARACTERS]!r} is neither a URL, like {URL_DEFAULT}, nor an endpoint"
             raise invalid(f"{problem} of {self.file or 'config.toml'}; its endpoints: {known}")
         return self._endpoint(name)
 
@@ -119,13 +120,18 @@ def read_user_config() -> UserConfig:
 
 def nearest_first(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words, the most similar one first."""
-    return sorted(known, key=lambda other: -difflib.SequenceMatcher(None, word.lower(), other.lower()).ratio())
+    return sorted(
+        known,
+        key=lambda other: -difflib.SequenceMatcher(None, word[:_EXCERPT_CHARACTERS].lower(), other.lower()).ratio(),
+    )
 
 
 def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
-            raise invalid(f"{where}{key} is not known; valid keys: {', '.join(nearest_first(key, known))}")
+            raise invalid(
+                f"{where}{key[:_EXCERPT_CHARACTERS]} is not known; valid keys: {', '.join(nearest_first(key, known))}"
+            )
 
 
 def _read(path: Path, bytes_max: int, what: str, *, required: bool = True) -> str | None:

@@ -145,6 +145,18 @@ def test_errors_name_the_file_the_key_and_what_is_valid(write, text, says):
     assert "\n" not in failure.value.message
 
 
+def test_messages_about_long_names_are_short(write, folder):
+    write(f"{'k' * 100_000} = 1")
+    for endpoint in (None, "http://" + "[" * 100_000):
+        with pytest.raises(Failure) as failure:
+            find_server(endpoint, None)
+        assert len(failure.value.message) < 500
+    write("")
+    with pytest.raises(Failure) as failure:
+        find_server("e" * 100_000, None)
+    assert len(failure.value.message) < 500
+
+
 def test_a_file_that_is_not_text_is_refused(write):
     write("").write_bytes(b"\xff\xfe")
     with pytest.raises(Failure, match=r"config.toml is not UTF-8"):
