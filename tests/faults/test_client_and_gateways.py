@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from millstream import Client, ConnectionFailed
+from millstream import Client, Code, ConnectionFailed, ServerError
 from tests.kit import models
-from tests.kit.stack import running_stack
+from tests.kit.stack import running_stack, sigstopped
+from tests.kit.wait import wait_until
 
 X = np.array([[1, 2]], np.float32)
 
@@ -48,6 +50,35 @@ def test_a_killed_gateway_is_waited_for(tmp_path: Path) -> None:
             os.kill(stack.pids()["gateway-0"], signal.SIGKILL)
             assert client.predict("m", X)["y"].tolist() == [[2, 4]]
         stack.reconnect()
+
+
+def test_a_full_gateway_is_asked_again_as_it_says(tmp_path: Path) -> None:
+    """The worker sleeps, so the first request stays in flight; the gateway admits no other meanwhile."""
+    settings = {"inflight_requests_max": 1}
+    with (
+        running_stack(tmp_path, settings=settings, models={"m": models.scale(tmp_path / "m.onnx")}) as stack,
+        Client(stack.url, retries=30) as client,
+        Client(stack.url, retries=0) as impatient,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        assert impatient.predict("m", X)["y"].tolist() == [[2, 4]]
+        assert client.predict("m", X)["y"].tolist() == [[2, 4]]
+        with sigstopped(stack.pids()["cpu-0"]):
+            first = pool.submit(client.predict, "m", X)
+            wait_until(lambda: client.metrics().value("millstream_requests_in_flight") == 1, what="one in flight")
+            with pytest.raises(ServerError) as refused:
+                impatient.predict("m", X)
+            assert refused.value.code in {Code.OVERLOADED, Code.UNAVAILABLE}
+            assert (refused.value.retry_after_s or 0) >= 1
+            before = refusals(client)
+            second = pool.submit(client.predict, "m", 2 * X)
+            wait_until(lambda: refusals(client) > before, what="the second is refused")
+        assert first.result()["y"].tolist() == [[2, 4]]
+        assert second.result()["y"].tolist() == [[4, 8]]
+
+
+def refusals(client: Client) -> float:
+    return sum(one.value for one in client.metrics().samples if "refused" in one.name and one.name.endswith("_total"))
 
 
 def test_a_stopped_product_is_a_refused_connection(tmp_path: Path) -> None:
