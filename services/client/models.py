@@ -69,8 +69,14 @@ def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
     Raises VersionFailed, Timeout when the budget is used up, Failure(CONFLICT) for a model that is unloaded.
     """
     pause_s = WAIT_PAUSE_S_MIN
+    late: Timeout | None = None
     while True:
-        document = yield from (_active(name) if number is None else version(name, number))
+        try:
+            document = yield from (_active(name) if number is None else version(name, number))
+        except Timeout as error:
+            if late is None:
+                raise
+            raise late from error
         state = document["state"] if document else "without an active version"
         if document and state == "ready":
             return document
@@ -78,13 +84,18 @@ def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
             raise VersionFailed(name, document["version"], document["reason"] or "no reason is known")
         if state == "unloaded":
             raise Failure(Code.CONFLICT, f"{name} is unloaded: load it to serve it again")
+        late = _still(name, document, state, budget)
         if budget.left_s() <= pause_s:
-            what = f"{name} version {document['version']}" if document else name
-            pool = document.get("pool") if document else None
-            hint = f": has pool {pool} a worker?" if pool else ""
-            raise Timeout(f"{what} is still {state} after {budget.timeout_s:g} s{hint}")
+            raise late
         yield Pause(pause_s)
         pause_s = min(WAIT_PAUSE_S_MAX, pause_s * 1.5)
+
+
+def _still(name: str, document: Version | None, state: str, budget: Budget) -> Timeout:
+    what = f"{name} version {document['version']}" if document else name
+    pool = document.get("pool") if document else None
+    hint = f": has pool {pool} a worker?" if pool else ""
+    return Timeout(f"{what} is still {state} after {budget.timeout_s:g} s{hint}")
 
 
 def _active(name: str) -> Steps[Version | None]:

@@ -313,8 +313,8 @@ def test_wait_names_the_reason_of_a_failure(tmp_path, monkeypatch):
         with sigstopped(worker):
             pushed = client.push("damaged", models.scale(tmp_path / "m.onnx"))
             assert pushed["state"] != "ready"
-            with pytest.raises(Failure, match=r"damaged version 1 is still \w+ after 0.3 s: has pool cpu a worker\?"):
-                client.wait("damaged", timeout=0.3)
+            with pytest.raises(Failure, match=r"damaged version 1 is still \w+ after 2 s: has pool cpu a worker\?"):
+                client.wait("damaged", timeout=2)
             folder = stack.home / "repository" / "models" / "damaged" / "1"
             served = folder / Manifest.model_validate_json((folder / "manifest.json").read_bytes()).served
             content = bytearray(served.read_bytes())

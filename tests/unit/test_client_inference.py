@@ -145,6 +145,17 @@ def test_wait_ends_with_the_reason():
         waited(Script(version("loading"), refusal(404, "unknown model")))
 
 
+def test_wait_tells_the_last_state_also_if_a_call_does_not_end_in_time():
+    script = Script(version("loading"), Timeout("GET did not end"))
+    with pytest.raises(Timeout, match="m version 2 is still loading after 300 s"):
+        waited(script)
+    script = Script(version("loading"), call_s=0.96)
+    with pytest.raises(Timeout, match="m version 2 is still loading after 1 s"):
+        waited(script, timeout_s=1)
+    with pytest.raises(Timeout, match="GET did not end"):
+        waited(Script(Timeout("GET did not end")))
+
+
 def test_wait_without_a_number_follows_the_active_version():
     def model(active: int | None) -> Any:
         return reply({"versions": [], "active": active, "unloaded": False})
