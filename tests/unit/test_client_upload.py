@@ -151,7 +151,7 @@ def test_the_request_of_an_upload(tmp_path):
 
 def test_a_long_wait_asks_again(tmp_path):
     """A proxy would give up on a reply that is silent for minutes."""
-    (tmp_path / "m.onnx").write_bytes(b"model")
+    (tmp_path / "m.onnx").write_bytes(b"\0model")
     files = ModelFiles.open(tmp_path / "m.onnx")
 
     def pushed(*states: str, wait_s: float = 300) -> tuple[Script, Any]:
