@@ -25,7 +25,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install serving check coverage bench demo soak explore fuzz lock wheel clean help
+.PHONY: run test test-tools install serving check openapi coverage bench demo soak explore fuzz lock wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -46,6 +46,9 @@ check: install ## lint, format, types, rules between folders
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+openapi: install ## write docs/openapi.json, the description of the HTTP API
+	@$(BIN)/python -m tests.kit.openapi
 
 coverage: install $(VENV)/.clients ## run the tests and report which lines they ran, in all processes (ARGS="tests/unit")
 	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)

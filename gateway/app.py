@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.params import Depends
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.protocols.http import operation
+from millstream.gateway.protocols.http.adapter import Place
 from millstream.gateway.protocols.http.count_replies import METHOD, CountReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
-from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, describe_errors, documented
+from millstream.gateway.protocols.http.errors import ErrorReplies, UnexpectedErrors, documented
+from millstream.gateway.protocols.http.openapi import OPEN
+from millstream.gateway.protocols.http.openapi_document import Access, complete
+from millstream.gateway.protocols.http.openapi_examples import Examples, with_examples
+from millstream.gateway.protocols.http.openapi_live import LiveDocument
 from millstream.gateway.protocols.http.reply_budget_middleware import ReplyBudgetMiddleware
 from millstream.gateway.protocols.openai import adapter as openai
 from millstream.gateway.protocols.sagemaker import adapter as sagemaker
@@ -23,7 +30,13 @@ from millstream.gateway.protocols.tfserving import adapter as tfserving
 from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
 
-_DESCRIPTION = "Model serving: upload a model, send it requests."
+_DESCRIPTION = """\
+Upload a model, and call it over the protocol that your client already speaks.
+
+The operations of a model are the same in all protocols: those without a version in their path use the version that
+serves. Replies to errors have the form of the path's protocol. Before a path is known, a request may be refused as
+`{"error": "…"}`: 400 (it is not HTTP), 408 (it arrives too slowly), 503 (there are too many connections).
+"""
 
 #: In the order of the OpenAPI page. A new protocol is a folder in protocols/ and a line here.
 ADAPTERS = (
@@ -48,19 +61,15 @@ def build_app(deps: Deps) -> FastAPI:
         finally:
             await deps.stop()
 
-    formats = ErrorFormats({path: adapter.error_format for adapter in ADAPTERS for path in adapter.error_paths})
-    app = _App(
-        formats,
-        title="Millstream",
-        version=deps.version,
-        description=_DESCRIPTION,
-        docs_url=None,  # protocols/http/docs.py serves it without a content delivery network
-        redoc_url=None,
-        redirect_slashes=False,
-        lifespan=lifespan,
+    settings = deps.settings
+    access = Access(
+        key=settings.admin_key is not None,
+        open_paths=("/models",) if settings.management_api == "sagemaker" else (),
     )
+    formats = _error_formats()
+    app = _App(formats, access, version=deps.version, lifespan=lifespan)
     app.state.deps = deps
-    _include_routes(app)
+    app.state.live_document = LiveDocument(app.openapi_base)
     replies = ErrorReplies(formats)
     replies.handle_errors_of(app)
     app.add_middleware(UnexpectedErrors, replies=replies)
@@ -70,37 +79,70 @@ def build_app(deps: Deps) -> FastAPI:
     return app
 
 
-def _include_routes(app: FastAPI) -> None:
-    tags = {}
-    for routes in (routes for adapter in ADAPTERS for routes in adapter.routes):
-        if routes.tag is not None:
-            tags[routes.tag.name] = {"name": routes.tag.name, "description": routes.tag.description}
-        app.include_router(
-            routes.router,
-            tags=None if routes.tag is None else [routes.tag.name],
-            dependencies=None if routes.authorize is None else [Depends(routes.authorize)],
-            responses=None if routes.authorize is None else documented(401, 403),
-        )
-    app.openapi_tags = list(tags.values())
+def api_document(version: str) -> dict[str, Any]:
+    """Return the OpenAPI document of a server with a key and the digits example, for docs/openapi.json."""
+    return _App(_error_formats(), Access(), version=version).openapi()
+
+
+def _error_formats() -> ErrorFormats:
+    return ErrorFormats({path: adapter.error_format for adapter in ADAPTERS for path in adapter.error_paths})
 
 
 class _App(FastAPI):
-    """Its OpenAPI document has no 422: a parameter that does not fit is answered with 400."""
+    """The routes of all adapters, and their OpenAPI document."""
 
-    def __init__(self, error_formats: ErrorFormats, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, error_formats: ErrorFormats, access: Access, **options: Any) -> None:
+        super().__init__(
+            title="Millstream",
+            summary="Model serving: upload a model, send it requests.",
+            description=_DESCRIPTION,
+            license_info={"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+            contact={"name": "The Millstream authors"},
+            servers=[{"url": "/", "description": "This server."}],
+            generate_unique_id_function=_operation_id,
+            openapi_url=None,  # protocols/http/docs.py serves it, and /docs without a content delivery network
+            docs_url=None,
+            redoc_url=None,
+            redirect_slashes=False,
+            **options,
+        )
         self._error_formats = error_formats
+        self._access = access
+        self._making = threading.Lock()
+        self._document: dict[str, Any] | None = None
+        self._include_routes()
+
+    def _include_routes(self) -> None:
+        tags = {}
+        for routes in (routes for adapter in ADAPTERS for routes in adapter.routes):
+            if routes.tag is not None:
+                tags[routes.tag.name] = routes.tag
+            self.include_router(
+                routes.router,
+                tags=None if routes.tag is None else [routes.tag.name],
+                dependencies=None if routes.authorize is None else [Depends(routes.authorize)],
+                responses=None if routes.authorize is None else documented(401, 403),
+            )
+        self.openapi_tags = [
+            {"name": tag.name, "description": tag.description, OPEN: tag.place is Place.OPEN}
+            for tag in sorted(tags.values(), key=lambda tag: tag.place)
+        ]
 
     def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            schema = super().openapi()
-            for path in schema["paths"].values():
-                for call in path.values():
-                    call["responses"].pop("422", None)
-            for unused in ("HTTPValidationError", "ValidationError"):
-                schema.get("components", {}).get("schemas", {}).pop(unused, None)
-            describe_errors(schema, self._error_formats)
-        return super().openapi()
+        return with_examples(self.openapi_base(), Examples())
+
+    def openapi_base(self) -> dict[str, Any]:
+        """Return the document without examples of a model. It is made once, which takes some tenths of a second."""
+        with self._making:
+            if self._document is None:
+                schemas = [kind for adapter in ADAPTERS for kind in adapter.schemas]
+                self._document = complete(super().openapi(), schemas, self._error_formats, self._access)
+            return self._document
+
+
+def _operation_id(route: APIRoute) -> str:
+    """Return the name of the route's handler, which clients that are generated from the document use, too."""
+    return route.name
 
 
 class _HeadAsGet:

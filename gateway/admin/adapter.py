@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from millstream.gateway.admin import routes_models, routes_pools, routes_uploads
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.admin import routes_models, routes_pools, routes_uploads, schemas_models
+from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.protocols.http.auth import admin
 
-_MODELS = Tag("admin: models", "Models and their versions.")
+_MODELS = Tag("admin: models", "Models and their versions: upload, activate, delete.", Place.OPEN)
 
 ADAPTER = Adapter(
     routes=(
         Routes(routes_models.router, _MODELS, admin),
         Routes(routes_uploads.router, _MODELS, admin),
-        Routes(routes_pools.router, Tag("admin: pools", "Worker pools and workers."), admin),
-    )
+        Routes(routes_pools.router, Tag("admin: pools", "Worker pools and workers.", Place.OPEN), admin),
+    ),
+    schemas=(schemas_models.UploadForm,),
 )

@@ -15,19 +15,19 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.services.errors import Code, Failure
 from millstream.services.process.audit import audit, audited
-from millstream.services.repository.activation import activate_version
+from millstream.services.repository import activation
 from millstream.services.wire.records import State
 
 router = APIRouter(prefix="/admin/v1")
 
 
 @router.get("/models", summary="All models and their versions")
-async def models(deps: DepsOf) -> schemas.Models:
+async def list_models(deps: DepsOf) -> schemas.Models:
     return schemas.models(deps.catalog.snapshot, deps.catalog.uploads)
 
 
 @router.get("/models/{name}", summary="One model and its versions", responses=documented(404))
-async def model(name: str, deps: DepsOf) -> schemas.Model:
+async def get_model(name: str, deps: DepsOf) -> schemas.Model:
     return schemas.model(name, deps.catalog.snapshot, deps.catalog.uploads)
 
 
@@ -36,7 +36,7 @@ async def model(name: str, deps: DepsOf) -> schemas.Model:
     summary="One version: its state, signature and instances",
     responses=documented(400, 404),
 )
-async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
+async def get_version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     return schemas.version(name, version, deps.catalog.snapshot, deps.catalog.uploads)
 
 
@@ -48,7 +48,7 @@ async def version(name: str, version: int, deps: DepsOf) -> schemas.Version:
     "turned off is batched again.",
     responses=documented(400, 404, 409),
 )
-async def activate(name: str, version: int, deps: DepsOf) -> schemas.Model:
+async def activate_version(name: str, version: int, deps: DepsOf) -> schemas.Model:
     with audited("activate", name, version=version):
         await _activate(name, version, deps)
     audit("activated", name, version=version)
@@ -62,7 +62,7 @@ async def _activate(name: str, version: int, deps: Deps) -> None:
         await asyncio.to_thread(deps.repository.verdicts.clear, view.manifest)
     elif view.state is State.FAILED:
         raise Failure(Code.CONFLICT, f"version {version} of '{name}' failed and cannot be activated: {view.reason}")
-    await asyncio.to_thread(activate_version, deps.repository, name, version)
+    await asyncio.to_thread(activation.activate_version, deps.repository, name, version)
     await deps.catalog.announce(name)
 
 

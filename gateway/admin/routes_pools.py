@@ -13,10 +13,10 @@ router = APIRouter(prefix="/admin/v1")
 
 
 @router.get("/pools", summary="Worker pools and how much of each is ready")
-async def pools(deps: DepsOf) -> schemas.Pools:
+async def list_pools(deps: DepsOf) -> schemas.Pools:
     return schemas.pools(deps.catalog.snapshot)
 
 
 @router.get("/workers", summary="Live workers and the versions in each")
-async def workers(deps: DepsOf) -> schemas.WorkerList:
+async def list_workers(deps: DepsOf) -> schemas.WorkerList:
     return schemas.workers(deps.catalog.snapshot, time.time())  # noqa: TID251 - ClusterState converts heartbeats to this clock

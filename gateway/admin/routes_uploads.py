@@ -18,6 +18,7 @@ from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.multipart import is_form
+from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.audit import audited
@@ -30,24 +31,15 @@ WAIT_S_MAX = 600.0
 _FORM_BYTES_MAX = CONFIG_PART_BYTES_MAX + 64 * 1024
 
 _CONFIG_EXAMPLE = '{"rows_max": 32, "pool": "cpu"}'
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "An ONNX file, or a zip or tar with one and its external data.",
-        "content": {
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["model"],
-                    "properties": {
-                        "model": {"type": "string", "format": "binary"},
-                        "config": {"type": "string", "description": "JSON", "example": _CONFIG_EXAMPLE},
-                    },
-                }
-            },
-        },
-    }
+_BODY = request_body(
+    {
+        OCTETS: BINARY,
+        "multipart/form-data": content(ref(schemas.UploadForm)),
+    },
+    description="An ONNX file, or a zip or tar with one and its external data.",
+)
+_CREATED: dict[int | str, dict[str, Any]] = {
+    201: {"description": "The version, as far as it is known.", "headers": {"Location": header_ref("Location")}}
 }
 
 
@@ -87,17 +79,26 @@ _OptionsOf = Annotated[_Options, Depends()]
     "/models/{name}/versions/{version}",
     status_code=201,
     summary="Upload a version under a number of your own",
+    responses=_CREATED,
     openapi_extra=_BODY,
 )
-async def put(
+async def upload_version(
     name: str, version: int, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
 ) -> schemas.Version:
     manifest = await receive(deps, _upload(name, version, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 
 
-@router.post("/models/{name}/versions", status_code=201, summary="Upload the next version", openapi_extra=_BODY)
-async def post(name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf) -> schemas.Version:
+@router.post(
+    "/models/{name}/versions",
+    status_code=201,
+    summary="Upload the next version",
+    responses=_CREATED,
+    openapi_extra=_BODY,
+)
+async def upload_next_version(
+    name: str, options: _OptionsOf, request: Request, response: Response, deps: DepsOf
+) -> schemas.Version:
     manifest = await receive(deps, _upload(name, None, options, request, deps), request.stream())
     return await _created(manifest, options, request, response, deps)
 

@@ -6,15 +6,23 @@ Manifests, snapshots and records are internal and may change; callers may rely o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypedDict
 
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
 from millstream.services.wire.records import State
+
+
+class UploadForm(TypedDict):
+    """A form with the model's file."""
+
+    model: bytes
+    config: NotRequired[Annotated[str, Field(description="Settings of the version, as JSON.")]]
 
 
 class Tensor(BaseModel):

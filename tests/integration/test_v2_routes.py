@@ -242,8 +242,8 @@ async def test_the_lifespan_starts_and_stops(application: Application) -> None:
 async def test_the_docs_page_needs_no_other_host(client: httpx2.AsyncClient) -> None:
     page = (await client.get("/docs")).text
     assert "https://" not in page
-    for name in ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png"):
-        assert f"/docs/assets/{name}" in page
+    for name in ("swagger-ui-bundle.js", "swagger-ui.css", "page.js", "page.css"):
+        assert f'"docs/assets/{name}"' in page
         assert (await client.get(f"/docs/assets/{name}")).status_code == 200
     assert (await client.get("/docs/assets/core.py")).json() == NOT_FOUND
 
@@ -256,7 +256,7 @@ async def test_the_openapi_document_says_what_is_answered(client: httpx2.AsyncCl
         assert operation["tags"]
         assert operation["summary"]
         assert "422" not in operation["responses"]
-    assert {"400", "401", "403", "409", "413", "503"} <= set(
+    assert {"400", "403", "409", "413", "503"} <= set(
         paths["/admin/v1/models/{name}/versions/{version}"]["put"]["responses"]
     )
-    assert paths["/admin/v1/pools"]["get"]["security"] == [{"admin key": []}]
+    assert "security" not in paths["/admin/v1/pools"]["get"]  # no key is set

@@ -73,13 +73,14 @@ async def test_a_protocol_is_added_by_one_record(tmp_path: Path, monkeypatch: py
             assert (reply.status_code, reply.json()) == (status, {"oops": message})
             assert "x-echo" in reply.headers
         document = (await client.get("/openapi.json")).json()
-    assert {"name": "echo", "description": "Says what it hears."} in document["tags"]
+    assert {"name": "echo", "description": "Says what it hears.", "x-open": False} in document["tags"]
     operations = document["paths"]["/echo/{word}"]
     assert operations["get"]["tags"] == operations["delete"]["tags"] == ["echo"]
     assert set(operations["get"]["responses"]) == {"200", "400"}
     assert set(operations["delete"]["responses"]) == {"200", "401", "403"}
-    schema = {"$ref": "#/components/schemas/EchoError"}
-    assert operations["get"]["responses"]["400"]["content"]["application/json"]["schema"] == schema
+    assert operations["get"]["responses"]["400"] == {"$ref": "#/components/responses/EchoError400"}
+    error = document["components"]["responses"]["EchoError400"]
+    assert error["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/EchoError"}
     assert set(document["components"]["schemas"]["EchoError"]["properties"]) == {"oops"}
 
 

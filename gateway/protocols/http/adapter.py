@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter
 
 from millstream.gateway.protocols.http.error_formats import PLAIN, ErrorFormat
+
+
+class Place(IntEnum):
+    """Where a section is on the OpenAPI page: open at the top, or folded below, the rarest last."""
+
+    OPEN = 0
+    FOLDED = 1
+    LAST = 2
 
 
 class Tag(NamedTuple):
@@ -20,6 +29,7 @@ class Tag(NamedTuple):
 
     name: str
     description: str
+    place: Place = Place.FOLDED
 
 
 class Routes(NamedTuple):
@@ -39,8 +49,10 @@ class Adapter:
         error_format: format of the protocol's error replies.
         error_paths: prefixes of the paths whose errors have that format. The longest prefix of all adapters decides; a
             path without a listed prefix has the plain format.
+        schemas: types of the bodies that the routes name with `openapi.ref`. The types within them need not be listed.
     """
 
     routes: tuple[Routes, ...]
     error_format: ErrorFormat = PLAIN
     error_paths: tuple[str, ...] = ()
+    schemas: tuple[Any, ...] = ()

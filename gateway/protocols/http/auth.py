@@ -24,7 +24,7 @@ from millstream.services.process.audit import acting
 
 _bearer = HTTPBearer(
     auto_error=False,
-    scheme_name="admin key",
+    scheme_name="admin_key",
     description="The value of MILLSTREAM_ADMIN_KEY. Not needed from this machine when no key is set.",
 )
 

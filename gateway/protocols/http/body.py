@@ -43,12 +43,6 @@ async def read_document(request: Request, kind: type[_Document], bytes_max: int 
         raise invalid(f"Unable to parse '{where}': {first['msg']}") from None
 
 
-def document_body(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that reads a `kind` with `read_document`."""
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
-
-
 async def read_body(request: Request, bytes_max: int) -> bytes:
     """Return the body.
 

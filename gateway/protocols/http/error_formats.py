@@ -31,7 +31,7 @@ class FormattedError(NamedTuple):
     body: bytes
 
 
-class ErrorDocument(BaseModel):
+class Error(BaseModel):
     """The body of errors of protocols without a format of their own."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
@@ -40,10 +40,11 @@ class ErrorDocument(BaseModel):
 
 
 class ErrorFormat(NamedTuple):
-    """How a protocol writes its errors. `document`: the body, for the OpenAPI page."""
+    """How a protocol writes its errors. `document`, `headers`: the body and the headers, for the OpenAPI page."""
 
     write: Callable[[ErrorContext], FormattedError]
     document: type[BaseModel]
+    headers: tuple[str, ...] = ()
 
 
 def _write_plain(error: ErrorContext) -> FormattedError:
@@ -51,7 +52,7 @@ def _write_plain(error: ErrorContext) -> FormattedError:
 
 
 #: `{"error": …}`: the Open Inference Protocol, KServe V1, TensorFlow Serving, and Millstream's own APIs
-PLAIN = ErrorFormat(_write_plain, ErrorDocument)
+PLAIN = ErrorFormat(_write_plain, Error)
 
 
 class ErrorFormats:

@@ -17,12 +17,11 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millstream.gateway.connection.error_reply import internal_failure
-from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorDocument, ErrorFormats
+from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorFormats
+from millstream.gateway.protocols.http.openapi import ERROR
 from millstream.services.errors import HTTP_STATUS, Code, Failure
 
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-_SCHEMAS = "#/components/schemas/"
-_ANY_ERROR = {"$ref": f"{_SCHEMAS}{ErrorDocument.__name__}"}
 
 
 class ErrorReplies:
@@ -129,28 +128,11 @@ class UnexpectedErrors:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the `responses` of a route that may reply with these error statuses, for the OpenAPI page.
+    """Return the `responses` of a route that may reply with these error statuses, for the OpenAPI document.
 
-    Their schema is a placeholder, which `describe_errors` replaces by the schema of the path's error format.
+    openapi_document.py completes them with the path's error format.
     """
-    return {status: {"model": ErrorDocument, "description": _MEANINGS[status]} for status in statuses}
-
-
-def describe_errors(schema: dict[str, Any], formats: ErrorFormats) -> None:
-    """Set the body of each path's documented errors in the OpenAPI document `schema` to the path's error format."""
-    schemas = schema["components"]["schemas"]
-    for path, operations in schema["paths"].items():
-        document = formats.of(path).document
-        if document is ErrorDocument:
-            continue
-        definition = document.model_json_schema(ref_template=f"{_SCHEMAS}{{model}}")
-        schemas |= definition.pop("$defs", {})
-        schemas[document.__name__] = definition
-        for operation in operations.values():
-            for response in operation["responses"].values():
-                for content in response.get("content", {}).values():
-                    if content.get("schema") == _ANY_ERROR:
-                        content["schema"] = {"$ref": f"{_SCHEMAS}{document.__name__}"}
+    return {status: {"description": _MEANINGS[status], ERROR: True} for status in statuses}
 
 
 _MEANINGS = {

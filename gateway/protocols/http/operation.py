@@ -1,13 +1,17 @@
-"""operation: the adapter of the metrics page and the documentation page, which belong to no protocol."""
+"""operation: the adapter of the start page, the metrics page and the OpenAPI page, which belong to no protocol."""
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http import docs, metrics
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.http import docs, metrics, start_page
+from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
+
+_TAG = Tag("operation", "For operators of the server.", Place.OPEN)
 
 ADAPTER = Adapter(
     routes=(
-        Routes(metrics.router, Tag("operation", "For operators of the server.")),
+        Routes(start_page.router, _TAG),
+        Routes(metrics.router, _TAG),
         Routes(docs.router),
-    )
+    ),
+    schemas=(start_page.Alive,),
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
-from millstream.gateway.protocols.openai import errors, routes
+from millstream.gateway.protocols.openai import errors, routes, schemas
 
 ADAPTER = Adapter(
     routes=(Routes(routes.router, Tag("OpenAI", "Embeddings.")),),
     error_format=errors.FORMAT,
     error_paths=("/v1/", "/openai/"),
+    schemas=schemas.SCHEMAS,
 )

@@ -11,41 +11,22 @@ from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.model_list import model_list
+from millstream.gateway.protocols.http.openapi import json_body, ref, reply
+from millstream.gateway.protocols.openai.schemas import EmbeddingsReply, EmbeddingsRequest
 
 router = APIRouter()
 
-
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["model", "input"],
-                    "properties": {
-                        "model": {"type": "string", "description": "Name, or name:version."},
-                        "input": {"description": "Text, token ids, or a list of either."},
-                        "encoding_format": {"type": "string", "enum": ["float", "base64"]},
-                        "dimensions": {"type": "integer", "minimum": 1},
-                        "user": {"type": "string"},
-                    },
-                },
-                "example": {"model": "minilm", "input": ["a mill", "a stream"]},
-            }
-        },
-    }
-}
-_EXAMPLE = {
-    "object": "list",
-    "data": [{"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}],
-    "model": "minilm",
-    "usage": {"prompt_tokens": 4, "total_tokens": 4},
-}
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
-    **documented(400, 404, 413, 415, 429, 500, 503, 504),
-}
+_BODY = json_body(EmbeddingsRequest, form="embeddings")
+_ANSWERS = reply(
+    ref(EmbeddingsReply),
+    "A vector for each entry.",
+    example={
+        "object": "list",
+        "data": [{"object": "embedding", "index": 0, "embedding": [0.6, 0.8]}],
+        "model": "minilm",
+        "usage": {"prompt_tokens": 4, "total_tokens": 4},
+    },
+) | documented(400, 404, 413, 415, 429, 500, 501, 503, 504)
 
 
 @router.post(
@@ -58,12 +39,12 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     openapi_extra=_BODY,
 )
 @router.post("/openai/v1/embeddings", include_in_schema=False)
-async def embeddings(request: Request, deps: DepsOf) -> Response:
+async def create_embeddings(request: Request, deps: DepsOf) -> Response:
     return await _embed(request, deps)
 
 
 @router.get("/openai/v1/models", include_in_schema=False)
-async def models(deps: DepsOf) -> dict[str, Any]:
+async def openai_list_models(deps: DepsOf) -> dict[str, Any]:
     return model_list(deps.catalog.snapshot)
 
 

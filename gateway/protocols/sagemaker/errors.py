@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.services.errors import Code
@@ -35,10 +35,13 @@ _ERRORS: dict[Code, tuple[int, str]] = {
 }
 
 
-class RuntimeFailure(BaseModel):
-    """An error as boto3 reads it; its type is in the header x-amzn-errortype."""
+class SageMakerError(BaseModel):
+    """An error as boto3 reads it; its type is in the header x-amzn-errortype. A ModelError has all members."""
 
     Message: str
+    OriginalStatusCode: int = Field(default=0, description="The status of the model's container.")
+    OriginalMessage: str = ""
+    LogStreamArn: str = ""
 
 
 def _write(error: ErrorContext) -> FormattedError:
@@ -50,4 +53,4 @@ def _write(error: ErrorContext) -> FormattedError:
     return FormattedError(status, {"x-amzn-errortype": kind}, orjson.dumps(document))
 
 
-FORMAT = ErrorFormat(_write, RuntimeFailure)
+FORMAT = ErrorFormat(_write, SageMakerError, headers=("X-Amzn-ErrorType",))

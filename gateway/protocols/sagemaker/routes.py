@@ -11,6 +11,18 @@ from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompr
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import (
+    BINARY,
+    JSON,
+    OCTETS,
+    TEXT,
+    content,
+    header_parameter,
+    header_ref,
+    ref,
+    request_body,
+)
+from millstream.gateway.protocols.http.row_schemas import PredictReply, PredictRequest
 from millstream.gateway.protocols.sagemaker import binary
 from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
@@ -18,42 +30,56 @@ from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
+from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors import forms
+from millstream.gateway.tensors.forms import CSV, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure, invalid, not_found
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
 
-OCTETS = "application/octet-stream"
 _ECHOED = ("x-amzn-sagemaker-custom-attributes", "x-amzn-sagemaker-inference-id")
 _ECHOED_CHARACTERS_MAX = 1024
+_TRITON_BINARY = "application/vnd.sagemaker-triton.binary+json"
+
+_ANY_FORM: dict[str, Any] = {
+    "description": "Row or column form, a list of rows, or a request of v2.",
+    "anyOf": [ref(PredictRequest), {"type": "array", "items": {}}, ref(InferRequest)],
+}
+_CONTENT: dict[str, Any] = {
+    JSON: content(_ANY_FORM, form="instances"),
+    CSV: content({"type": "string"}, form="csv"),
+    NPY: BINARY,
+    OCTETS: BINARY,
+    _TRITON_BINARY: BINARY,
+}
 
 
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {}, "example": {"instances": [[0.1, 0.2, 0.3, 0.4]]}},
-            "text/csv": {"schema": {"type": "string"}, "example": "0.1,0.2,0.3,0.4"},
-            "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
+def _body(*parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"parameters": [*parameters, _TARGET_VARIANT], **request_body(_CONTENT)}
+
+
+_TARGET_VARIANT = header_parameter("X-Amzn-SageMaker-Target-Variant", "The version; left out: the serving one.")
+_TARGET_MODEL = header_parameter("X-Amzn-SageMaker-Target-Model", "The model, in place of the default.")
+_FORMS: dict[str, Any] = {
+    JSON: content({"anyOf": [ref(PredictReply), ref(InferReply)]}, example={"predictions": [[0.9, 0.1]]}),
+    CSV: TEXT,
+    NPY: BINARY,
+    OCTETS: BINARY,
+    _TRITON_BINARY: BINARY,
+}
+_INVOKED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer of the model, in the form that the client accepts.",
+        "headers": {"X-Amzn-Invoked-Production-Variant": header_ref("X-Amzn-Invoked-Production-Variant")},
+        "content": _FORMS,
     }
 }
-_FORMS: dict[str, Any] = {
-    "application/json": {"schema": {}, "example": {"predictions": [[0.9, 0.1]]}},
-    "text/csv": {"schema": {"type": "string"}},
-    "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
-    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-}
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": _FORMS},
-    **documented(400, 404, 406, 413, 429, 500, 503, 504),
-}
-_RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 503)
+_ANSWERS: dict[int | str, dict[str, Any]] = {**_INVOKED, **documented(400, 404, 406, 413, 429, 500, 501, 503, 504)}
+_RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 501, 503)
 
 
 @router.post(
@@ -62,7 +88,7 @@ _RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 503)
     description="The model is MILLSTREAM_SAGEMAKER_MODEL, the only one there is, or X-Amzn-SageMaker-Target-Model.",
     response_class=Response,
     responses=_ANSWERS,
-    openapi_extra=_BODY,
+    openapi_extra=_body(_TARGET_MODEL),
 )
 async def invocations(request: Request, deps: DepsOf) -> Response:
     snapshot = deps.catalog.snapshot
@@ -75,8 +101,8 @@ async def invocations(request: Request, deps: DepsOf) -> Response:
     summary="InvokeEndpoint: run the model of this name",
     description="Target-Model names another one, Target-Variant a version. Signatures are not checked.",
     response_class=Response,
-    responses={200: {"content": _FORMS}, **_RUNTIME_ERRORS},
-    openapi_extra=_BODY,
+    responses={**_INVOKED, **_RUNTIME_ERRORS},
+    openapi_extra=_body(_TARGET_MODEL),
 )
 async def invoke_endpoint(endpoint: str, request: Request, deps: DepsOf) -> Response:
     return await invoke(request, deps, named_model(deps.catalog.snapshot, request.headers) or endpoint)
@@ -86,10 +112,13 @@ async def invoke_endpoint(endpoint: str, request: Request, deps: DepsOf) -> Resp
     "/endpoints/{endpoint}/invocations-response-stream",
     summary="InvokeEndpointWithResponseStream: the same, as events PayloadPart",
     response_class=Response,
-    responses={200: {"content": {EVENT_STREAM: {}}}, **_RUNTIME_ERRORS},
-    openapi_extra=_BODY,
+    responses={
+        200: {"description": "Events PayloadPart.", "content": {EVENT_STREAM: BINARY}},
+        **_RUNTIME_ERRORS,
+    },
+    openapi_extra=_body(_TARGET_MODEL),
 )
-async def invoke_endpoint_stream(
+async def invoke_endpoint_with_response_stream(
     endpoint: str,
     request: Request,
     deps: DepsOf,
@@ -119,8 +148,8 @@ async def invoke_endpoint_async(endpoint: str) -> None:
     summary="Run a model of a multi-model container",
     description="The calls that load and unload models are TorchServe's, below the same path.",
     response_class=Response,
-    responses={200: {"content": _FORMS}, **documented(400, 404, 406, 413, 429, 500, 503, 504)},
-    openapi_extra=_BODY,
+    responses=_ANSWERS,
+    openapi_extra=_body(),
 )
 async def invoke_model(model: str, request: Request, deps: DepsOf) -> Response:
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from millstream.gateway.protocols.http.context import DepsOf
+from millstream.gateway.protocols.http.openapi import ref, reply
+from millstream.gateway.protocols.sagemaker.schemas import Ping
 
 router = APIRouter()
 
@@ -13,8 +15,8 @@ router = APIRouter()
     "/ping",
     summary="Whether requests would be answered",
     responses={
-        200: {"content": {"application/json": {"example": {"status": "Healthy"}}}},
-        503: {"description": "Not ready.", "content": {"application/json": {"example": {"status": "Unhealthy"}}}},
+        **reply(ref(Ping), "It answers requests.", example={"status": "Healthy"}),
+        **reply(ref(Ping), "Not ready.", example={"status": "Unhealthy"}, status=503),
     },
 )
 async def ping(deps: DepsOf, response: Response) -> dict[str, str]:

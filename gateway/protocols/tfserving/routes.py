@@ -1,4 +1,4 @@
-"""/v1/models…: TensorFlow Serving's REST API and KServe's V1 protocol; GET /: liveness."""
+"""/v1/models…: TensorFlow Serving's REST API and KServe's V1 protocol."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.model_list import model_list
+from millstream.gateway.protocols.http.openapi import JSON, content, ref, reply, request_body
+from millstream.gateway.protocols.http.row_schemas import ModelList, PredictReply, PredictRequest
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
 from millstream.gateway.protocols.tfserving.predict import (
@@ -21,6 +23,14 @@ from millstream.gateway.protocols.tfserving.predict import (
     servable_not_found,
     write_classes,
     write_values,
+)
+from millstream.gateway.protocols.tfserving.schemas import (
+    ClassifyReply,
+    CloudEvent,
+    ExamplesRequest,
+    ModelStatus,
+    RegressReply,
+    SignatureMetadata,
 )
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
@@ -37,75 +47,73 @@ _LABELS = frozenset({"serving", "stable"})
 
 Reader = Callable[[ModelRoute, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
 
-_JSON_OBJECT: dict[str, Any] = {"type": "object"}
+_EVENT = "application/cloudevents+json"
+_ERRORS = documented(400, 404, 413, 415, 429, 500, 503, 504)
 
 
-def _body(required: str, example: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": {required: {}, "signature_name": {"type": "string"}}}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+def _body(schema: dict[str, str], form: str) -> dict[str, Any]:
+    return request_body({JSON: content(schema, form=form), _EVENT: content(ref(CloudEvent))})
 
 
-def _answers(example: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    return {
-        200: {"content": {"application/json": {"schema": _JSON_OBJECT, "example": example}}},
-        **documented(400, 404, 413, 415, 429, 500, 503, 504),
-    }
+def _answers(schema: dict[str, str], example: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """Return the replies of a call. A CloudEvent is answered with one."""
+    contents = {JSON: content(schema, example=example), _EVENT: content(ref(CloudEvent))}
+    return {200: {"description": "The answer of the model.", "content": contents}, **_ERRORS}
 
 
-_PREDICT = _body("instances", {"instances": [[0.1, 0.2, 0.3, 0.4]]})
-_PREDICTED = _answers({"predictions": [[0.9, 0.1]]})
-_EXAMPLES = _body("examples", {"examples": [{"x": [0.1, 0.2, 0.3, 0.4]}]})
-_CLASSIFIED = _answers({"result": [[["0", 0.9], ["1", 0.1]]]})
-_REGRESSED = _answers({"result": [0.7]})
-_SEEN: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"schema": _JSON_OBJECT}}},
-    **documented(404),
-}
+_PREDICT = _body(ref(PredictRequest), "instances")
+_PREDICTED = _answers(ref(PredictReply), {"predictions": [[0.9, 0.1]]})
+_EXAMPLES = _body(ref(ExamplesRequest), "examples")
+_CLASSIFIED = _answers(ref(ClassifyReply), {"result": [[["0", 0.9], ["1", 0.1]]]})
+_REGRESSED = _answers(ref(RegressReply), {"result": [0.7]})
+_METADATA = reply(ref(SignatureMetadata), "The signature.") | documented(404)
 _STATUS: dict[int | str, dict[str, Any]] = {
-    **_SEEN,
-    503: {"description": "Not ready.", "content": {"application/json": {"schema": _JSON_OBJECT}}},
+    **reply(ref(ModelStatus), "It is ready."),
+    **documented(404),
+    **reply(ref(ModelStatus), "Not ready.", status=503),
 }
 
 
-@router.get("/", summary="The process answers")
-async def alive() -> dict[str, str]:
-    return {"status": "alive"}
-
-
-@router.get("/v1/models", summary="Models that answer requests, for KServe's and OpenAI's clients")
-async def models(deps: DepsOf) -> dict[str, Any]:
+@router.get(
+    "/v1/models",
+    summary="Models that answer requests, for KServe's and OpenAI's clients",
+    responses=reply(ref(ModelList), "The models."),
+)
+async def v1_list_models(deps: DepsOf) -> dict[str, Any]:
     return model_list(deps.catalog.snapshot)
 
 
 @router.get("/v1/models/{model}", summary="State of a model's versions", responses=_STATUS)
-async def status(model: str, deps: DepsOf, response: Response) -> dict[str, Any]:
+async def v1_model_status(model: str, deps: DepsOf, response: Response) -> dict[str, Any]:
     return _status(deps, model, None, response)
 
 
 @router.get("/v1/models/{model}/versions/{version}", summary="State of one version", responses=_STATUS)
-async def status_version(model: str, version: str, deps: DepsOf, response: Response) -> dict[str, Any]:
+async def v1_model_status_version(model: str, version: str, deps: DepsOf, response: Response) -> dict[str, Any]:
     return _status(deps, model, version, response)
 
 
 @router.get("/v1/models/{model}/labels/{label}", summary="State of the version with a label", responses=_STATUS)
-async def status_label(model: str, label: str, deps: DepsOf, response: Response) -> dict[str, Any]:
+async def v1_model_status_label(model: str, label: str, deps: DepsOf, response: Response) -> dict[str, Any]:
     return _status(deps, model, _labelled(label), response)
 
 
-@router.get("/v1/models/{model}/metadata", summary="Signature of the serving version", responses=_SEEN)
-async def metadata(model: str, deps: DepsOf) -> dict[str, Any]:
+@router.get("/v1/models/{model}/metadata", summary="Signature of the serving version", responses=_METADATA)
+async def v1_model_metadata(model: str, deps: DepsOf) -> dict[str, Any]:
     return documents.model_metadata(_view(deps, model, None)[1].manifest)
 
 
-@router.get("/v1/models/{model}/versions/{version}/metadata", summary="Signature of one version", responses=_SEEN)
-async def metadata_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
+@router.get("/v1/models/{model}/versions/{version}/metadata", summary="Signature of one version", responses=_METADATA)
+async def v1_model_metadata_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
     return documents.model_metadata(_view(deps, model, version)[1].manifest)
 
 
 @router.get(
-    "/v1/models/{model}/labels/{label}/metadata", summary="Signature of the version with a label", responses=_SEEN
+    "/v1/models/{model}/labels/{label}/metadata",
+    summary="Signature of the version with a label",
+    responses=_METADATA,
 )
-async def metadata_label(model: str, label: str, deps: DepsOf) -> dict[str, Any]:
+async def v1_model_metadata_label(model: str, label: str, deps: DepsOf) -> dict[str, Any]:
     return documents.model_metadata(_view(deps, model, _labelled(label))[1].manifest)
 
 
@@ -134,16 +142,22 @@ def _add(call: str, does: str, read: Reader, body: dict[str, Any], answers: dict
     async def labelled(model: str, label: str, request: Request, deps: DepsOf) -> Response:
         return await _run(model, _labelled(label), read, request, deps)
 
-    for where, endpoint, which in (
-        ("", serving, "the serving version"),
-        ("/versions/{version}", one, "one version"),
-        ("/labels/{label}", labelled, "the version with a label (`serving`, `stable`: the one that answers)"),
+    for where, endpoint, name, which in (
+        ("", serving, f"v1_{call}", "the serving version"),
+        ("/versions/{version}", one, f"v1_{call}_version", "one version"),
+        (
+            "/labels/{label}",
+            labelled,
+            f"v1_{call}_label",
+            "the version with a label (`serving`, `stable`: the one that answers)",
+        ),
     ):
         router.add_api_route(
             f"/v1/models/{{model}}{where}:{call}",
             endpoint,
             methods=["POST"],
-            name=f"{call}_{endpoint.__name__}",
+            name=name,
+            response_class=Response,
             summary=f"{does}: {which}",
             responses=answers,
             openapi_extra=body,
@@ -156,7 +170,7 @@ _add("regress", "A value for each example", _read_regress, _EXAMPLES, _REGRESSED
 
 
 @router.post("/v1/models/{model}:explain", summary="Not offered", responses=documented(501), status_code=501)
-async def explain(model: str) -> None:
+async def v1_explain(model: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"explanations are not supported: ask '{name_excerpt(model)}' with :predict")
 
 

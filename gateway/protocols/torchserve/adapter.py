@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
 from millstream.gateway.protocols.http.auth import management_api
-from millstream.gateway.protocols.torchserve import errors, routes, routes_management
+from millstream.gateway.protocols.torchserve import errors, routes, routes_management, schemas
 
 _TAG = Tag("TorchServe", "Predictions, and the management of models from files of this machine.")
 
@@ -15,4 +15,5 @@ ADAPTER = Adapter(
     ),
     error_format=errors.FORMAT,
     error_paths=("/predictions/", "/explanations/", "/models", "/ping", "/api-description"),
+    schemas=schemas.SCHEMAS,
 )

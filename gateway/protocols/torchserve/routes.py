@@ -11,36 +11,39 @@ from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompr
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import BINARY, JSON, OCTETS, content, reply, request_body
 from millstream.gateway.protocols.torchserve.documents import find, plain, unknown_version
 from millstream.gateway.protocols.torchserve.predictions import read, write
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.forms import CSV, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
 router = APIRouter()
 
-
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "A row or rows as JSON, CSV or numpy's format, the bytes of the only input, or a form.",
-        "content": {
-            "application/json": {"schema": {}, "example": [0.1, 0.2, 0.3, 0.4]},
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-            "multipart/form-data": {
-                "schema": {"type": "object", "properties": {"data": {"type": "string", "format": "binary"}}}
-            },
-            "text/csv": {"schema": {"type": "string"}},
-            "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
+_BODY = request_body(
+    {
+        JSON: content({"description": "A row, rows, or an object {input: value}."}, form="rows"),
+        OCTETS: BINARY,
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {"data": {"type": "string", "format": "binary"}},
+                "additionalProperties": {"type": "string", "format": "binary"},
+            }
         },
-    }
-}
-_ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"schema": {}, "example": [0.9, 0.1]}}},
-    **documented(400, 404, 413, 415, 429, 500, 503, 504),
-}
+        CSV: content({"type": "string"}, form="csv"),
+        NPY: BINARY,
+    },
+    description="A row or rows as JSON, CSV or numpy's format, the bytes of the only input, or a form.",
+)
+_ANSWERS = reply(
+    {"description": "The only output, or an object {output: value}; a single row without a list of rows."},
+    "The answer of the model.",
+    example=[0.9, 0.1],
+) | documented(400, 404, 413, 415, 429, 500, 503, 504)
 
 
 @router.post(
@@ -50,7 +53,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
     responses=_ANSWERS,
     openapi_extra=_BODY,
 )
-async def predictions(model: str, request: Request, deps: DepsOf) -> Response:
+async def torchserve_predict(model: str, request: Request, deps: DepsOf) -> Response:
     return await _predict(model, None, request, deps)
 
 
@@ -61,18 +64,21 @@ async def predictions(model: str, request: Request, deps: DepsOf) -> Response:
     responses=_ANSWERS,
     openapi_extra=_BODY,
 )
-async def predictions_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
+async def torchserve_predict_version(model: str, version: str, request: Request, deps: DepsOf) -> Response:
     return await _predict(model, version, request, deps)
 
 
 @router.post("/explanations/{model}", summary="Not supported", status_code=501, responses=documented(501))
-async def explanations(model: str) -> None:
+async def torchserve_explain(model: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"explanations are not supported: post to /predictions/{model}")
 
 
-@router.options("/", summary="Description of the API")
-@router.get("/api-description", summary="Description of the API")
-async def describe(request: Request) -> dict[str, Any]:
+_DESCRIPTION = reply({"type": "object"}, "This document.")
+
+
+@router.options("/", summary="Description of the API", name="torchserve_root_description", responses=_DESCRIPTION)
+@router.get("/api-description", summary="Description of the API", responses=_DESCRIPTION)
+async def torchserve_description(request: Request) -> dict[str, Any]:
     document: dict[str, Any] = request.app.openapi()
     return document
 

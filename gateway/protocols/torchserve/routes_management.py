@@ -9,7 +9,7 @@ import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from millstream.gateway.admin import routes_models as admin_models
@@ -21,8 +21,16 @@ from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompr
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import json_body, list_of, ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.torchserve import documents
+from millstream.gateway.protocols.torchserve.schemas import (
+    DescribedVersion,
+    ListedModel,
+    ListedModels,
+    LoadModel,
+    ManagementStatus,
+)
 from millstream.services.errors import Code, Failure, Subject, invalid, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.audit import audit, audited
@@ -30,22 +38,14 @@ from millstream.services.wire.records import State
 
 router = APIRouter(responses=documented(400))
 
-_JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"schema": {}}}}}
+_DESCRIPTIONS = reply(list_of(DescribedVersion), "The versions.")
+_DONE = reply(ref(ManagementStatus), "Done.")
 _LOAD_S_MAX = 600.0
 _BODY_BYTES_MAX = 64 * 1024
 
 
-class LoadModel(BaseModel):
-    """The body of SageMaker's POST. `url`: the folder of the model."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    model_name: str
-    url: str
-
-
-@router.get("/models", summary="List models", responses=_JSON)
-async def listed(
+@router.get("/models", summary="List models", responses=reply(ref(ListedModels), "A page of models."))
+async def torchserve_list_models(
     deps: DepsOf,
     limit: Annotated[int, Query(ge=1, le=documents.LIMIT_MAX)] = 100,
     next_page_token: Annotated[str | None, Query()] = None,
@@ -53,8 +53,8 @@ async def listed(
     return documents.page(deps.catalog.snapshot, limit, next_page_token)
 
 
-@router.get("/models/{model}/all", summary="Describe all versions", responses={**_JSON, **documented(404)})
-async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
+@router.get("/models/{model}/all", summary="Describe all versions", responses=_DESCRIPTIONS | documented(404))
+async def torchserve_describe_all_versions(model: str, deps: DepsOf) -> list[dict[str, Any]]:
     view, _ = documents.find(deps.catalog.snapshot, model, None)
     return [_description(deps, view, version) for _, version in sorted(view.versions.items())]
 
@@ -64,9 +64,13 @@ async def described_all(model: str, deps: DepsOf) -> list[dict[str, Any]]:
     "GET",
     "/models/{model}[/{version}]",  # after /models/{model}/all: "all" is not a version
     ("Describe a model", "Describe one version"),
-    responses={**_JSON, **documented(404)},
+    description="SageMaker's callers get an object with the model's name and URL for a model, in place of the list.",
+    responses=reply(
+        {"anyOf": [list_of(DescribedVersion), ref(ListedModel)]}, "A list of one version, or a model for SageMaker."
+    )
+    | documented(404),
 )
-async def described(model: str, version: str | None, deps: DepsOf) -> Any:
+async def torchserve_describe_model(model: str, version: str | None, deps: DepsOf) -> Any:
     if version is None and deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
@@ -83,21 +87,21 @@ async def described(model: str, version: str | None, deps: DepsOf) -> Any:
         "Scale: changes nothing, reports the number of workers",
         "Scale one version: changes nothing, reports its workers",
     ),
-    responses=documented(404),
+    responses=_DONE | documented(404),
 )
-async def scaled(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
+async def torchserve_scale_model(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
     return _workers(*documents.find(deps.catalog.snapshot, model, version))
 
 
 @router.put(
     "/models/{model}/{version}/set-default",
     summary="Make this the version that answers",
-    responses=documented(404, 409),
+    responses=_DONE | documented(404, 409),
 )
-async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
+async def torchserve_set_default_version(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     _, view = documents.find(deps.catalog.snapshot, model, version)
     number = view.manifest.version
-    await admin_models.activate(model, number, deps)
+    await admin_models.activate_version(model, number, deps)
     return {"status": f'Default version successfully updated for model "{model}" to "{number}"'}
 
 
@@ -106,9 +110,9 @@ async def set_default(model: str, version: str, deps: DepsOf) -> dict[str, str]:
     "DELETE",
     "/models/{model}[/{version}]",
     ("Unregister a model of one version", "Unregister one version"),
-    responses=documented(404),
+    responses=_DONE | documented(404),
 )
-async def unregistered(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
+async def torchserve_unregister_model(model: str, version: str | None, deps: DepsOf) -> dict[str, str]:
     return await _unregister(deps, model, version)
 
 
@@ -117,10 +121,10 @@ async def unregistered(model: str, version: str | None, deps: DepsOf) -> dict[st
     summary="Register a model from a file of this machine",
     description="TorchServe: `url` is a path below MILLSTREAM_IMPORT_DIR. SageMaker: a JSON body with `model_name` and "
     "`url`. Nothing is fetched from other machines.",
-    responses=documented(404, 409, 413, 501, 503, 507),
-    openapi_extra={"requestBody": {"content": {"application/json": {"schema": LoadModel.model_json_schema()}}}},
+    responses=_DONE | documented(404, 409, 413, 415, 501, 503, 507),
+    openapi_extra=json_body(LoadModel, required=False),
 )
-async def registered(
+async def torchserve_register_model(
     request: Request,
     deps: DepsOf,
     url: Annotated[str | None, Query(description="A file, or a folder with model.onnx in it.")] = None,

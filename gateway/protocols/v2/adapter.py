@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.gateway.protocols.http.adapter import Adapter, Routes, Tag
+from millstream.gateway.protocols.http.adapter import Adapter, Place, Routes, Tag
 from millstream.gateway.protocols.http.auth import admin
 from millstream.gateway.protocols.v2 import (
     routes_config,
@@ -14,12 +14,15 @@ from millstream.gateway.protocols.v2 import (
     routes_shared_memory,
     routes_statistics,
     routes_trace,
+    schemas,
 )
 
-_INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.")
-_EXTENSIONS = Tag("v2 extensions", "Triton's extensions of the protocol.")
-_SHARED_MEMORY = Tag("v2 shared memory", "Memory of clients on this machine, for tensors that need not travel.")
-_REPOSITORY = Tag("v2 model repository", "Triton's extensions: model configuration and model repository.")
+_INFERENCE = Tag("v2 inference", "The Open Inference Protocol v2, with Triton's binary tensors.", Place.OPEN)
+_EXTENSIONS = Tag("v2 extensions", "Triton's extensions: statistics, traces, logging.", Place.LAST)
+_SHARED_MEMORY = Tag(
+    "v2 shared memory", "Triton's extensions: memory of clients on this machine, for tensors.", Place.LAST
+)
+_REPOSITORY = Tag("v2 model repository", "Triton's extensions: model configuration and model repository.", Place.LAST)
 
 ADAPTER = Adapter(
     routes=(
@@ -34,5 +37,6 @@ ADAPTER = Adapter(
         Routes(routes_config.router, _REPOSITORY),
         Routes(routes_repository.router, _REPOSITORY),
         Routes(routes_repository.protected, _REPOSITORY, admin),
-    )
+    ),
+    schemas=(*schemas.SCHEMAS, routes_shared_memory.SystemRegistration),
 )

@@ -10,8 +10,10 @@ from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompr
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import content, json_body, ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
 from millstream.gateway.protocols.v2.generate import event, read, write
+from millstream.gateway.protocols.v2.schemas import GenerateReply, GenerateRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.process.offload import run_in_thread_if_large
@@ -19,28 +21,20 @@ from millstream.services.process.offload import run_in_thread_if_large
 router = APIRouter()
 
 _EVENTS = "text/event-stream; charset=utf-8"
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"id": {"type": "string"}, "parameters": {"type": "object"}},
-                },
-                "example": {"x": [0.1, 0.2, 0.3, 0.4]},
-            }
-        },
-    }
-}
-_EXAMPLE = {"y": [0.9, 0.1], "model_name": "digits", "model_version": "1"}
-_ERRORS = documented(400, 404, 413, 415, 429, 500, 503, 504)
-_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"schema": {"type": "object"}, "example": _EXAMPLE}}},
-    **_ERRORS,
-}
+_BODY = json_body(GenerateRequest, form="generate")
+_ERRORS = documented(400, 404, 413, 415, 429, 500, 501, 503, 504)
+_ANSWER = (
+    reply(
+        ref(GenerateReply),
+        "The outputs, as members.",
+        example={"y": [0.9, 0.1], "model_name": "digits", "model_version": "1"},
+    )
+    | _ERRORS
+)
+#: no type: tools differ on whether a schema is of the whole stream or of an event
+_EVENT = {"description": "Server-sent events. The data of the only event is a GenerateReply as JSON."}
 _STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: {"description": "The outputs, as one event.", "content": {"text/event-stream": content(_EVENT)}},
     **_ERRORS,
 }
 

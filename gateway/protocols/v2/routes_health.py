@@ -7,23 +7,30 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from millstream.gateway.protocols.http.context import DepsOf
-from millstream.gateway.protocols.v2.metadata import server_metadata
+from millstream.gateway.protocols.http.openapi import ref, reply
+from millstream.gateway.protocols.v2 import metadata
+from millstream.gateway.protocols.v2.schemas import ServerLive, ServerMetadata, ServerReady
+from millstream.services.version import VERSION
 
 router = APIRouter()
 
 
-@router.get("/v2", summary="Name, version and protocol extensions of the server")
+@router.get(
+    "/v2",
+    summary="Name, version and protocol extensions of the server",
+    responses=reply(ref(ServerMetadata), "The server.", example=metadata.server_metadata("triton", VERSION)),
+)
 @router.get("/v2/", include_in_schema=False)
-async def server(deps: DepsOf) -> dict[str, Any]:
-    return server_metadata(deps.settings.server_name, deps.version)
+async def server_metadata(deps: DepsOf) -> dict[str, Any]:
+    return metadata.server_metadata(deps.settings.server_name, deps.version)
 
 
 @router.get(
     "/v2/health/live",
     summary="The process answers",
-    responses={200: {"content": {"application/json": {"example": {"live": True}}}}},
+    responses=reply(ref(ServerLive), "It is live.", example={"live": True}),
 )
-async def live() -> dict[str, Any]:
+async def server_live() -> dict[str, Any]:
     return {"live": True}
 
 
@@ -31,14 +38,16 @@ async def live() -> dict[str, Any]:
     "/v2/health/ready",
     summary="Whether a recent readiness probe came back through the queue",
     responses={
-        200: {"content": {"application/json": {"example": {"ready": True}}}},
-        503: {
-            "description": "Not ready.",
-            "content": {"application/json": {"example": {"ready": False, "error": "no recent inference came back"}}},
-        },
+        **reply(ref(ServerReady), "It is ready.", example={"ready": True}),
+        **reply(
+            ref(ServerReady),
+            "Not ready.",
+            example={"ready": False, "error": "the server is not ready: no recent inference came back"},
+            status=503,
+        ),
     },
 )
-async def ready(deps: DepsOf, response: Response) -> dict[str, Any]:
+async def server_ready(deps: DepsOf, response: Response) -> dict[str, Any]:
     if deps.ready():
         return {"ready": True}
     response.status_code = 503

@@ -15,59 +15,49 @@ from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.protocols.http.body import disconnected, read_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import (
+    BINARY,
+    JSON,
+    OCTETS,
+    content,
+    header_parameter,
+    header_ref,
+    ref,
+    request_body,
+)
 from millstream.gateway.protocols.http.versioned import versioned
+from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
 
 router = APIRouter()
 
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string"},
-        "parameters": {"type": "object"},
-        "data": {"type": "array", "items": {}},
-    },
-}
-_REQUEST_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["inputs"],
-                    "properties": {
-                        "id": {"type": "string"},
-                        "parameters": {"type": "object"},
-                        "inputs": {"type": "array", "items": _TENSOR},
-                        "outputs": {"type": "array", "items": {"type": "object"}},
-                    },
-                },
-                "example": {
-                    "inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [0.1, 0.2, 0.3, 0.4]}]
-                },
-            },
-            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+_REQUEST: dict[str, Any] = {
+    "parameters": [
+        header_parameter(
+            _HEADER_LENGTH,
+            "Bytes of the JSON part, for a body of JSON and binary tensors. 0: the body is the only input.",
+            {"type": "integer", "minimum": 0},
+        )
+    ],
+    **request_body({JSON: content(ref(InferRequest), form="v2"), OCTETS: BINARY}),
 }
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The outputs.",
+        "description": "The outputs, as JSON, or as JSON followed by binary tensors.",
+        "headers": {_HEADER_LENGTH: header_ref(_HEADER_LENGTH), "Content-Encoding": header_ref("Content-Encoding")},
         "content": {
-            "application/json": {
-                "example": {
+            JSON: content(
+                ref(InferReply),
+                example={
                     "model_name": "digits",
                     "model_version": "1",
-                    "outputs": [{"name": "label", "datatype": "INT64", "shape": [1], "data": [7]}],
-                }
-            },
-            "application/octet-stream": {},
+                    "outputs": [{"name": "label", "datatype": "INT64", "shape": [1], "data": [2]}],
+                },
+            ),
+            OCTETS: BINARY,
         },
     },
-    **documented(400, 404, 413, 415, 429, 500, 503, 504),
+    **documented(400, 404, 413, 415, 429, 500, 501, 503, 504),
 }
 
 
@@ -78,7 +68,7 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     ("Run the model's serving version", "Run one version of the model"),
     response_class=Response,
     responses=_RESPONSES,
-    openapi_extra=_REQUEST_BODY,
+    openapi_extra=_REQUEST,
 )
 async def infer(model: str, version: str | None, request: Request, deps: DepsOf) -> Response:
     body = await read_body(request, deps.settings.request_bytes_max)

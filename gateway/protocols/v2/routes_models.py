@@ -10,43 +10,42 @@ from millstream.gateway.catalog.snapshot import ModelView, VersionView, version_
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
-from millstream.gateway.protocols.v2.metadata import model_metadata
+from millstream.gateway.protocols.v2 import metadata
+from millstream.gateway.protocols.v2.schemas import ModelMetadata, ModelNames, ModelReady
 
 router = APIRouter()
 
-_METADATA: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            "application/json": {
-                "example": {
-                    "name": "digits",
-                    "versions": ["1"],
-                    "platform": "onnxruntime_onnx",
-                    "inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 64]}],
-                    "outputs": [{"name": "label", "datatype": "INT64", "shape": [-1]}],
-                }
-            }
-        }
+_METADATA = reply(
+    ref(ModelMetadata),
+    "The signature of the version.",
+    example={
+        "name": "digits",
+        "versions": ["1"],
+        "platform": "onnxruntime_onnx",
+        "inputs": [{"name": "pixels", "datatype": "FP32", "shape": [-1, 64]}],
+        "outputs": [{"name": "label", "datatype": "INT64", "shape": [-1]}],
     },
-    **documented(404),
-}
+) | documented(404)
 _READY: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {"example": {"name": "digits", "ready": True}}}},
+    **reply(ref(ModelReady), "It is ready.", example={"name": "digits", "ready": True}),
     **documented(404),
-    503: {
-        "description": "Not ready.",
-        "content": {
-            "application/json": {
-                "example": {"name": "digits", "ready": False, "error": "model 'digits' version 1 is not ready: loading"}
-            }
-        },
-    },
+    **reply(
+        ref(ModelReady),
+        "Not ready.",
+        example={"name": "digits", "ready": False, "error": "model 'digits' version 1 is not ready: loading"},
+        status=503,
+    ),
 }
 
 
-@router.get("/v2/models", summary="Names of the models that answer requests")
-async def names(deps: DepsOf) -> dict[str, list[str]]:
+@router.get(
+    "/v2/models",
+    summary="Names of the models that answer requests",
+    responses=reply(ref(ModelNames), "The names, in order.", example={"models": ["digits"]}),
+)
+async def list_model_names(deps: DepsOf) -> dict[str, list[str]]:
     models = deps.catalog.snapshot.models
     return {"models": sorted(name for name, view in models.items() if view.serving is not None)}
 
@@ -58,10 +57,10 @@ async def names(deps: DepsOf) -> dict[str, list[str]]:
     ("Signature of the model's serving version", "Signature of one version"),
     responses=_METADATA,
 )
-async def metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
+async def model_metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, Any]:
     view, version_view = _find(deps, model, version)
     ready_versions = [number for number, other in sorted(view.versions.items()) if other.ready]
-    return model_metadata(version_view.manifest, ready_versions)
+    return metadata.model_metadata(version_view.manifest, ready_versions)
 
 
 @versioned(
@@ -71,7 +70,7 @@ async def metadata(model: str, version: str | None, deps: DepsOf) -> dict[str, A
     ("Whether the model answers requests", "Whether the version is ready"),
     responses=_READY,
 )
-async def ready(model: str, version: str | None, deps: DepsOf, response: Response) -> dict[str, Any]:
+async def model_ready(model: str, version: str | None, deps: DepsOf, response: Response) -> dict[str, Any]:
     _, view = _find(deps, model, version)
     name = view.manifest.model
     if view.ready and deps.answering(view.manifest.content_id):

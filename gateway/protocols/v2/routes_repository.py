@@ -14,6 +14,15 @@ from millstream.gateway.connection.receive_budget import BodyReservation
 from millstream.gateway.protocols.http.body import read_body, read_reserved
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import json_body, list_of, ref, reply
+from millstream.gateway.protocols.v2.schemas import (
+    LoadReply,
+    LoadRequest,
+    RepositoryIndexEntry,
+    RepositoryIndexRequest,
+    UnloadReply,
+    UnloadRequest,
+)
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.gateway.tensors.json_text import JsonLimits
 from millstream.gateway.triton.interfaces import IndexEntry
@@ -31,32 +40,18 @@ _PIECE_CHARACTERS = 1 << 20  # characters of base64: a multiple of four
 _FILE = "file:"
 
 
-def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties}
-    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema, "example": example}}}}
-
-
-_LOAD = _body(
-    {"parameters": {"type": "object", "additionalProperties": {"type": "string"}}},
-    {"parameters": {"config": '{"max_batch_size": 8}'}},
-)
-_UNLOAD = _body(
-    {"parameters": {"type": "object", "properties": {"unload_dependents": {"type": "boolean"}}}}, {"parameters": {}}
-)
-
-
 @router.post(
     "/index",
     summary="Models and versions of the repository, and their states",
-    responses={
-        200: {
-            "content": {"application/json": {"example": [{"name": "digits", "version": "1", "state": "READY"}]}},
-        },
-        **documented(400, 413),
-    },
-    openapi_extra=_body({"ready": {"type": "boolean"}}, {"ready": True}),
+    responses=reply(
+        list_of(RepositoryIndexEntry),
+        "The versions, by model and number.",
+        example=[{"name": "digits", "version": "1", "state": "READY"}],
+    )
+    | documented(400, 413, 503),
+    openapi_extra=json_body(RepositoryIndexRequest, required=False, example={"ready": True}),
 )
-async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
+async def repository_index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
     ready = (await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)).get("ready", False)
     if not isinstance(ready, bool):
         raise invalid("ready: must be true or false")
@@ -69,10 +64,11 @@ async def index(request: Request, deps: DepsOf) -> list[dict[str, str]]:
     description="`config`: a ModelConfig as JSON text, in place of the model's own. `file:1/model.onnx`: a file's "
     "content in base64; files need a config and make up the "
     "whole model. If the load fails, the versions that served before still serve.",
-    responses=documented(400, 413, 503, 507),
-    openapi_extra=_LOAD,
+    responses=reply(ref(LoadReply), "The model serves.", example={"name": "digits", "load": True})
+    | documented(400, 413, 503, 507),
+    openapi_extra=json_body(LoadRequest, required=False, example={"parameters": {"config": '{"max_batch_size": 8}'}}),
 )
-async def load(
+async def repository_model_load(
     model: str,
     request: Request,
     deps: DepsOf,
@@ -90,10 +86,11 @@ async def load(
     "/models/{model}/unload",
     summary="Stop serving a model; nothing is deleted",
     description="Requests in flight are still answered. The model answers again after it is loaded.",
-    responses=documented(400, 413),
-    openapi_extra=_UNLOAD,
+    responses=reply(ref(UnloadReply), "The model does not serve.", example={"name": "digits", "unload": True})
+    | documented(400, 413, 503),
+    openapi_extra=json_body(UnloadRequest, required=False, example={"parameters": {}}),
 )
-async def unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
+async def repository_model_unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     document = await _document(await read_body(request, SMALL_BYTES_MAX), SMALL_BYTES_MAX)
     for name, value in _parameters(document).items():
         if name != "unload_dependents" or not isinstance(value, bool):
@@ -102,10 +99,15 @@ async def unload(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     return {"name": model, "unload": True}
 
 
-@router.post("/{repository}/index", summary="Not supported: repositories have no names", responses=documented(501))
+@router.post(
+    "/{repository}/index",
+    summary="Not supported: repositories have no names",
+    status_code=501,
+    responses=documented(501),
+)
 @router.post("/{repository}/models/{model}/load", include_in_schema=False)
 @router.post("/{repository}/models/{model}/unload", include_in_schema=False)
-async def named(repository: str) -> None:
+async def named_repository_index(repository: str) -> None:
     raise Failure(Code.UNSUPPORTED, f"'repository_name' specification is not supported: {repository[:80]!r}")
 
 

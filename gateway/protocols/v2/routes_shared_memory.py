@@ -10,19 +10,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millstream.gateway.protocols.http.body import document_body, read_document
+from millstream.gateway.protocols.http.body import read_document
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import json_body
 from millstream.gateway.triton.interfaces import Region
 from millstream.services.errors import invalid, not_found
 from millstream.services.model.datatypes import ELEMENTS_MAX
 
 router = APIRouter(prefix="/v2")
 
-_CHANGES: dict[str, Any] = {
-    "response_class": Response,
-    "responses": documented(400, 409, 429, 501, 507),
-}
+# 404: a name with a line feed matches no path.
+_DONE: dict[int | str, dict[str, Any]] = {200: {"description": "Done; the body is empty."}}
 _SYSTEM = "/systemsharedmemory"
 _CUDA = "/cudasharedmemory"
 
@@ -44,7 +43,7 @@ class CudaRegion(BaseModel):
     byte_size: int
 
 
-class Register(BaseModel):
+class SystemRegistration(BaseModel):
     """A registration. `offset` and `byte_size` are the part of the memory object that may be used."""
 
     key: str
@@ -52,62 +51,89 @@ class Register(BaseModel):
     byte_size: int = Field(ge=1, le=ELEMENTS_MAX)
 
 
-@router.get(f"{_SYSTEM}/status", summary="Registered regions of system shared memory")
-async def system_status(deps: DepsOf) -> list[SystemRegion]:
+@router.get(f"{_SYSTEM}/status", summary="Registered regions of system shared memory", responses=documented(501))
+async def system_shared_memory_status(deps: DepsOf) -> list[SystemRegion]:
     return [_system_region(region) for region in deps.client_memory.regions(None)]
 
 
-@router.get(f"{_SYSTEM}/region/{{region:path}}/status", summary="One registered region", responses=documented(404))
-async def system_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
+@router.get(f"{_SYSTEM}/region/{{region:path}}/status", summary="One registered region", responses=documented(404, 501))
+async def system_shared_memory_region_status(region: str, deps: DepsOf) -> list[SystemRegion]:
     return [_system_region(entry) for entry in deps.client_memory.regions(region)]
 
 
 @router.post(
     f"{_SYSTEM}/region/{{region:path}}/register",
     summary="Register system shared memory",
-    openapi_extra=document_body(Register),
-    **_CHANGES,
+    response_class=Response,
+    responses=_DONE | documented(400, 404, 409, 413, 429, 501, 503, 507),
+    openapi_extra=json_body(SystemRegistration, example={"key": "/my_region", "offset": 0, "byte_size": 1024}),
 )
-async def system_register(region: str, request: Request, deps: DepsOf) -> Response:
-    registration = await read_document(request, Register)
+async def system_shared_memory_register(region: str, request: Request, deps: DepsOf) -> Response:
+    registration = await read_document(request, SystemRegistration)
     deps.client_memory.register(region, registration.key, registration.offset, registration.byte_size)
     return Response()
 
 
-@router.post(f"{_SYSTEM}/region/{{region:path}}/unregister", summary="Unregister a region", **_CHANGES)
-async def system_region_unregister(region: str, deps: DepsOf) -> Response:
+@router.post(
+    f"{_SYSTEM}/region/{{region:path}}/unregister",
+    summary="Unregister a region",
+    response_class=Response,
+    responses=_DONE | documented(404, 501, 507),
+)
+async def system_shared_memory_region_unregister(region: str, deps: DepsOf) -> Response:
     deps.client_memory.unregister(region)
     return Response()
 
 
-@router.post(f"{_SYSTEM}/unregister", summary="Unregister all regions", **_CHANGES)
-async def system_unregister(deps: DepsOf) -> Response:
+@router.post(
+    f"{_SYSTEM}/unregister",
+    summary="Unregister all regions",
+    response_class=Response,
+    responses=_DONE | documented(501, 507),
+)
+async def system_shared_memory_unregister(deps: DepsOf) -> Response:
     deps.client_memory.unregister(None)
     return Response()
 
 
 @router.get(f"{_CUDA}/status", summary="Registered regions of GPU memory: none")
-async def cuda_status() -> list[CudaRegion]:
+async def cuda_shared_memory_status() -> list[CudaRegion]:
     return []
 
 
 @router.get(f"{_CUDA}/region/{{region:path}}/status", summary="One registered region", responses=documented(404))
-async def cuda_region_status(region: str) -> list[CudaRegion]:
+async def cuda_shared_memory_region_status(region: str) -> list[CudaRegion]:
     raise not_found(f"Unable to find cuda shared memory region: '{region}'")
 
 
-@router.post(f"{_CUDA}/region/{{region:path}}/register", summary="Register GPU memory: not supported", **_CHANGES)
-async def cuda_register(region: str) -> Response:
+@router.post(
+    f"{_CUDA}/region/{{region:path}}/register",
+    summary="Register GPU memory: not supported",
+    status_code=400,
+    response_class=Response,
+    responses=documented(400, 404),
+)
+async def cuda_shared_memory_register(region: str) -> Response:
     raise invalid(f"failed to register CUDA shared memory region: '{region}', GPUs not supported")
 
 
-@router.post(f"{_CUDA}/region/{{region:path}}/unregister", summary="Unregister a region of GPU memory", **_CHANGES)
-async def cuda_region_unregister(region: str) -> Response:  # noqa: ARG001 - an unknown name is not an error
+@router.post(
+    f"{_CUDA}/region/{{region:path}}/unregister",
+    summary="Unregister a region of GPU memory",
+    response_class=Response,
+    responses=_DONE | documented(404),
+)
+async def cuda_shared_memory_region_unregister(region: str) -> Response:  # noqa: ARG001 - an unknown name is not an error
     return Response()
 
 
-@router.post(f"{_CUDA}/unregister", summary="Unregister all regions of GPU memory", **_CHANGES)
-async def cuda_unregister() -> Response:
+@router.post(
+    f"{_CUDA}/unregister",
+    summary="Unregister all regions of GPU memory",
+    response_class=Response,
+    responses=_DONE,
+)
+async def cuda_shared_memory_unregister() -> Response:
     return Response()
 
 

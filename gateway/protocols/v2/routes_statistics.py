@@ -8,25 +8,34 @@ from fastapi import APIRouter
 
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import ref, reply
+from millstream.gateway.protocols.v2.schemas import Statistics
 from millstream.gateway.triton.statistics import stats_document
 
 router = APIRouter()
 
 
-@router.get("/v2/models/stats", summary="Statistics of all loaded versions")
-async def all_stats(deps: DepsOf) -> dict[str, Any]:
+_STATISTICS = reply(ref(Statistics), "Statistics since the versions were loaded, over all gateways.")
+
+
+@router.get("/v2/models/stats", summary="Statistics of all loaded versions", responses=_STATISTICS)
+async def statistics(deps: DepsOf) -> dict[str, Any]:
     return stats_document(await deps.statistics.of(None, None))
 
 
-@router.get("/v2/models/{model}/stats", summary="Statistics of the model's loaded versions", responses=documented(400))
-async def model_stats(model: str, deps: DepsOf) -> dict[str, Any]:
+@router.get(
+    "/v2/models/{model}/stats",
+    summary="Statistics of the model's loaded versions",
+    responses=_STATISTICS | documented(400),
+)
+async def model_statistics(model: str, deps: DepsOf) -> dict[str, Any]:
     return stats_document(await deps.statistics.of(model, None))
 
 
 @router.get(
     "/v2/models/{model}/versions/{version}/stats",
     summary="Statistics of one version",
-    responses=documented(400, 404),
+    responses=_STATISTICS | documented(400, 404),
 )
-async def version_stats(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
+async def model_statistics_version(model: str, version: str, deps: DepsOf) -> dict[str, Any]:
     return stats_document(await deps.statistics.of(model, version))

@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request
 from millstream.gateway.protocols.http.body import declared_bytes
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.errors import documented
+from millstream.gateway.protocols.http.openapi import json_body, ref, reply
+from millstream.gateway.protocols.v2.schemas import LogSettings, LogSettingsChange, TraceSettings, TraceSettingsChange
 from millstream.gateway.tensors.json_document import parse_json
 from millstream.services.errors import Code, Failure
 
@@ -19,39 +21,59 @@ router = APIRouter()
 protected = APIRouter()
 
 BODY_BYTES_MAX = 64 * 1024
-_CHANGES: dict[str, Any] = {
-    "responses": documented(400, 413),
-    "openapi_extra": {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}},
-}
+_TRACE = reply(ref(TraceSettings), "The trace settings in force.")
+_LOG = reply(ref(LogSettings), "The log settings in force.")
+_CHANGE_ERRORS = documented(400, 413, 501, 507)
+_TRACE_CHANGE = json_body(TraceSettingsChange, required=False, example={"trace_rate": "100"})
+_LOG_CHANGE = json_body(LogSettingsChange, required=False, example={"log_verbose_level": 1})
 
 
-@router.get("/v2/trace/setting", summary="Trace settings of all models")
-async def trace(deps: DepsOf) -> dict[str, Any]:
+@router.get("/v2/trace/setting", summary="Trace settings of all models", responses=_TRACE)
+async def trace_settings(deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.get(None))
 
 
-@protected.post("/v2/trace/setting", summary="Change the trace settings of all models", **_CHANGES)
-async def set_trace(request: Request, deps: DepsOf) -> dict[str, Any]:
+@protected.post(
+    "/v2/trace/setting",
+    summary="Change the trace settings of all models",
+    responses=_TRACE | _CHANGE_ERRORS,
+    openapi_extra=_TRACE_CHANGE,
+)
+async def update_trace_settings(request: Request, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.update(None, await _object(request)))
 
 
-@router.get("/v2/models/{model}/trace/setting", summary="Trace settings of a model", responses=documented(400))
-async def model_trace(model: str, deps: DepsOf) -> dict[str, Any]:
+@router.get(
+    "/v2/models/{model}/trace/setting",
+    summary="Trace settings of a model",
+    responses=_TRACE | documented(400),
+)
+async def model_trace_settings(model: str, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.get(model))
 
 
-@protected.post("/v2/models/{model}/trace/setting", summary="Change the trace settings of a model", **_CHANGES)
-async def set_model_trace(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
+@protected.post(
+    "/v2/models/{model}/trace/setting",
+    summary="Change the trace settings of a model",
+    responses=_TRACE | _CHANGE_ERRORS,
+    openapi_extra=_TRACE_CHANGE,
+)
+async def update_model_trace_settings(model: str, request: Request, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.traces.update(model, await _object(request)))
 
 
-@router.get("/v2/logging", summary="Log settings of the gateways")
-async def log(deps: DepsOf) -> dict[str, Any]:
+@router.get("/v2/logging", summary="Log settings of the gateways", responses=_LOG)
+async def log_settings(deps: DepsOf) -> dict[str, Any]:
     return dict(deps.logs.get())
 
 
-@protected.post("/v2/logging", summary="Change the log settings of the gateways", **_CHANGES)
-async def set_log(request: Request, deps: DepsOf) -> dict[str, Any]:
+@protected.post(
+    "/v2/logging",
+    summary="Change the log settings of the gateways",
+    responses=_LOG | _CHANGE_ERRORS,
+    openapi_extra=_LOG_CHANGE,
+)
+async def update_log_settings(request: Request, deps: DepsOf) -> dict[str, Any]:
     return dict(deps.logs.update(await _object(request)))
 
 

@@ -1,0 +1,50 @@
+"""openapi_live: the OpenAPI document of this gateway, with examples for a model that it serves now.
+
+snapshot ─> the versions that answer ─> examples ─> document with examples ─> JSON, kept until the examples change
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import orjson
+
+from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.protocols.http.openapi_document import Document
+from millstream.gateway.protocols.http.openapi_examples import Examples, choose, with_examples
+from millstream.services.model.signature import Signature
+from millstream.services.settings import Settings
+
+
+def answering_versions(snapshot: Snapshot) -> list[tuple[str, int, Signature]]:
+    """Return name, version and signature of the ready versions that answer requests without a version, by name."""
+    return [
+        (name, view.serving, view.versions[view.serving].manifest.signature)
+        for name, view in sorted(snapshot.models.items())
+        if view.serving is not None and view.serving in view.versions and view.versions[view.serving].ready
+    ]
+
+
+class LiveDocument:
+    """Makes the document, and keeps the last one. Its methods block: call them in a thread.
+
+    Args:
+        base: returns the document without examples.
+    """
+
+    def __init__(self, base: Callable[[], Document]) -> None:
+        self._base = base
+        self._lock = threading.Lock()
+        self._examples: Examples | None = None
+        self._text = b""
+
+    def text(self, snapshot: Snapshot, settings: Settings) -> bytes:
+        """Return the document as JSON."""
+        versions = answering_versions(snapshot)
+        examples = choose(versions, name_target=len(versions) > 1 and not settings.sagemaker_model)
+        with self._lock:
+            if examples != self._examples:
+                self._text = orjson.dumps(with_examples(self._base(), examples))
+                self._examples = examples
+            return self._text
