@@ -160,11 +160,12 @@ def test_a_full_server_is_asked_again_as_it_says(ask):
     with odd_server(answering(full, MODELS)) as server:
         assert ask(server.url, options={"retries": 1}) == []
         assert server.connections == 2
-    with odd_server(answering(full)) as server:
+    later = http(b'{"error": "the gateway is full"}', "503 Service Unavailable", Retry_After="1000")
+    with odd_server(answering(later)) as server:
         with pytest.raises(ServerError, match="the gateway is full") as error:
-            ask(server.url, options={"retries": 4, "timeout": 0.5})
+            ask(server.url, options={"retries": 4, "timeout": 60})
         assert server.connections == 1
-    assert (error.value.status, error.value.retry_after_s) == (503, 1)
+    assert (error.value.status, error.value.retry_after_s) == (503, 1000)
 
 
 def test_a_server_that_never_answers(ask):
@@ -172,10 +173,10 @@ def test_a_server_that_never_answers(ask):
         server.ended.wait()
 
     with odd_server(answer) as server:
-        with pytest.raises(Timeout, match=r"did not answer GET /admin/v1/models within|was not complete after"):
-            ask(server.url, options={"timeout": 0.2})
-        with pytest.raises(Timeout):
-            ask(server.url, "predict", "m", [1.0], timeout=0.2)
+        with pytest.raises(Timeout, match="GET /admin/v1/models"):
+            ask(server.url, options={"timeout": 0.5})
+        with pytest.raises(Timeout, match="GET /v2/models/m"):
+            ask(server.url, "predict", "m", [1.0], timeout=0.5)
 
 
 def test_a_reply_that_trickles_ends_with_the_timeout(ask):
@@ -187,7 +188,7 @@ def test_a_reply_that_trickles_ends_with_the_timeout(ask):
             connection.sendall(b"x")
 
     with odd_server(answer) as server, pytest.raises(Timeout, match="was not complete after"):
-        ask(server.url, options={"timeout": 0.3})
+        ask(server.url, options={"timeout": 2})
 
 
 def test_a_reply_without_end_is_cut(ask, monkeypatch):

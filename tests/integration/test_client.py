@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,6 +169,21 @@ def test_a_folder_is_uploaded_with_its_external_data(client, name, tmp_path):
     ):
         with pytest.raises(Failure, match=says):
             client.push(name, path)
+
+
+def test_the_command_uploads_a_folder(stack, tmp_path):
+    model = onnx.load(models.mlp(tmp_path / "whole.onnx"))
+    folder = tmp_path / "model ü"
+    folder.mkdir()
+    onnx.save_model(model, folder / "model.onnx", save_as_external_data=True, location="weights.bin", size_threshold=0)
+    command = [sys.executable, "-m", "millstream.services.cli", "--endpoint", stack.url]
+    done = subprocess.run([*command, "push", "by-command", folder, "--json"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    document = json.loads(done.stdout)
+    assert (document["state"], document["version"]) == ("ready", 1)
+    with Client(stack.url) as client:
+        assert client.version("by-command", 1)["digest"] == document["digest"]
+        client.remove("by-command")
 
 
 def test_a_rejected_upload_says_why(client, name, tmp_path):
