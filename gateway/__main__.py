@@ -68,7 +68,7 @@ from millstream.services.queue.url import RedisAddress
 from millstream.services.repository.folder import FolderRepository
 from millstream.services.segments.pool import SegmentPool
 from millstream.services.segments.segment import host_token, remove_leftovers
-from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, read_settings
+from millstream.services.settings import LOG_SETTINGS, TRACE_SETTINGS, Settings, check_platform_port, read_settings
 from millstream.services.start_log import log_start
 from millstream.services.trace_settings import at_start
 from millstream.services.version import VERSION
@@ -303,6 +303,7 @@ def main() -> int:
     try:
         settings = read_settings()
         configure_logs(settings.log_format, name)
+        check_platform_port()
         allow_connections(settings.client_connections_max * (1 if settings.grpc_port < 0 else 2))
         gateway = Gateway(settings, arguments.index)
         protocol = _protocol(settings, gateway)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from millstream.services.errors import Failure, invalid
 from millstream.services.secret_files import SecretFiles, file_variable
@@ -82,7 +82,6 @@ class Settings(BaseSettings):
         8000,
         ge=0,
         le=65535,
-        validation_alias=AliasChoices("MILLSTREAM_HTTP_PORT", PORT),
         description="Port for HTTP; 0: any free port. Unset: `PORT`, which platforms set, else the default.",
     )
     http_keep_alive_s: float = Field(75, gt=0, description="Seconds after which an idle HTTP connection is closed.")
@@ -222,8 +221,9 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is given
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return the sources in falling priority: arguments, environment, files of secrets."""
-        return init_settings, env_settings, SecretFiles(settings_cls, os.environ, SECRETS)  # noqa: TID251
+        """Return the sources in falling priority: arguments, environment, files of secrets, `PORT`."""
+        platform = InitSettingsSource(settings_cls, {} if (port := platform_port()) is None else {"http_port": port})
+        return init_settings, env_settings, SecretFiles(settings_cls, _ENVIRONMENT, SECRETS), platform
 
     @field_validator("admin_key", mode="after")
     @classmethod
@@ -275,7 +275,7 @@ MANAGER_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 
 def manager_environment() -> dict[str, str]:
     """Return the variables of the service manager that started this process; empty if there is none."""
-    return {name: value for name, value in os.environ.items() if name in MANAGER_VARIABLES}  # noqa: TID251
+    return {name: value for name, value in _ENVIRONMENT.items() if name in MANAGER_VARIABLES}
 
 
 def read_settings() -> Settings:
@@ -289,15 +289,21 @@ def read_settings() -> Settings:
 
 def variable_of(name: str) -> str:
     """Return the variable of the environment that a field's value was read from, or would be."""
-    if name in SECRETS and file_variable(name) in os.environ:  # noqa: TID251
+    if name in SECRETS and file_variable(name) in _ENVIRONMENT:
         return file_variable(name)
-    if name == PORT.lower() or (name == "http_port" and _is_from_port()):
-        return PORT
     return f"MILLSTREAM_{name.upper()}"
 
 
-def _is_from_port() -> bool:
-    return PORT in os.environ and "MILLSTREAM_HTTP_PORT" not in os.environ  # noqa: TID251
+def platform_port() -> int | None:
+    """Return the port in `PORT`; None if there is none, or something else: clients start in any environment."""
+    text = _ENVIRONMENT.get(PORT, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 1 << 16 else None
+
+
+def check_platform_port() -> None:
+    """Raise Failure(INVALID) if this process would listen on the port in `PORT`, and that is none."""
+    if PORT in _ENVIRONMENT and "MILLSTREAM_HTTP_PORT" not in _ENVIRONMENT and platform_port() is None:
+        raise invalid(f"{PORT}: input should be a port from 0 to 65535, got {_ENVIRONMENT[PORT][:80]!r}")
 
 
 def explain(error: ValidationError) -> tuple[str, str]:

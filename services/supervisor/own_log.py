@@ -7,7 +7,6 @@ logging -> OwnLog -> LogFile
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -71,10 +70,15 @@ class OwnLog:
 
 
 class LineWriter:
-    """Writes lines to a descriptor from a thread, so that a reader that stalls does not stall the supervisor."""
+    """Writes lines from a thread, so that a reader that stalls does not stall the supervisor.
 
-    def __init__(self, fd: int, lines_max: int = LINES_WAITING_MAX) -> None:
-        self._fd = fd
+    Args:
+        write: writes a line, may block, and does not raise.
+        lines_max: lines that may wait.
+    """
+
+    def __init__(self, write: WriteLine, lines_max: int = LINES_WAITING_MAX) -> None:
+        self._write_line = write
         self._lines_max = lines_max
         self._lines: deque[bytes] = deque()
         self._lost = 0
@@ -110,10 +114,7 @@ class LineWriter:
                 if not self._lines:
                     return
                 waiting = self._lines.popleft()
-            # A reader that closed its end must not stop the server.
-            with contextlib.suppress(OSError):
-                while waiting:
-                    waiting = waiting[os.write(self._fd, waiting) :]
+            self._write_line(waiting)
 
 
 def _lost_line(lost: int) -> bytes:

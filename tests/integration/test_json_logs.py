@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from millstream.services.settings import child_environment
+from tests.kit.wait import wait_until
 
 WAIT_S = 120
 KEY = "a-key-from-a-file"
@@ -102,6 +103,26 @@ def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up
         for line in log.read_text().splitlines():
             assert {"time", "level", "message", "process", "pid"} <= json.loads(line).keys()
     assert {log.name for log in logs.iterdir()} == {"supervisor.log", "redis.log", "gateway-0.log", "cpu-0.log"}
+
+
+@pytest.mark.parametrize(
+    ("log_format", "redirection"), [("json", "<&- >&- 2>&-"), ("text", "<&- >&- 2>&-"), ("json", "> /dev/full")]
+)
+def test_it_serves_where_standard_output_cannot_be_written(log_format: str, redirection: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    command = [sys.executable, "-P", "-m", "millstream.services.cli", "up", "--http-port", "0", "--grpc-port", "-1"]
+    environment = child_environment({"MILLSTREAM_HOME": str(home), "MILLSTREAM_LOG_FORMAT": log_format})
+    process = subprocess.Popen(["sh", "-c", f'exec "$@" {redirection}', "sh", *command], env=environment)
+    try:
+        log = home / "logs/supervisor.log"
+        wait_until(lambda: log.exists() and "ready http://" in log.read_text(), WAIT_S)
+        url = (home / "run/url").read_text().strip()
+        assert httpx.get(f"{url}/v2/health/ready", timeout=WAIT_S).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +181,12 @@ def test_a_closed_or_full_output_ends_nothing(log_format: str, redirection: str,
     assert mark.read_text() == "went on"
 
 
+def write_all(fd: int, line: bytes) -> None:
+    with suppress(BrokenPipeError):
+        while line:
+            line = line[os.write(fd, line) :]
+
+
 class Child:
     """The log of a child, and what was shown and forwarded of it."""
 
@@ -233,7 +241,7 @@ def test_an_indented_traceback_is_shown_whole_and_what_follows_is_not() -> None:
 
 def test_a_reader_that_stalls_stalls_no_writer_and_is_told_what_it_missed() -> None:
     read_fd, write_fd = os.pipe()
-    writer = LineWriter(write_fd, lines_max=10)
+    writer = LineWriter(partial(write_all, write_fd), lines_max=10)
     line = b"x" * 9999 + b"\n"
     for _ in range(100):  # more than the pipe and the queue hold
         writer.write(line)

@@ -9,7 +9,14 @@ import pytest
 
 from millstream.services.errors import Failure
 from millstream.services.secret_files import FILE_BYTES_MAX
-from millstream.services.settings import SECRET_FILES, Settings, changed_settings, child_environment, read_settings
+from millstream.services.settings import (
+    SECRET_FILES,
+    Settings,
+    changed_settings,
+    check_platform_port,
+    child_environment,
+    read_settings,
+)
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t\n", "two words", " padded", "line\nbreak", "schlüssel", "delete\x7f"])
@@ -107,8 +114,15 @@ def test_port_is_used_where_there_is_no_port_of_our_own(monkeypatch: pytest.Monk
     assert read_settings().http_port == 4321
     monkeypatch.delenv("MILLSTREAM_HTTP_PORT")
     monkeypatch.setenv("PORT", "tcp://10.0.0.1:80")  # as older Kubernetes sets variables of services
+    assert read_settings().http_port == 8000  # a client in such an environment needs no port
     with pytest.raises(Failure, match=r"^PORT: .*got 'tcp://10.0.0.1:80'$"):
-        read_settings()
+        check_platform_port()
+    for text in ("", "-1", "65536", "١", "9" * 10_000):
+        monkeypatch.setenv("PORT", text)
+        with pytest.raises(Failure, match=r"^PORT: "):
+            check_platform_port()
+    monkeypatch.setenv("MILLSTREAM_HTTP_PORT", "1")
+    check_platform_port()
 
 
 def test_unknown_log_formats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import typer
 
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.extras import require
+from millstream.services.process.standard_descriptors import open_standard_descriptors
 
 Home = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder for models, logs and sockets (MILLSTREAM_HOME).")
@@ -134,6 +135,7 @@ def up(
     restarted. Ctrl-C and SIGTERM stop the server after answering requests in flight; a second signal stops it at once.
     SIGHUP replaces all processes one after the other, as `millstream restart` does.
     """
+    open_standard_descriptors()
     require("gateway", "worker", "cpu")
     settings = load_settings(
         home=home,
@@ -152,9 +154,14 @@ def up(
         shm_allow_clients=shm_allow_clients,
         trace_config=",".join(trace_config) if trace_config else None,
     )
+    from millstream.services.settings import check_platform_port
+
+    if http_port is None:
+        check_platform_port()
     from millstream.services.cli.preload import parse_preload
     from millstream.services.cli.repositories import PreloadPlan, check_folders
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
+    from millstream.services.process.logs import descriptor_writer
     from millstream.services.process.private_files import create_files_private
     from millstream.services.settings import manager_environment
     from millstream.services.supervisor.own_log import LineWriter
@@ -167,7 +174,7 @@ def up(
     view: StartupView = JsonView(plan, key) if json_output else TerminalView(plan, key)
     lines = None
     if settings.log_format == "json" and not json_output:
-        view, lines = StartupView(plan, key), LineWriter(1)
+        view, lines = StartupView(plan, key), LineWriter(descriptor_writer(1))
 
     create_files_private()
 
