@@ -94,6 +94,7 @@ class Worker:
             began = time.monotonic()
             try:
                 if self._client_id:
+                    log.info("connected to Redis again")
                     consumer.kill_connection(self._client_id)
                 self._client_id = consumer.client_id
                 # Entries that were leased to this worker, but were lost with its last connection.

@@ -8,12 +8,15 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.services.cli.commands.up import up
 from millstream.services.cli.options import load_settings
+
+if TYPE_CHECKING:
+    from millstream.services.settings import Settings
 
 MODEL_DIR = Path("/opt/ml/model")
 _HTTP_PORT = 8080
@@ -54,8 +57,7 @@ def serve(
         os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)  # noqa: TID251 - for `up`, which reads it
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
-        given = settings.http_port if "http_port" in settings.model_fields_set else None
-        http_port = settings.sagemaker_port or (_HTTP_PORT if given is None else given)
+        http_port = settings.sagemaker_port or _platform_port(settings)
     up(
         host="0.0.0.0",  # noqa: S104 - in a container, whose platform controls access
         http_port=http_port,
@@ -64,6 +66,14 @@ def serve(
         triton_repository=repositories,
         example=False,
     )
+
+
+def _platform_port(settings: Settings) -> int:
+    """Return the port in MILLSTREAM_HTTP_PORT or PORT, else 8080. Raises Failure(INVALID)."""
+    from millstream.services.settings import check_platform_port
+
+    check_platform_port()
+    return settings.http_port if "http_port" in settings.model_fields_set else _HTTP_PORT
 
 
 def discover(folder: Path, name: str) -> tuple[list[str] | None, list[Path] | None]:
