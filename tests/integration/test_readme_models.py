@@ -34,7 +34,7 @@ def test_a_model_becomes_a_file_that_serves_in_batches(name: str, tmp_path: Path
     )
     assert done.returncode == 0, done.stderr
     with running_stack(tmp_path / "home") as stack:
-        command = [sys.executable, "-P", "-m", "millstream.services.cli", "--url", stack.url]
+        command = [sys.executable, "-P", "-m", "millstream.services.cli", "--endpoint", stack.url]
         environment = child_environment({"NO_COLOR": "1"})
         subprocess.run([*command, "push", "m", tmp_path / name], env=environment, check=True, timeout=240)
         document = stack.http.get("/admin/v1/models/m/versions/1").json()
