@@ -38,7 +38,7 @@ _PAGE = f"""<!DOCTYPE html>
 </head>
 <body>
 <noscript><p>This page needs JavaScript. The same as JSON: <a href="openapi.json">openapi.json</a>.</p></noscript>
-<nav><a href="./">Millstream</a> <a href="openapi.json">openapi.json</a></nav>
+<nav><a href="./">Start page</a></nav>
 <div id="page"></div>
 <script src="docs/assets/swagger-ui-bundle.js"></script>
 <script src="docs/assets/page.js"></script>
@@ -70,7 +70,7 @@ const ui = SwaggerUIBundle({
 _STYLE = """\
 body { margin: 0; }
 nav { padding: 0.75rem 1.25rem; font: 1rem system-ui, sans-serif; }
-nav a { margin-right: 1rem; color: #0b57a4; }
+nav a { color: #0b57a4; }
 .dark-mode nav a { color: #8ab8f0; }
 .dark-mode body { background: #1c2022; }
 """

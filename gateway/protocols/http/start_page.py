@@ -122,7 +122,7 @@ def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, k
     """
     state = "Ready: requests are answered." if ready else "Not ready: no recent inference came back."
     links = "".join(
-        f'<li><a href="{path}">{name}</a> <span class="quiet">{what}</span></li>' for path, name, what in _LINKS
+        f'<li><a href="{path}">{name}</a>: <span class="quiet">{what}</span></li>' for path, name, what in _LINKS
     )
     commands = "".join(
         f'<p>{escape(what)}</p><pre tabindex="0"><code>{escape(line)}</code></pre>'
