@@ -17,6 +17,9 @@ ARGS ?=
 MINUTES ?= 10
 JOBS ?= 4
 COVERAGE := build/coverage
+FLOORS := build/floors
+# Left out: the models of the onnx package differ between its versions.
+FLOORS_TESTS := tests/unit tests/integration/test_tritonclient.py --ignore tests/unit/test_independence_corpus.py
 FUZZ_LOCK := deploy/locks/fuzz.txt
 CLIENTS_LOCK := deploy/locks/clients.txt
 AUDIT_LOCK := deploy/locks/audit.txt
@@ -25,7 +28,7 @@ AUDIT_LOCK := deploy/locks/audit.txt
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: run test test-tools install serving check openapi coverage bench demo soak explore fuzz lock wheel clean help
+.PHONY: run test test-tools install serving check openapi coverage bench demo soak explore fuzz lock floors audit sbom wheel clean help
 .DELETE_ON_ERROR:
 
 run: serving ## start everything here, the digits example loaded (ARGS="--http-port 9000")
@@ -76,8 +79,7 @@ install: ## make the environment with the developers' tools, nothing else
 serving: ## make the environment as a user needs it, nothing else
 	@$(ENVIRONMENT) serving
 
-lock: install ## resolve the dependencies again, into deploy/locks
-	@test -x $(UV) || { $(BIN)/python -m venv build/uv && build/uv/bin/python -m pip --quiet install uv; }
+lock: $(UV) ## resolve the dependencies again, into deploy/locks
 	$(COMPILE) --extra all --group dev --quiet --output-file $(LOCK)
 	$(COMPILE_ROLE) --extra gateway --extra embeddings --extra cpu --quiet --output-file deploy/locks/gateway.txt
 	$(COMPILE_ROLE) --extra worker --extra cpu --quiet --output-file deploy/locks/worker-cpu.txt
@@ -87,6 +89,23 @@ lock: install ## resolve the dependencies again, into deploy/locks
 	$(COMPILE_GROUP) clients --quiet --output-file $(CLIENTS_LOCK)
 	$(COMPILE_GROUP) audit --quiet --output-file $(AUDIT_LOCK)
 	$(COMPILE_GROUP) fuzz --quiet --output-file $(FUZZ_LOCK)
+	@for python in 3.11 3.14; do $(UV) pip install --dry-run --quiet --target build/none --python-version $$python \
+	    --only-binary :all: --require-hashes -r $(LOCK) || { echo "Python $$python lacks wheels" >&2; exit 1; }; done
+
+floors: $(UV) ## test the lowest versions that pyproject allows (ARGS="tests/unit"), in build/floors
+	@rm -rf $(FLOORS) && $(UV) venv --quiet --python $(BIN)/python $(FLOORS)
+	@$(UV) pip compile pyproject.toml --extra all --resolution lowest-direct --only-binary :all: \
+	    --python $(FLOORS)/bin/python --no-header --no-annotate --quiet --output-file $(FLOORS)/lowest.txt
+	@$(UV) pip install --quiet --python $(FLOORS)/bin/python --only-binary :all: \
+	    --requirement $(FLOORS)/lowest.txt --constraint $(FLOORS)/lowest.txt --group dev
+	@$(UV) pip install --quiet --python $(FLOORS)/bin/python --no-deps --no-build-isolation --editable .
+	@$(FLOORS)/bin/python -m pytest $(or $(ARGS),$(FLOORS_TESTS) --numprocesses $(JOBS) --dist loadfile)
+
+audit: $(VENV)/.audit ## look for known vulnerabilities in the packages of each role (needs pypi.org)
+	@$(VENV)/audit/bin/python deploy/supply_chain.py audit
+
+sbom: $(VENV)/.audit ## write the components of each role to build/sbom (CycloneDX JSON)
+	@$(VENV)/audit/bin/python deploy/supply_chain.py sbom
 
 wheel: install ## build dist/millstream-*.whl
 	@$(BIN)/python -m hatchling build --target wheel
@@ -109,3 +128,12 @@ $(VENV)/.clients: $(CLIENTS_LOCK) | install
 	@$(BIN)/python -m venv --clear $(VENV)/clients
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(CLIENTS_LOCK)
 	@touch $@
+
+# Programs that look at the locks, for a release.
+$(VENV)/.audit: $(AUDIT_LOCK) | install
+	@$(BIN)/python -m venv --clear $(VENV)/audit
+	@$(VENV)/audit/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(AUDIT_LOCK)
+	@touch $@
+
+$(UV): | install
+	@$(BIN)/python -m venv build/uv && build/uv/bin/python -m pip --disable-pip-version-check --no-input --quiet install uv

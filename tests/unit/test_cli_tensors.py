@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -91,7 +91,7 @@ def npy(array):
 
 def npz(**arrays: np.ndarray):
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **cast("Any", arrays))  # typed as if an array could be named allow_pickle
     return file.getvalue()
 
 
