@@ -15,6 +15,7 @@ from millstream.services.client.call import NO_REPLY, Call, Pause, Reply, Steps,
 from millstream.services.client.errors import Cause, ConnectionFailed, ServerError, Timeout
 from millstream.services.client.replies import failure_of
 from millstream.services.errors import Failure
+from millstream.services.process.backoff import backoff_s
 
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 5.0
@@ -62,7 +63,7 @@ class Retries:
         if isinstance(failure, ConnectionFailed) and (
             failure.cause is Cause.REFUSED or (failure.cause is Cause.CLOSED and call.repeatable)
         ):
-            return min(PAUSE_S_MAX, PAUSE_S_MIN * 2.0 ** (attempt - 1)) * (0.5 + 0.5 * self.random())
+            return backoff_s(attempt, PAUSE_S_MIN, PAUSE_S_MAX, self.random)
         return None
 
 
