@@ -23,6 +23,7 @@ from millstream.services.client.models import admin_path, version, wait
 from millstream.services.client.replies import document_of
 from millstream.services.client.retry import Budget
 from millstream.services.errors import invalid
+from millstream.services.ingest.file_kind import why_not_onnx
 
 CHUNK_BYTES = 256 << 10
 CHECK_S_MAX = 600.0
@@ -56,7 +57,7 @@ class ModelFiles:
 
     @classmethod
     def open(cls, path: Path) -> ModelFiles:
-        """Read a file or folder. Raises Failure(INVALID) if it is missing, empty or cannot be read."""
+        """Read a file or folder. Raises Failure(INVALID) if it is missing, empty, cannot be read, or is no model."""
         try:
             mode = path.stat().st_mode
             if stat.S_ISDIR(mode):
@@ -68,6 +69,9 @@ class ModelFiles:
             size_bytes = sum(part.size_bytes + len(part.before) + len(part.after) for part in parts) + len(end)
             if size_bytes == len(end):
                 raise invalid(f"{path}: the {'folder has no files' if end else 'file is empty'}")
+            why = why_not_onnx(path)
+            if why is not None:
+                raise invalid(f"{path}: {why}")
             digest = hashlib.sha256()
             for chunk in _chunks(parts, end):
                 digest.update(chunk)

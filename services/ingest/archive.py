@@ -1,7 +1,8 @@
 """Unpacks an uploaded file into the version's source folder.
 
-upload ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
-                              ─no──> moved to source/model.onnx unread; the checker parses it next
+upload ─> known to be something else (file_kind)? ─yes─> refused with what to do
+       ─> zip, tar or tar.gz? ─yes─> every member checked, counted and written below source/
+                              ─no──> moved to source/model.onnx; the checker parses it next
 An archive is untrusted: the sizes, names and types that it declares are all verified. Sources: APPNOTE.TXT 4.4 (zip),
 POSIX.1-2001 pax (tar).
 """
@@ -22,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple, Protocol
 
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.file_kind import why_no_model, why_not_onnx
 from millstream.services.model.paths import COMPONENT_BYTES_MAX
 
 ENTRIES_MAX = 10_000
@@ -59,6 +61,7 @@ def unpack(upload: Path, source: Path, bytes_max: int) -> Path:
     Raises:
         Failure: INVALID (broken, unsafe, or not exactly one model), TOO_LARGE (over `bytes_max` unpacked bytes).
     """
+    check_kind(upload)
     source.mkdir(parents=True)
     open_archive = _detect_format(upload)
     if open_archive is None:
@@ -78,6 +81,13 @@ def unpack(upload: Path, source: Path, bytes_max: int) -> Path:
         raise invalid(f"the archive cannot be read: {error}") from error
     upload.unlink()
     return _find_model(source)
+
+
+def check_kind(path: Path) -> None:
+    """Raise Failure(INVALID) if the content of the file at `path` is known to be neither ONNX nor an archive of it."""
+    why = why_not_onnx(path)
+    if why is not None:
+        raise invalid(why)
 
 
 def _detect_format(upload: Path) -> _OpenArchive | None:
@@ -202,8 +212,11 @@ def _find_model(source: Path) -> Path:
             f"the archive has {len(candidates)} ONNX files at its top ({names}): name the one to serve model.onnx"
         )
     nested = next((path for path in sorted(source.rglob("*.onnx"))), None)
-    hint = f"; {nested.relative_to(source)} is in a folder: archive the folder's contents" if nested else ""
-    raise invalid(f"the archive has no .onnx file at its top{hint}")
+    if nested is not None:
+        hint = f"{nested.relative_to(source)} is in a folder: archive the folder's contents"
+        raise invalid(f"the archive has no .onnx file at its top; {hint}")
+    members = (str(path.relative_to(source)) for path in sorted(source.rglob("*")))
+    raise invalid(why_no_model(members) or "the archive has no .onnx file at its top")
 
 
 def _quoted(name: str) -> str:

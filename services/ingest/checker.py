@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream.services.errors import Code, Failure, invalid
-from millstream.services.ingest.archive import unpack
+from millstream.services.ingest.archive import check_kind, unpack
 from millstream.services.ingest.report import (
     MESSAGE_CHARACTERS_MAX,
     UPLOAD,
@@ -94,6 +94,7 @@ def _report(task: CheckTask) -> CheckReport:
 def _check(task: CheckTask) -> CheckedModel:
     if task.served is not None:
         path = task.folder / task.served
+        check_kind(path)
     else:
         path = unpack(task.folder / UPLOAD, task.folder / "source", task.unpacked_bytes_max)
     # Imported here, after the archive was checked and inside the memory limit: these libraries are large.

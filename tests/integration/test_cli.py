@@ -279,8 +279,9 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
     before = millstream.json("models")
     (tmp_path / "text.onnx").write_text("this is not a model")
     (tmp_path / "cut.onnx").write_bytes((DIGITS / "digits.onnx").read_bytes()[:1000])
-    for name in ("text.onnx", "cut.onnx"):
-        assert "not an ONNX model" in millstream.fails("push", "broken", tmp_path / name)
+    (tmp_path / "noise.onnx").write_bytes(b"\0noise" * 100)
+    for name, says in (("text", "is text, not an ONNX"), ("cut", "was cut short"), ("noise", "not an ONNX model")):
+        assert says in millstream.fails("push", "broken", tmp_path / f"{name}.onnx")
     assert [model["name"] for model in millstream.json("models")] == [model["name"] for model in before]
 
 

@@ -149,7 +149,7 @@ def test_a_repository_in_place(stack: Stack, client: Any, repository: Path) -> N
     assert ("plain", "4") not in found
     state, reason = found["broken", ""]
     assert state == "UNAVAILABLE"
-    assert "failed to load 'broken', version 1: this is not an ONNX model" in reason
+    assert "failed to load 'broken', version 1: this is text, not an ONNX model" in reason
     assert "sequence_batching is not supported" in found["worse", ""][1]
     assert "broken is not served" in "\n".join(stack.lines)
     assert "scale version 2, 3, in place in" in "\n".join(stack.lines)
@@ -212,7 +212,7 @@ def test_a_load_reads_the_folder_again(stack: Stack, client: Any, repository: Pa
     said = refusal(client.load_model, "grown")
     assert "failed to load 'grown', version 7: the file 7/model.onnx does not exist" in said
     (worse / "model.onnx").write_bytes(b"no model")
-    assert "failed to load 'grown', version 7: this is not an ONNX model" in refusal(client.load_model, "grown")
+    assert "failed to load 'grown', version 7: this is text, not an ONNX model" in refusal(client.load_model, "grown")
     assert scaled(client, "grown") == 6
     assert "version 7" in index(client)["grown", "6"][1]
     (worse / "model.onnx").unlink()
