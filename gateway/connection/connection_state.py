@@ -52,6 +52,7 @@ from collections import deque
 from typing import Any, ClassVar
 
 from millstream.gateway.connection.drain import DrainingProtocol
+from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.head_cache import CachedHead
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.idle_timer import LazyTimer
@@ -73,6 +74,7 @@ class ConnectionState(DrainingProtocol):
     reply_budget: ClassVar[ReplyBudget]
     http_counts: ClassVar[HttpCounts]
     client_stall_s_max: ClassVar[float]
+    foreign_log: ClassVar[ForeignLog]
     paths: ClassVar[dict[bytes, InferPath | None]]
     heads: ClassVar[dict[bytes, CachedHead | None]]
     ok_prefix: ClassVar[list[Any]]  # [default headers, head of a 200 with them up to the length]

@@ -11,9 +11,11 @@ serves twice the requests for a CPU second. connection_state has the table of a 
 from __future__ import annotations
 
 import asyncio
+import time
 
 from millstream.gateway.connection.connection_state import is_replying
 from millstream.gateway.connection.drain import Drain
+from millstream.gateway.connection.foreign_protocol import ForeignLog
 from millstream.gateway.connection.http_counts import HttpCounts
 from millstream.gateway.connection.idle_timer import LazyTimer
 from millstream.gateway.connection.infer_handler import InferHandler
@@ -131,6 +133,7 @@ def fast_path_protocol(
             "reply_budget": reply_budget,
             "http_counts": HttpCounts(MetricsRegistry(None, "uncounted")),
             "client_stall_s_max": client_stall_s_max,
+            "foreign_log": ForeignLog(time.monotonic),
             "drain": drain or Drain(),
             "paths": {},
             "heads": {},

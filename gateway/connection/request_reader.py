@@ -9,6 +9,7 @@ from __future__ import annotations
 from httptools import HttpParserError, HttpParserUpgrade
 
 from millstream.gateway.connection.error_reply import error_reply, too_large
+from millstream.gateway.connection.foreign_protocol import recognise
 from millstream.gateway.connection.head_cache import CACHED_BYTES_MAX, CachedHead, cache_head
 from millstream.gateway.connection.path_cache import cache_path
 from millstream.gateway.connection.reply_order import PIPELINE_MAX, ReplyOrder
@@ -44,12 +45,21 @@ class RequestReader(ReplyOrder):
         except HttpParserUpgrade as upgrade:
             self._after_upgrade(data, upgrade.args[0])
         except HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+            self._refuse_foreign(data)
         if self._receiving and self.cycle is not CLOSED:
             if self._head_bytes > HEAD_BYTES_MAX:
                 self.send_400_response(f"the request's head is larger than {HEAD_BYTES_MAX} bytes")
             else:
                 self._arm_timer()
+
+    def _refuse_foreign(self, data: bytes) -> None:
+        """Refuse `data`, which is not HTTP/1, and say what to do if the connection began with a known protocol."""
+        foreign = recognise(data) if self.cycle is None else None
+        if foreign is None:
+            self.send_400_response("Invalid HTTP request received.")
+        else:
+            self.foreign_log.count(foreign, self.client[0] if self.client else "a unix socket")
+            self.send_400_response(foreign.message)
 
     def _find_cached_head(self, data: bytes) -> CachedHead | None:
         """Return the cached head of `data`; None unless `data` is one complete infer post with a cached head.
