@@ -9,6 +9,7 @@ statuses of their own has a table of them in its errors.py. Nothing else decides
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -88,12 +89,20 @@ class Failure(Exception):
         message: one line that says what is wrong and what to do about it.
         retry_after_s: on refusals (`OVERLOADED`, `UNAVAILABLE`): seconds until another attempt makes sense.
         subject: what the failure is about; None: nothing that a protocol distinguishes.
+        advice: members that error documents get beside the message: `signature`, `example`, `example_python`.
     """
 
     def __init__(
-        self, code: Code, message: str, *, retry_after_s: float | None = None, subject: Subject | None = None
+        self,
+        code: Code,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        subject: Subject | None = None,
+        advice: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
+        self.advice = advice
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
@@ -21,7 +23,7 @@ def error_reply(failure: Failure) -> HttpReply:
     headers = JSON_HEADERS
     if failure.retry_after is not None:
         headers = reply_headers(*JSON_HEADERS.pairs, (b"retry-after", b"%d" % failure.retry_after))
-    return HttpReply(failure.http_status, headers, error_body(failure.message))
+    return HttpReply(failure.http_status, headers, error_body(failure.message, failure.advice))
 
 
 def too_large(bytes_max: int) -> Failure:
@@ -41,6 +43,9 @@ def internal_failure(operation: str, error: Exception) -> Failure:
     return Failure(Code.INTERNAL, f"internal error {error_id}")
 
 
-def error_body(message: str) -> bytes:
-    """Return the JSON body of an error. Lone surrogates in `message`, which may quote a request, are escaped."""
-    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode()})
+def error_body(message: str, advice: Mapping[str, Any] | None = None) -> bytes:
+    """Return the JSON body of an error. Lone surrogates in `message`, which may quote a request, are escaped.
+
+    `advice`: more members of the document.
+    """
+    return orjson.dumps({"error": message.encode("utf-8", "backslashreplace").decode(), **(advice or {})})

@@ -15,6 +15,7 @@ from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
@@ -105,12 +106,17 @@ class Caller:
         self._responder = _Responder(protocol)
 
     @contextmanager
-    def count_rejections(self, route: ModelRoute) -> Iterator[None]:
-        """Count a Failure raised in the block as a refused request of the route's version."""
+    def count_rejections(self, route: ModelRoute, write: BodyWriter | None = None) -> Iterator[None]:
+        """Count a Failure raised in the block as a refused request of the route's version.
+
+        `write`: the protocol's form of an example, which a refused caller gets; None: the caller gets none.
+        """
         try:
             yield
         except Failure as failure:
             route.lane.record_rejection(self._protocol, failure.code)
+            if write is not None:
+                route.plans.advise(failure, write)
             raise
 
     async def call(

@@ -176,7 +176,7 @@ class Router:
                 LaneMetrics(self._registry, manifest),
             )
             limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
-            plans = InputPlans(manifest.model, manifest.signature, rows_max, limits)
+            plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
             codec = await self._codec(manifest, plans)
             timeout_s = manifest.config.timeout_ms_default / 1000
             route = ModelRoute(lane, plans, codec.extensions, codec.decoder, codec.responder, timeout_s)

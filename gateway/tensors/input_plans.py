@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from millstream.gateway.tensors.elements import check_strings, normalize_booleans
+from millstream.gateway.tensors.examples import BodyWriter, advice
 from millstream.gateway.tensors.input_plan import Extent, InputPlan
 from millstream.gateway.tensors.inputs import ABSENT, InputTensor
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
-from millstream.services.errors import Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
+from millstream.services.model.manifest import TrialInputs
 from millstream.services.model.signature import Signature
 
 
@@ -22,11 +25,19 @@ class InputPlans:
         signature: The version's signature.
         rows_max: Limit on the rows of one request.
         json_limits: Limits of one JSON document with inputs.
+        trial: Inputs that the model is known to run; None: none are known.
     """
 
     def __init__(
-        self, model: str, signature: Signature, rows_max: int, json_limits: JsonLimits = DEFAULT_LIMITS
+        self,
+        model: str,
+        signature: Signature,
+        rows_max: int,
+        json_limits: JsonLimits = DEFAULT_LIMITS,
+        trial: TrialInputs | None = None,
     ) -> None:
+        self.trial = trial
+        self._advice: dict[BodyWriter, Mapping[str, Any]] = {}
         self.model = model
         self.json_limits = json_limits
         self.signature = signature
@@ -48,6 +59,15 @@ class InputPlans:
         if plan is None:
             raise invalid(f"unexpected inference input '{excerpt(name)}' for model '{self.model}'")
         return plan
+
+    def advise(self, failure: Failure, write: BodyWriter) -> None:
+        """Add the signature, and an example in the form of `write`, to a failure about a request that does not fit."""
+        if failure.code is not Code.INVALID or failure.advice is not None:
+            return
+        found = self._advice.get(write)
+        if found is None:
+            found = self._advice[write] = advice(self.model, self.signature, self.trial, write)
+        failure.advice = found
 
     def complete(self, tensors: Sequence[InputTensor | None]) -> list[InputTensor]:
         """Return `tensors` with ABSENT in place of None, which stands for an input that the request lacks.

@@ -97,6 +97,7 @@ def _manifest(
         producer=checked.producer,
         batching=checked.batching,
         notes=(*checked.notes, *translated.notes),
+        trial=checked.trial,
         origin=candidate.origin,
         triton=parsed.document(),
     )

@@ -20,7 +20,7 @@ from millstream.services.ingest.onnx_checks import check_operators, check_struct
 from millstream.services.ingest.report import CheckedModel, CheckTask
 from millstream.services.ingest.trial_session import Array, Session
 from millstream.services.ingest.warmup_trial import run_warmup, run_warmup_requests
-from millstream.services.model.manifest import ModelConfig
+from millstream.services.model.manifest import ModelConfig, TrialInputs
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_check import check_warmups
 
@@ -45,7 +45,8 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         outputs=to_specs(observed, batching=decision.batching),
         batching=decision.batching,
     )
-    notes = [*decision.notes, _run_warmup(task, session, signature, tried=decision.observed is not None)]
+    trial, note = _run_warmup(task, session, signature, tried=decision.observed is not None)
+    notes = [*decision.notes, note]
     return CheckedModel(
         served=str(decision.served.relative_to(task.folder)),
         files=tuple(_files_read(task.folder, decision.served, files)),
@@ -56,17 +57,21 @@ def inspect(task: CheckTask, path: Path) -> CheckedModel:
         producer=f"{model.producer_name} {model.producer_version}".strip()[:200],
         batching=decision.outcome,
         notes=tuple(note for note in notes if note),
+        trial=trial,
     )
 
 
-def _run_warmup(task: CheckTask, session: Session, signature: Signature, *, tried: bool) -> str | None:
-    """Run a worker's warm-up; returns a note if no generated input runs, else None. Raises Failure(INVALID)."""
+def _run_warmup(
+    task: CheckTask, session: Session, signature: Signature, *, tried: bool
+) -> tuple[TrialInputs | None, str]:
+    """Run a worker's warm-up; returns inputs that ran, or None and a note. Raises Failure(INVALID)."""
     check_warmups(ModelConfig(rows_max=task.rows_max, warmup=task.warmup), signature, task.folder)
-    failure = run_warmup(session, signature, task.rows_max)
+    ran = run_warmup(session, signature, task.rows_max)
     run_warmup_requests(session, signature, task.warmup, task.folder)
-    if failure is None or tried:
-        return None
-    return f"No generated input runs, so only requests will show whether the model works: {failure}."
+    if isinstance(ran, TrialInputs):
+        return ran, ""
+    note = f"No generated input runs, so only requests will show whether the model works: {ran}."
+    return None, "" if tried else note
 
 
 def _observed(outputs: Sequence[ModelTensor], decision: BatchingDecision) -> list[tuple[ModelTensor, Array | None]]:

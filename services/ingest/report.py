@@ -12,7 +12,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from millstream.services.errors import Code
-from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, Warmup
+from millstream.services.model.manifest import ROWS_MAX_DEFAULT, Batching, TrialInputs, Warmup
 from millstream.services.model.signature import Signature
 
 #: name of the uploaded file in the staging folder until the checker has unpacked it
@@ -70,6 +70,7 @@ class CheckedModel(BaseModel):
     Args:
         files: all files that a worker reads.
         sources: the uploaded files that the model consists of.
+        trial: inputs of one row that ran; None: no generated input runs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -83,6 +84,7 @@ class CheckedModel(BaseModel):
     producer: Text
     batching: Batching
     notes: tuple[Text, ...] = Field(max_length=_NOTES_MAX)
+    trial: TrialInputs | None = None
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:

@@ -215,6 +215,7 @@ class ModelUpload:
             producer=checked.producer,
             batching=checked.batching,
             notes=checked.notes,
+            trial=checked.trial,
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from millstream.services.errors import Failure, invalid
 from millstream.services.ingest.trial_memory import memory_allows
 from millstream.services.ingest.trial_session import Session, TrialError
-from millstream.services.model.manifest import Warmup
+from millstream.services.model.manifest import TrialInputs, Warmup
 from millstream.services.model.signature import Signature
 from millstream.services.model.warmup_inputs import (
     FILLS,
@@ -30,8 +30,8 @@ from millstream.services.model.warmup_inputs import (
 _SECONDS_MAX = 2.0
 
 
-def run_warmup(session: Session, signature: Signature, rows_max: int) -> str | None:
-    """Run what a worker runs while it loads the version. Returns None, or the reason why no generated input runs.
+def run_warmup(session: Session, signature: Signature, rows_max: int) -> TrialInputs | str:
+    """Run what a worker runs while it loads the version. Returns the inputs of the first run, or why none runs.
 
     Raises Failure(INVALID) if the model runs on some rows and fails on more, since a worker could not load it.
     """
@@ -39,7 +39,7 @@ def run_warmup(session: Session, signature: Signature, rows_max: int) -> str | N
     fitting, reason = _fitting(session, signature)
     if fitting is None:
         return reason
-    size, fill = fitting
+    size, fill = fitting.size, fitting.fill
     largest = 1
     for rows in run_sizes(signature, rows_max):
         if time.monotonic() - start > _SECONDS_MAX or input_bytes(signature, rows, size) > INPUT_BYTES_MAX:
@@ -54,7 +54,7 @@ def run_warmup(session: Session, signature: Signature, rows_max: int) -> str | N
             message = f"the model runs {largest} rows but not {rows}: {error}; set rows_max to {largest}"
             raise invalid(message) from error
         largest = rows
-    return None
+    return fitting
 
 
 def run_warmup_requests(session: Session, signature: Signature, warmups: Sequence[Warmup], folder: Path) -> None:
@@ -67,8 +67,8 @@ def run_warmup_requests(session: Session, signature: Signature, warmups: Sequenc
             raise invalid(f"warm-up {warmup.name[:80]!r} failed: {why}") from error
 
 
-def _fitting(session: Session, signature: Signature) -> tuple[tuple[int, int] | None, str]:
-    """Return the first (size, fill) with which the model runs one row, or None and the first error."""
+def _fitting(session: Session, signature: Signature) -> tuple[TrialInputs | None, str]:
+    """Return the first inputs with which the model runs one row, or None and the first error."""
     reason = "its inputs are too large to generate"
     failed = False
     for size in VARIABLE_SIZES if has_variable_dims(signature) else (1,):
@@ -81,5 +81,5 @@ def _fitting(session: Session, signature: Signature) -> tuple[tuple[int, int] | 
                 reason = reason if failed else str(error)
                 failed = True
             else:
-                return (size, fill), ""
+                return TrialInputs(size=size, fill=fill), ""
     return None, reason

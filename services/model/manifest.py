@@ -145,6 +145,20 @@ class Batching(BaseModel):
     reason: str = ""
 
 
+class TrialInputs(BaseModel):
+    """Inputs of one row with which the model check ran the model.
+
+    Args:
+        size: every variable dimension but the rows.
+        fill: every element.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    size: int = Field(ge=1, le=1024)
+    fill: Literal[0, 1]
+
+
 class Manifest(BaseModel):
     """An immutable version of a model.
 
@@ -153,6 +167,7 @@ class Manifest(BaseModel):
         served: path below the version's folder of the ONNX file that workers load (the source, or a rewritten variant).
         files: every file that a worker reads, with digests.
         origin: folder of the files of a version that is served in place; None: the version's own folder.
+        trial: inputs that are known to run; None: no generated input does.
         triton: Triton model configuration of the version, in JSON form; empty: none.
     """
 
@@ -174,6 +189,7 @@ class Manifest(BaseModel):
     batching: Batching = Field(Batching(), description="Whether requests share runs, and why.")
     notes: tuple[str, ...] = Field((), description="Remarks of the check, one sentence each.")
     origin: str | None = None
+    trial: TrialInputs | None = None
     triton: dict[str, Any] = {}
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ INPUT_BYTES_MAX = 1 << 28
 #: sizes that are tried for a variable dimension other than the rows, in this order
 VARIABLE_SIZES = (1, 2, 8, 16, 32, 64, 128, 224, 256)
 #: values that are tried for every element: 0 is a valid index everywhere, 1 a valid length or divisor
-FILLS = (0, 1)
+FILLS: tuple[Literal[0, 1], ...] = (0, 1)
 _SEED = 1
 _REFERENCE_BYTES = 8
 

@@ -5,7 +5,8 @@ envelope cached? ─> find ─> (decode) ─> Caller.call ……… encode
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,12 +16,13 @@ from millstream.gateway.connection.reply_budget import ReplyPermit
 from millstream.gateway.protocols.grpc.decode import GrpcCall, GrpcDecoder
 from millstream.gateway.protocols.grpc.encode import GrpcEncoder
 from millstream.gateway.protocols.grpc.envelopes import Envelopes, inputs_of
+from millstream.gateway.protocols.grpc.example import advice_text, with_advice
 from millstream.gateway.protocols.grpc.messages import PACKED, Messages, parse_infer, set_compression
 from millstream.gateway.scheduling.caller import DEFAULT_OPTIONS, Caller, RequestOptions
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
-from millstream.services.errors import Failure, invalid
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
 
 
@@ -41,6 +43,7 @@ class InferCalls:
         self._caller = caller
         self._messages = messages
         self._envelopes = Envelopes()
+        self._advice: WeakKeyDictionary[InputPlans, str] = WeakKeyDictionary()
         self._codecs: WeakKeyDictionary[InputPlans, _Codec] = WeakKeyDictionary()
 
     async def model_infer(self, _: Any, context: Any) -> bytes:
@@ -80,7 +83,7 @@ class InferCalls:
         request = await parse_infer(body)
         route = find(self._caller, request.model_name, request.model_version)
         codec = self._codecs.get(route.plans) or self._new_codec(route)
-        with self._caller.count_rejections(route):
+        with self._advising(route), self._caller.count_rejections(route):
             if request.raw_input_contents:
                 call = codec.decoder.decode(request)
             else:
@@ -105,6 +108,22 @@ class InferCalls:
             self._codecs[route.plans].encoder.encode, outputs, request_id, extra=extra, output_options=output_options
         )
         return self._caller.call(route, inputs, rows, size_bytes + shared_memory_bytes, read, options, permit)
+
+    @contextmanager
+    def _advising(self, route: ModelRoute) -> Iterator[None]:
+        """Add the inputs and an example to the message of a Failure(INVALID) of the block."""
+        try:
+            yield
+        except Failure as failure:
+            if failure.code is not Code.INVALID:
+                raise
+            raise invalid(with_advice(failure.message, self._advice_text(route.plans))) from None
+
+    def _advice_text(self, plans: InputPlans) -> str:
+        text = self._advice.get(plans)
+        if text is None:
+            text = self._advice[plans] = advice_text(plans)
+        return text
 
     def _new_codec(self, route: ModelRoute) -> _Codec:
         manifest = route.lane.manifest

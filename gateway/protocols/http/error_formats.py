@@ -6,9 +6,9 @@ path ─> ErrorFormats.of ─> ErrorFormat.write(ErrorContext) ─> status, more
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from millstream.gateway.connection.error_reply import error_body
 from millstream.services.errors import Code, Subject
@@ -21,6 +21,7 @@ class ErrorContext(NamedTuple):
     code: Code
     message: str
     subject: Subject | None = None  # as in Failure
+    advice: Mapping[str, Any] | None = None  # as in Failure: more members of the document
 
 
 class FormattedError(NamedTuple):
@@ -31,7 +32,17 @@ class FormattedError(NamedTuple):
     body: bytes
 
 
-class Error(BaseModel):
+class Advice(BaseModel):
+    """Members of the error of a request that does not fit its model. Absent from other errors."""
+
+    signature: dict[str, Any] = Field({}, description="`inputs` and `outputs` of the model, as in its metadata.")
+    example: Any = Field(None, description="A body for the same URL that works.")
+    example_python: str = Field(
+        "", description="In place of `example` where that would be long: a call of the package requests to `url`."
+    )
+
+
+class Error(Advice):
     """The body of errors of protocols without a format of their own."""
 
     model_config = ConfigDict(json_schema_extra={"example": {"error": "what is wrong and what to do about it"}})
@@ -48,7 +59,7 @@ class ErrorFormat(NamedTuple):
 
 
 def _write_plain(error: ErrorContext) -> FormattedError:
-    return FormattedError(error.status, {}, error_body(error.message))
+    return FormattedError(error.status, {}, error_body(error.message, error.advice))
 
 
 #: `{"error": …}`: the Open Inference Protocol, KServe V1, TensorFlow Serving, and Millstream's own APIs

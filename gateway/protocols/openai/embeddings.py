@@ -8,24 +8,29 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
 
-from millstream.gateway.protocols.openai.embedder import Embedder, embedder, shortened
+from millstream.gateway.protocols.openai.embedder import MASK, TYPES, Embedder, embedder, shortened
 from millstream.gateway.protocols.openai.request import EmbeddingRequest, check_tokens, read
 from millstream.gateway.protocols.openai.tokenizer_thread import TokenizerThread
 from millstream.gateway.protocols.openai.tokenizers import Tokenizers
 from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.examples import Body, Target
+from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_numbers import dump_numbers
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits
+from millstream.services.errors import Failure
 from millstream.services.process.offload import run_in_thread_if_large
 
 RUNS_AT_ONCE_MAX = 16
+_ADVISED_BYTES_MAX = 64 * 1024  # larger requests are not read again to find their model
 
 
 class Embeddings:
@@ -45,15 +50,27 @@ class Embeddings:
 
     async def answer(self, body: bytes) -> bytes:
         """Return the body of the reply to the request in `body`. Raises Failure."""
-        request = await run_in_thread_if_large(len(body), read, body, self._json_limits)
+        try:
+            request = await run_in_thread_if_large(len(body), read, body, self._json_limits)
+        except Failure as failure:
+            self._advise(failure, body)
+            raise
         route = self._caller.find(request.model, request.version)
-        with self._caller.count_rejections(route):
+        with self._caller.count_rejections(route, embeddings_body):
             version_embedder = embedder(route.plans)
             entries, tokens = await self._entries(route, version_embedder, request)
         vectors = await self._vectors(route, version_embedder, entries)
-        with self._caller.count_rejections(route):
+        with self._caller.count_rejections(route, embeddings_body):
             vectors = shortened(vectors, request.dimensions)
         return await run_in_thread_if_large(vectors.nbytes, _written, request, vectors, tokens)
+
+    def _advise(self, failure: Failure, body: bytes) -> None:
+        """Add an example for the model that a request names which cannot be read otherwise."""
+        if len(body) > _ADVISED_BYTES_MAX:
+            return
+        with suppress(Failure, ValueError, TypeError, AttributeError, KeyError):
+            name, _, version = orjson.loads(body)["model"].partition(":")
+            self._caller.find(name, version or None).plans.advise(failure, embeddings_body)
 
     async def _entries(
         self, route: ModelRoute, version_embedder: Embedder, request: EmbeddingRequest
@@ -81,7 +98,7 @@ class Embeddings:
 
         async def run(some: Sequence[Any]) -> np.ndarray[Any, Any]:
             async with turns:
-                with self._caller.count_rejections(route):
+                with self._caller.count_rejections(route, embeddings_body):
                     inputs, mask = version_embedder.inputs(some)
                 outputs = await infer_arrays(self._caller, route, inputs)
                 return version_embedder.vectors(outputs, mask)
@@ -92,6 +109,18 @@ class Embeddings:
         finally:
             for task in runs:
                 task.cancel()
+
+
+def embeddings_body(target: Target) -> Body | None:
+    """Return an embeddings request: a text if the model takes texts, else token ids; None for other models."""
+    try:
+        text = embedder(InputPlans(target.model, target.signature, 1)).text
+    except Failure:
+        return None
+    if text:
+        return Body({"model": target.model, "input": [target.samples[0].element]})
+    ids = next(sample for sample in target.samples if sample.name not in {MASK, TYPES})
+    return Body({"model": target.model, "input": [ids.row]})
 
 
 def _written(request: EmbeddingRequest, vectors: np.ndarray[Any, Any], tokens: int) -> bytes:

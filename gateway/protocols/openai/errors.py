@@ -8,7 +8,13 @@ from __future__ import annotations
 import orjson
 from pydantic import BaseModel
 
-from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
+from millstream.gateway.protocols.http.error_formats import (
+    Advice,
+    ErrorContext,
+    ErrorFormat,
+    FormattedError,
+    unicode_text,
+)
 from millstream.services.errors import Code
 
 _TYPES = {
@@ -22,7 +28,7 @@ _TYPES = {
 }
 
 
-class OpenAIErrorDetail(BaseModel):
+class OpenAIErrorDetail(Advice):
     """What went wrong."""
 
     message: str
@@ -46,6 +52,7 @@ def _write(error: ErrorContext) -> FormattedError:
         "type": _TYPES.get(error.code, "invalid_request_error"),
         "param": "model" if unknown_model else None,
         "code": "model_not_found" if unknown_model else None,
+        **(error.advice or {}),
     }
     return FormattedError(error.status, {}, orjson.dumps({"error": document}))
 

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, Field
 
+from millstream.gateway.connection.error_reply import error_body
 from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
 from millstream.services.errors import Code
 
@@ -49,7 +50,9 @@ def _write(error: ErrorContext) -> FormattedError:
     message = unicode_text(error.message)
     document: dict[str, Any] = {"Message": message}
     if kind == "ModelError":
-        document |= {"OriginalStatusCode": error.status, "OriginalMessage": message, "LogStreamArn": ""}
+        # The container's body, as from a real endpoint. It has the advice: boto3 drops other members.
+        original = error_body(error.message, error.advice).decode()
+        document |= {"OriginalStatusCode": error.status, "OriginalMessage": original, "LogStreamArn": ""}
     return FormattedError(status, {"x-amzn-errortype": kind}, orjson.dumps(document))
 
 

@@ -30,10 +30,12 @@ from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
+from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors import forms
+from millstream.gateway.tensors.examples import rows_body
 from millstream.gateway.tensors.forms import CSV, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure, invalid, not_found
@@ -192,7 +194,7 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
 
 async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, accept: str | None) -> Response:
     content_type = request.headers.get("content-type", "")
-    with deps.callers.sagemaker.count_rejections(route):
+    with deps.callers.sagemaker.count_rejections(route, rows_body):
         header_bytes = binary.header_bytes(content_type)
     if header_bytes is not None:
         return _v2_reply(*await infer_v2(deps.callers.sagemaker, route, body, header_bytes))
@@ -203,7 +205,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
         )
-    with deps.callers.sagemaker.count_rejections(route):
+    with deps.callers.sagemaker.count_rejections(route, rows_body):
         if forms.media_type(content_type) == forms.JSON:
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
             parsed = (
@@ -231,7 +233,7 @@ def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
 async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) -> Response:
     """Answer a v2 request with binary tensors, announced by Triton's own header."""
     length = request.headers.get("inference-header-content-length")
-    with deps.callers.sagemaker.count_rejections(route):
+    with deps.callers.sagemaker.count_rejections(route, infer_body):
         header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
     text, written = await infer_v2(deps.callers.sagemaker, route, body, header_bytes)
     if written is None:

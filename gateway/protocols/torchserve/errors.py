@@ -8,9 +8,14 @@ from __future__ import annotations
 import uuid
 
 import orjson
-from pydantic import BaseModel
 
-from millstream.gateway.protocols.http.error_formats import ErrorContext, ErrorFormat, FormattedError, unicode_text
+from millstream.gateway.protocols.http.error_formats import (
+    Advice,
+    ErrorContext,
+    ErrorFormat,
+    FormattedError,
+    unicode_text,
+)
 from millstream.services.errors import Code, Subject
 
 _TYPES = {
@@ -31,7 +36,7 @@ _NOT_FOUND_TYPES: dict[Subject | None, str] = {
 }
 
 
-class TorchServeError(BaseModel):
+class TorchServeError(Advice):
     """The body of every error: status, type, and what is wrong."""
 
     code: int
@@ -44,6 +49,7 @@ def _write(error: ErrorContext) -> FormattedError:
     if error.code is Code.NOT_FOUND:
         kind = _NOT_FOUND_TYPES.get(error.subject, kind)
     document = {"code": error.status, "type": kind, "message": unicode_text(error.message)}
+    document |= error.advice or {}
     return FormattedError(error.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
 
 

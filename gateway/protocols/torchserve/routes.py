@@ -16,6 +16,7 @@ from millstream.gateway.protocols.torchserve.documents import find, plain, unkno
 from millstream.gateway.protocols.torchserve.predictions import read, write
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.examples import value_body
 from millstream.gateway.tensors.forms import CSV, NPY
 from millstream.gateway.tensors.outputs import size_of
 from millstream.services.errors import Code, Failure
@@ -100,7 +101,7 @@ async def _predict(model: str, version: str | None, request: Request, deps: Deps
 
 
 async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps) -> Response:
-    with deps.callers.torchserve.count_rejections(route):
+    with deps.callers.torchserve.count_rejections(route, value_body):
         inputs, single = await run_in_thread_if_large(len(body), read, route.plans, content_type, body)
     outputs = await infer_arrays(deps.callers.torchserve, route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)

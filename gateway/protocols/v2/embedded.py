@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millstream.gateway.protocols.v2.call import InferCall
 from millstream.gateway.protocols.v2.encode import V2Encoder
+from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.scheduling.caller import Caller, RequestOptions
 from millstream.gateway.scheduling.router import ModelRoute
 
@@ -22,7 +23,7 @@ async def infer_v2(
     Raises:
         Failure: of any kind.
     """
-    with caller.count_rejections(route):
+    with caller.count_rejections(route, infer_body):
         call: InferCall = route.decoder.decode(body, header_bytes)
     inputs, options = call
     manifest = route.lane.manifest

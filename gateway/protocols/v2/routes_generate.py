@@ -12,6 +12,7 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.openapi import content, json_body, ref, reply
 from millstream.gateway.protocols.http.versioned import versioned
+from millstream.gateway.protocols.v2.example import generate_body
 from millstream.gateway.protocols.v2.generate import event, read, write
 from millstream.gateway.protocols.v2.schemas import GenerateReply, GenerateRequest
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
@@ -76,7 +77,7 @@ async def _generate(model: str, version: str | None, request: Request, deps: Dep
 
 async def _answer(model: str, version: str | None, body: bytes, deps: Deps) -> bytes:
     route = deps.callers.generate.find(model, version)
-    with deps.callers.generate.count_rejections(route):
+    with deps.callers.generate.count_rejections(route, generate_body):
         prompt = await run_in_thread_if_large(len(body), read, route.plans, body)
     outputs = await infer_arrays(deps.callers.generate, route, prompt.inputs, prompt.options)
     return await run_in_thread_if_large(size_of(outputs), write, route.lane.manifest, prompt.id, outputs)

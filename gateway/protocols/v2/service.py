@@ -16,6 +16,7 @@ from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.protocols.http.compression import decompress
 from millstream.gateway.protocols.v2.decode import InferCall, parse_header_length
+from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.protocols.v2.responder import Done, RestRequest
 from millstream.gateway.scheduling.router import ModelRoute, Router
 from millstream.services.errors import Code, Failure
@@ -100,6 +101,7 @@ class InferService:
         except Failure as failure:
             if route is not None:
                 route.lane.record_rejection(RequestProtocol.V2, failure.code)
+                route.plans.advise(failure, infer_body)
             done(error_reply(failure))
             return _ANSWERED
         except Exception as error:
@@ -176,6 +178,7 @@ class InferService:
         route = self._router.routes.get((model, version))
         if route is not None:
             route.lane.record_rejection(RequestProtocol.V2, failure.code)
+            route.plans.advise(failure, infer_body)
         done(error_reply(failure))
 
     def _submit_compressed(
