@@ -6,6 +6,8 @@ A secret may also be the content of a file, which MILLSTREAM_<FIELD>_FILE names 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_vali
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from millstream.services.errors import Failure, invalid
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.secret_files import SecretFiles, file_variable
 from millstream.services.trace_settings import at_start
 
@@ -265,9 +268,14 @@ class Settings(BaseSettings):
 _SAGEMAKER_MODELS = Path("/opt/ml/models")
 #: fields whose values are not shown in messages, and which may come from a file
 SECRETS = frozenset(name for name, field in Settings.model_fields.items() if field.annotation == SecretStr | None)
-ADMIN_KEY = "MILLSTREAM_ADMIN_KEY"
+PREFIX = "MILLSTREAM_"
+ADMIN_KEY = f"{PREFIX}ADMIN_KEY"
 #: variables that name files of secrets
 SECRET_FILES = frozenset(map(file_variable, SECRETS))
+_NAME_CHARACTERS_MAX = 128  # of an unknown variable's name in a message
+#: variables that Kubernetes sets in each container for a Service whose name starts with "millstream"
+_OF_A_SERVICE = re.compile(r"_SERVICE_(?:HOST|PORT(?:_\w+)?)$|_PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?$")
+_ADDRESS_OF_A_SERVICE = re.compile(r"(?:tcp|udp|sctp)://[\d.:\[\]a-f]+$")
 
 #: variables by which a service manager speaks with this process, and not with its children (sd_notify(3))
 MANAGER_VARIABLES = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"})
@@ -306,13 +314,39 @@ def check_platform_port() -> None:
         raise invalid(f"{PORT}: input should be a port from 0 to 65535, got {_ENVIRONMENT[PORT][:80]!r}")
 
 
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return a line for each MILLSTREAM_ variable that is no setting, with the settings that were perhaps meant.
+
+    Warnings, not errors: Kubernetes sets such variables for its Services, and another release may know others.
+
+    Args:
+        environment: the variables; None: those of this process.
+    """
+    known = {*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *SECRET_FILES}
+    given = _ENVIRONMENT if environment is None else environment
+    return [
+        f"{name[:_NAME_CHARACTERS_MAX]} is no setting and has no effect{did_you_mean(name, known)}"
+        for name in sorted(given)
+        if name.startswith(PREFIX) and name not in known and not _of_a_service(name, given[name])
+    ]
+
+
+def _of_a_service(name: str, value: str) -> bool:
+    return bool(_OF_A_SERVICE.search(name) or _ADDRESS_OF_A_SERVICE.match(value))
+
+
 def explain(error: ValidationError) -> tuple[str, str]:
     """Return the field that `error` is about, and the problem. The value of a secret is not shown."""
     first: Any = error.errors()[0]
     name = str(first["loc"][0]).lower().removeprefix("millstream_") if first["loc"] else "settings"
     message = first["msg"].removeprefix("Value error, ")
     problem = f"{message[0].lower()}{message[1:]}"
-    return name, problem if name in SECRETS else f"{problem}, got {first['input']!r}"
+    if name in SECRETS:
+        return name, problem
+    problem = f"{problem}, got {first['input']!r}"
+    if isinstance(first["input"], str) and _ADDRESS_OF_A_SERVICE.match(first["input"]):
+        problem += "; Kubernetes sets it for a Service of this name: set enableServiceLinks: false in the pod"
+    return name, problem
 
 
 def changed_settings(settings: Settings) -> dict[str, str]:

@@ -7,14 +7,17 @@ import os
 import platform
 
 from millstream.services.process.logs import about
-from millstream.services.settings import Settings, changed_settings
+from millstream.services.settings import Settings, changed_settings, unknown_variables
 from millstream.services.version import VERSION
 
 log = logging.getLogger("millstream.process")
 
 
 def log_start(settings: Settings, name: str, *, supervised: bool) -> None:
-    """Log the start of the process `name`. A supervised one does not repeat the settings that its supervisor logged."""
+    """Log the start of the process `name`, and variables that are no settings.
+
+    A supervised process does not repeat what its supervisor logged of the environment.
+    """
     values = {} if supervised else changed_settings(settings)
     listed = ", ".join(f"{field}={value}" for field, value in values.items()) or "defaults"
     log.info(
@@ -26,3 +29,6 @@ def log_start(settings: Settings, name: str, *, supervised: bool) -> None:
         "" if supervised else f"; settings: {listed}",
         extra=about(version=VERSION, **values),
     )
+    if not supervised:
+        for unknown in unknown_variables():
+            log.warning("%s", unknown)

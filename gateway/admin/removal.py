@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from millstream.gateway.catalog.snapshot import versions_text
 from millstream.services.errors import Code, Failure, Subject, not_found
 from millstream.services.model.manifest import Endpoint
 from millstream.services.repository.base import Repository
@@ -24,7 +25,10 @@ def remove_version(repository: Repository, model: str, version: int, *, serving:
     versions = repository.versions(model)
     if version not in versions:
         repository.endpoint(model)
-        raise not_found(f"Request for unknown model: '{model}' version {version} is not found", Subject.VERSION)
+        raise not_found(
+            f"Request for unknown model: '{model}' version {version} is not found; {versions_text(versions)}",
+            Subject.VERSION,
+        )
     if version == serving and len(versions) > 1 and not force:
         raise Failure(
             Code.CONFLICT,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -13,7 +15,7 @@ from millstream.gateway.catalog.snapshot import ModelView
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, not_found
 from millstream.services.process.audit import audit, audited
 from millstream.services.repository import activation
 from millstream.services.wire.records import State
@@ -82,7 +84,7 @@ async def delete_version(
 ) -> None:
     await deps.catalog.refresh()
     serving = _serving(deps.catalog.snapshot.models.get(name))
-    with audited("delete", name, version=version):
+    with audited("delete", name, version=version), _nearest_names(name, deps):
         await asyncio.to_thread(remove_version, deps.repository, name, version, serving=serving, force=force)
     audit("deleted", name, version=version)
     await deps.catalog.announce(name)
@@ -92,10 +94,21 @@ async def delete_version(
     "/models/{name}", status_code=204, summary="Delete a model with all its versions", responses=documented(400, 404)
 )
 async def delete_model(name: str, deps: DepsOf) -> None:
-    with audited("delete", name):
+    with audited("delete", name), _nearest_names(name, deps):
         await asyncio.to_thread(deps.repository.delete_model, name)
     audit("deleted", name)
     await deps.catalog.announce(name)
+
+
+@contextmanager
+def _nearest_names(name: str, deps: Deps) -> Iterator[None]:
+    """Add the names that resemble `name` to a Failure(NOT_FOUND) of the block about an unknown model."""
+    try:
+        yield
+    except Failure as failure:
+        if failure.code is not Code.NOT_FOUND or name in deps.catalog.snapshot.models:
+            raise
+        raise not_found(f"{failure.message}{deps.catalog.snapshot.did_you_mean(name)}", failure.subject) from None
 
 
 def _serving(view: ModelView | None) -> int | None:

@@ -19,8 +19,9 @@ from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.errors import documented
 from millstream.gateway.protocols.http.multipart import is_form
 from millstream.gateway.protocols.http.openapi import BINARY, OCTETS, content, header_ref, ref, request_body
-from millstream.services.errors import Code, Failure
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
+from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audited
 
 router = APIRouter(prefix="/admin/v1", responses=documented(400, 409, 413, 415, 503, 507))
@@ -48,6 +49,7 @@ class _Options:
 
     def __init__(
         self,
+        request: Request,
         config: Annotated[
             str | None,
             Query(
@@ -66,6 +68,10 @@ class _Options:
             ),
         ] = None,
     ) -> None:
+        known = ("config", "wait", "activate")
+        for name in request.query_params:
+            if name not in known:
+                raise invalid(unknown_key(name, known, "query parameter"))
         self.config = config
         self.wait_s = wait
         self.activate = activate

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NotRequired, Self
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
+from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView, versions_text
 from millstream.services.errors import Subject, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.signature import TensorSpec
@@ -148,10 +148,14 @@ def model(name: str, snapshot: Snapshot, uploads: Mapping[tuple[str, int | None]
 
 def version(name: str, number: int, snapshot: Snapshot, uploads: Mapping[tuple[str, int | None], State]) -> Version:
     """Return the document of one version. Raises Failure(NOT_FOUND)."""
-    for document in model(name, snapshot, uploads).versions:
+    documents = model(name, snapshot, uploads).versions
+    for document in documents:
         if document.version == number:
             return document
-    raise not_found(f"Request for unknown model: '{name}' version {number} is not found", Subject.VERSION)
+    known = [document.version for document in documents if document.version is not None]
+    raise not_found(
+        f"Request for unknown model: '{name}' version {number} is not found; {versions_text(known)}", Subject.VERSION
+    )
 
 
 def _model(name: str, view: ModelView | None, uploads: Mapping[tuple[str, int | None], State]) -> Model:

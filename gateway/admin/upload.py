@@ -7,19 +7,22 @@ An upload that fails, or whose caller disconnects, leaves nothing visible. Its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from millstream.gateway.admin.upload_form import UploadForm
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.services.errors import invalid
 from millstream.services.ingest.upload import ModelUpload
-from millstream.services.model.manifest import Manifest, ModelConfig
+from millstream.services.model.manifest import Manifest, ModelConfig, QueuePolicy, Warmup, WarmupInput
 from millstream.services.model.names import check_name
+from millstream.services.nearest_names import unknown_key
 from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
+
+_UNKNOWN = "extra_forbidden"  # pydantic's name of the error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,26 @@ def parse_config(text: str | bytes) -> ModelConfig:
     try:
         config = ModelConfig.model_validate_json(text)
     except ValidationError as exc:
-        first = exc.errors(include_url=False)[0]
-        field = ".".join(("config", *(str(name) for name in first["loc"])))
+        errors = exc.errors(include_url=False)
+        first = next((error for error in errors if error["type"] == _UNKNOWN), errors[0])
+        *parents, name = ("config", *(str(part) for part in first["loc"]))
+        if first["type"] == _UNKNOWN:
+            valid = _model_at(first["loc"][:-1]).model_fields
+            raise invalid(f"{'.'.join(parents)}: {unknown_key(name, valid)}") from None
+        field = ".".join((*parents, name))
         raise invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
     check_name(config.pool, "config.pool")
     return config
+
+
+def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
+    """Return the model whose fields are valid at a location within the configuration."""
+    if "inputs" in location:
+        return WarmupInput
+    field = location[0] if location else None
+    if field in {"queue", "queue_by_priority"}:
+        return QueuePolicy
+    return Warmup if field == "warmup" else ModelConfig
 
 
 async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Manifest:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from millstream.services.errors import Subject, not_found
+from millstream.services.errors import Failure, Subject, not_found
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import NAME_CHARACTERS_MAX
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.repository.verdicts import NO_VERDICT, Verdict
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 #: digits of services.model.names.VERSION_MAX; longer numbers are not converted, which would take quadratic time
 _DIGITS_MAX = 10
+VERSIONS_SHOWN_MAX = 8  # in a message
 
 
 def name_excerpt(name: str) -> str:
     """Return a caller's name for use in a message, cut to the length that a model's name may have."""
     return name if len(name) <= NAME_CHARACTERS_MAX else f"{name[:NAME_CHARACTERS_MAX]}…"
+
+
+def versions_text(numbers: Collection[int]) -> str:
+    """Return "it has versions 3, 2 and 1" for the end of a message: at most VERSIONS_SHOWN_MAX, and how many more."""
+    newest = [str(number) for number in sorted(numbers, reverse=True)[:VERSIONS_SHOWN_MAX]]
+    if len(newest) < 2:
+        return f"it has version {newest[0]}" if newest else "it has no version"
+    if len(numbers) > VERSIONS_SHOWN_MAX:
+        return f"it has versions {', '.join(newest)} and {len(numbers) - VERSIONS_SHOWN_MAX} more"
+    return f"it has versions {', '.join(newest[:-1])} and {newest[-1]}"
 
 
 def version_number(model: str, text: str) -> int:
@@ -27,7 +39,7 @@ def version_number(model: str, text: str) -> int:
         Failure: NOT_FOUND, also for text that is not a number: the v2 reference has no such path.
     """
     if not (text.isascii() and text.isdigit()):
-        raise not_found("Not Found")
+        raise not_found(f"Not Found; a version is a whole number, not '{name_excerpt(text)}'")
     digits = text.lstrip("0") or "0"
     if len(digits) > _DIGITS_MAX:
         raise not_found(
@@ -84,7 +96,7 @@ class ModelView:
         """Return a version, loaded or not. Raises Failure(NOT_FOUND)."""
         view = self.versions.get(version)
         if view is None:
-            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found", Subject.VERSION)
+            raise self.unknown_version(version, self.versions)
         return view
 
     def version(self, version: int | None) -> VersionView:
@@ -95,9 +107,27 @@ class ModelView:
             if version is None and self.unloaded:
                 raise not_found(f"Request for unknown model: '{self.name}' is not found: it is unloaded", Subject.MODEL)
             if version is None:
-                raise not_found(f"Request for unknown model: '{self.name}' has no active version", Subject.VERSION)
-            raise not_found(f"Request for unknown model: '{self.name}' version {version} is not found", Subject.VERSION)
+                raise not_found(
+                    f"Request for unknown model: '{self.name}' has no active version{self.loaded_versions}",
+                    Subject.VERSION,
+                )
+            raise self.unknown_version(version, self._loaded())
         return view
+
+    @property
+    def loaded_versions(self) -> str:
+        """The loaded versions, for the end of a message: "; it has versions 2 and 1"."""
+        return f"; {versions_text(self._loaded())}"
+
+    def unknown_version(self, version: int, known: Collection[int]) -> Failure:
+        """Return the failure for a version that does not exist, with the `known` ones."""
+        return not_found(
+            f"Request for unknown model: '{self.name}' version {version} is not found; {versions_text(known)}",
+            Subject.VERSION,
+        )
+
+    def _loaded(self) -> list[int]:
+        return [number for number, view in self.versions.items() if view.loaded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,5 +141,15 @@ class Snapshot:
         """Return a model. Raises Failure(NOT_FOUND)."""
         view = self.models.get(name)
         if view is None:
-            raise not_found(f"Request for unknown model: '{name_excerpt(name)}' is not found", Subject.MODEL)
+            raise not_found(
+                f"Request for unknown model: '{name_excerpt(name)}' is not found{self.did_you_mean(name)}",
+                Subject.MODEL,
+            )
         return view
+
+    def did_you_mean(self, name: str) -> str:
+        """Return the nearest names for the end of a message: "; did you mean 'a'?"; "" if there is none.
+
+        Only models that answer requests are named: GET /v2/models lists them to any caller.
+        """
+        return did_you_mean(name, (known for known, view in self.models.items() if view.serving is not None))

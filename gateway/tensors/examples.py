@@ -186,8 +186,13 @@ def _element(datatype: str, fill: int) -> Any:
 # --- forms that several protocols share ---
 
 
-def rows_body(target: Target) -> Body:
-    """Return the row form, {"instances": [...]}; the column form for versions that do not batch."""
+def rows_body(target: Target) -> Body | None:
+    """Return the row form, {"instances": [...]}; the column form for versions that do not batch.
+
+    None where a dimension of 0 hides the dimensions within it.
+    """
+    if any(0 in sample.shape[:-1] for sample in target.samples):
+        return None
     single = len(target.signature.inputs) == 1
     if target.signature.batching:
         row = target.samples[0].row if single else {sample.name: sample.row for sample in target.samples}

@@ -25,6 +25,7 @@ from millstream.gateway.triton.version_sources import VersionSources
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.names import check_name
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
 from millstream.services.process.logs import about
 from millstream.services.process.uninterruptible import in_thread_to_end
@@ -122,7 +123,8 @@ class RepositoryLoader:
         """Return the model repository in place that has the model, or None. Raises Failure(NOT_FOUND) if unknown."""
         folder = self._model_repositories.find(model)
         if folder is None and not files and self._changes.endpoint(model) is None:
-            raise Failure(Code.NOT_FOUND, "")
+            known = {*self._catalog.snapshot.models, *self._model_repositories.names()}
+            raise Failure(Code.NOT_FOUND, did_you_mean(model, known).removeprefix("; "))
         return folder
 
     @asynccontextmanager

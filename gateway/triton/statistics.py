@@ -38,7 +38,7 @@ def loaded(snapshot: Snapshot, model: str | None = None, version: str | None = N
         Failure: INVALID (not available), NOT_FOUND (`version` is not a number).
     """
     if model is not None and model not in snapshot.models:
-        raise invalid(f"requested model '{name_excerpt(model)}' is not available")
+        raise invalid(f"requested model '{name_excerpt(model)}' is not available{snapshot.did_you_mean(model)}")
     number = None if model is None or version is None else version_number(model, version)
     views = [
         view

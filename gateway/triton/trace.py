@@ -17,6 +17,7 @@ from millstream.gateway.catalog.snapshot import name_excerpt
 from millstream.gateway.scheduling.traces import KEPT_BYTES_MAX, KEPT_MAX, Sampler, Trace, Traces, text_bytes_max
 from millstream.gateway.triton.trace_file import TraceFile
 from millstream.services.errors import Failure, invalid
+from millstream.services.nearest_names import did_you_mean
 from millstream.services.process.audit import audit
 from millstream.services.trace_settings import DEFAULTS, TraceValues, parsed
 
@@ -76,7 +77,7 @@ class SharedTraceSettings:
 
     def _check(self, model: str | None) -> None:
         if model is not None and model not in self._models():
-            raise invalid(f"Request for unknown model : {name_excerpt(model)}")
+            raise invalid(f"Request for unknown model : {name_excerpt(model)}{did_you_mean(model, self._models())}")
 
     def _change(self, content: dict[str, Any], model: str | None, new: Mapping[str, Any]) -> None:
         models: dict[str, dict[str, Any]] = content.setdefault("models", {})

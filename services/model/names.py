@@ -8,6 +8,10 @@ from millstream.services.errors import Subject, invalid
 
 NAME_CHARACTERS_MAX = 128
 VERSION_MAX = 2**31 - 1
+NAME_RULE = (
+    f"use 1 to {NAME_CHARACTERS_MAX} letters, digits, '.', '_' or '-', starting with a letter or digit and not ending "
+    "with '.'"
+)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
@@ -17,10 +21,7 @@ def check_name(name: str, what: str = "model name") -> str:
     A valid name is one path component that is safe on every file system and object store.
     """
     if len(name) > NAME_CHARACTERS_MAX or not _NAME.match(name) or name.endswith("."):
-        raise invalid(
-            f"{what} {name[:80]!r} is not allowed: use 1 to {NAME_CHARACTERS_MAX} letters, digits, '.', '_' or '-', "
-            "starting with a letter or digit and not ending with '.'"
-        )
+        raise invalid(f"{what} {name[:80]!r} is not allowed: {NAME_RULE}")
     return name
 
 

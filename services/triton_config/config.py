@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from google.protobuf import json_format, text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig as Message
 
 from millstream.services.errors import invalid
+from millstream.services.nearest_names import unknown_key
 
 CONFIG_BYTES_MAX = 1 << 20
 NESTING_MAX = 32
 _MESSAGE_CHARACTERS_MAX = 300
 #: comments and string literals of the text form, in which a field's name is not a field
 _IGNORED = re.compile(r"""#[^\n]*|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
+#: protobuf's messages for an unknown field or value, in the text form and in JSON
+_UNKNOWN = re.compile(
+    r'(?:Message|Enum) type "(?P<type>[\w.]+)" has no (?P<what>field|value) named (?:"(?P<quoted>[^"]+)"|(?P<bare>\w+))'
+    r"|Invalid enum (?P<kind>value) (?P<word>\w+) for enum type (?P<enum>[\w.]+)"
+)
 _BATCH_FIELD = re.compile(r"\bmax_batch_size\s*:")
 
 
@@ -89,5 +96,22 @@ def _check_size(text: str) -> None:
 
 
 def _short(error: Exception) -> str:
-    message = " ".join(str(error).split())[:_MESSAGE_CHARACTERS_MAX]
-    return message or type(error).__name__
+    """Return the library's message; for an unknown field or value, with those that are valid."""
+    text = " ".join(str(error).split())
+    unknown = _UNKNOWN.search(text)
+    if unknown is not None:
+        type_name = unknown["type"] or unknown["enum"]
+        name = unknown["quoted"] or unknown["bare"] or unknown["word"]
+        key = unknown_key(name, _valid_names(type_name), unknown["what"] or unknown["kind"])
+        return f"{text[: unknown.start()]}{type_name.rpartition('.')[2]}: {key}"
+    return text[:_MESSAGE_CHARACTERS_MAX] or type(error).__name__
+
+
+def _valid_names(name: str) -> list[str]:
+    """Return the names of a message's fields, or of an enum's values."""
+    pool = Message.DESCRIPTOR.file.pool
+    with suppress(KeyError):
+        return [field.name for field in pool.FindMessageTypeByName(name).fields]
+    with suppress(KeyError):
+        return [value.name for value in pool.FindEnumTypeByName(name).values]
+    return []

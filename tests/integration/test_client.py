@@ -187,7 +187,7 @@ def test_the_command_uploads_a_folder(stack, tmp_path):
 
 
 def test_a_rejected_upload_says_why(client, name, tmp_path):
-    (tmp_path / "text.onnx").write_text("this is not a model")
+    (tmp_path / "text.onnx").write_bytes(b"\0noise" * 100)
     with pytest.raises(ServerError) as error:
         client.push(name, tmp_path / "text.onnx")
     assert error.value.status == 400

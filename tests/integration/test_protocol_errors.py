@@ -106,12 +106,12 @@ async def test_another_method(client: httpx2.AsyncClient, path: str, form: Form)
 )
 async def test_no_such_path(client: httpx2.AsyncClient, path: str, form: Form) -> None:
     reply = await client.post(path)
-    assert (reply.status_code, form(reply, 404)) == (404, "Not Found")
+    assert (reply.status_code, form(reply, 404).partition(";")[0]) == (404, "Not Found")
 
 
 async def test_no_such_path_below_an_endpoint(client: httpx2.AsyncClient) -> None:
     reply = await client.post("/endpoints/m/nope")
-    assert (reply.status_code, sagemaker(reply, 400)) == (400, "Not Found")
+    assert (reply.status_code, sagemaker(reply, 400).partition(";")[0]) == (400, "Not Found")
     assert reply.headers["x-amzn-errortype"] == "ValidationError"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import boto3
 import grpc
-import httpx
+import httpx2
 import openai
 import pytest
 import tritonclient.grpc as tc_grpc
@@ -49,19 +49,19 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield stack
 
 
-def again(stack: Stack, path: str, document: dict[str, Any]) -> httpx.Response:
+def again(stack: Stack, path: str, document: dict[str, Any]) -> httpx2.Response:
     """Send the example in an error document, as it says, and return the reply."""
 
     class Requests:
         """Has the method of the package `requests` that examples call."""
 
-        def post(self, url: str, json: Any = None, data: Any = None, headers: Any = None) -> httpx.Response:
+        def post(self, url: str, json: Any = None, data: Any = None, headers: Any = None) -> httpx2.Response:
             return stack.http.post(url, json=json, content=data, headers=headers)
 
     if "example" in document:
         return stack.http.post(path, json=document["example"])
     answered = eval(document["example_python"], {"requests": Requests(), "url": path})
-    assert isinstance(answered, httpx.Response)
+    assert isinstance(answered, httpx2.Response)
     return answered
 
 

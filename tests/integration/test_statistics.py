@@ -184,7 +184,7 @@ def test_clients_read_statistics_and_mistakes_are_told(stack: Stack, tmp_path: P
     for path, status, text in (
         ("nope/stats", 400, "requested model 'nope' is not available"),
         ("read/versions/7/stats", 400, "requested model 'read' version 7 is not available"),
-        ("read/versions/x/stats", 404, "Not Found"),
+        ("read/versions/x/stats", 404, "Not Found; a version is a whole number, not 'x'"),
     ):
         reply = stack.http.get(f"/v2/models/{path}")
         assert (reply.status_code, reply.json()) == (status, {"error": text})

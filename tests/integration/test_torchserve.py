@@ -112,7 +112,7 @@ def test_errors(stack: Stack) -> None:
     post = stack.http.post
     assert refused(post("/predictions/nope"), 404, "ModelNotFoundException") == "Model not found: nope"
     message = refused(post("/predictions/ts-scale/9.0"), 404, "ModelVersionNotFoundException")
-    assert message == "Model version: 9.0 does not exist for model: ts-scale"
+    assert message == "Model version: 9.0 does not exist for model: ts-scale; it has versions 2 and 1"
     assert "unexpected shape" in refused(post("/predictions/ts-scale", json=[1]), 400, "BadRequestException")
     assert "out of data bounds" in refused(post("/predictions/ts-lookup", json=[99]), 500, "PredictionException")
     refused(stack.http.get("/predictions/ts-scale"), 405, "MethodNotAllowedException")

@@ -84,12 +84,12 @@ async def test_metadata_gives_the_signature_and_the_versions_served(client: http
     [
         ("nope", "Request for unknown model: 'nope' is not found"),
         ("n%20ope", "Request for unknown model: 'n ope' is not found"),
-        ("m/versions/7", "Request for unknown model: 'm' version 7 is not found"),
-        ("m/versions/0", "Request for unknown model: 'm' version 0 is not found"),
-        ("idle", "Request for unknown model: 'idle' has no active version"),
-        ("m/versions/one", "Not Found"),
-        ("m/versions/-1", "Not Found"),
-        ("m/versions/%C2%B2", "Not Found"),
+        ("m/versions/7", "Request for unknown model: 'm' version 7 is not found; it has versions 3, 2 and 1"),
+        ("m/versions/0", "Request for unknown model: 'm' version 0 is not found; it has versions 3, 2 and 1"),
+        ("idle", "Request for unknown model: 'idle' has no active version; it has version 1"),
+        ("m/versions/one", "Not Found; a version is a whole number, not 'one'"),
+        ("m/versions/-1", "Not Found; a version is a whole number, not '-1'"),
+        ("m/versions/%C2%B2", "Not Found; a version is a whole number, not '²'"),
         ("m/versions/" + "9" * 5000, "Request for unknown model: 'm' version 9999999999… is not found"),
     ],
 )
@@ -186,8 +186,8 @@ async def test_a_client_that_goes_away_cancels_its_request(application: Applicat
 async def test_every_error_is_json_and_405_names_all_methods(client: httpx2.AsyncClient) -> None:
     for method, path, status, error in (
         ("GET", "/nowhere", 404, "Not Found"),
-        ("GET", "/v2/models/", 404, "Not Found"),
-        ("GET", "/v2/models/m/ready/", 404, "Not Found"),
+        ("GET", "/v2/models/", 404, "Not Found; the path has no model name"),
+        ("GET", "/v2/models/m/ready/", 404, "Not Found; the path ends with a slash: leave it out"),
         ("POST", "/v2/models/m", 405, "Method Not Allowed"),
         ("GET", "/v2/models/m/infer", 405, "Method Not Allowed"),
         ("BREW", "/v2", 405, "Method Not Allowed"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream.services.settings import child_environment
-from tests.kit.stack import Stack
+from tests.kit.stack import ROOT, Stack
 from tests.kit.wrong_files import WRONG_FILES
 
 #: one for each way through the code
@@ -47,14 +47,22 @@ def test_push_refuses_it_before_it_calls_the_server(tmp_path: Path, name: str) -
     assert says in pushed("wrong-file", file)
 
 
-def test_push_says_the_rule_for_names(tmp_path: Path) -> None:
-    assert "letters, digits, '.', '_' or '-'" in pushed("team/model", tmp_path / "nothing.onnx")
+def test_push_says_the_rule_for_names() -> None:
+    assert "letters, digits, '.', '_' or '-'" in pushed("team/model", ROOT / "examples" / "digits" / "digits.onnx")
 
 
 def pushed(*arguments: object) -> str:
     """Return the one error line of a `millstream push` to a server that does not exist."""
     done = subprocess.run(
-        [sys.executable, "-m", "millstream.services.cli", "push", *map(str, arguments), "--url", "http://127.0.0.1:9"],
+        [
+            sys.executable,
+            "-m",
+            "millstream.services.cli",
+            "push",
+            *map(str, arguments),
+            "--endpoint",
+            "http://127.0.0.1:9",
+        ],
         env=child_environment({"NO_COLOR": "1"}),
         capture_output=True,
         text=True,

@@ -16,7 +16,9 @@ from millstream.services.settings import (
     check_platform_port,
     child_environment,
     read_settings,
+    unknown_variables,
 )
+from millstream.services.start_log import log_start
 
 
 @pytest.mark.parametrize("key", ["", " ", "\t\n", "two words", " padded", "line\nbreak", "schlüssel", "delete\x7f"])
@@ -136,3 +138,47 @@ def test_changed_settings_are_those_of_the_environment(monkeypatch: pytest.Monke
         monkeypatch.delenv(name)
     assert changed_settings(Settings()) == {}
     assert changed_settings(Settings(gateways=2, admin_key="k")) == {"gateways": "2", "admin_key": "(set)"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("MILLSTREAM_HTP_PORT", "'MILLSTREAM_HTTP_PORT'"),
+        ("MILLSTREAM_ADMINKEY", "'MILLSTREAM_ADMIN_KEY'"),
+        ("MILLSTREAM_REDIS", "'MILLSTREAM_REDIS_URL'"),
+    ],
+)
+def test_an_unknown_variable_gets_a_warning_with_the_setting_that_was_meant(variable: str, meant: str) -> None:
+    (warning,) = unknown_variables({variable: "x", "MILLSTREAM_HOME": "x", "OTHER": "x"})
+    assert warning.startswith(f"{variable} is no setting and has no effect; did you mean {meant}")
+
+
+def test_variables_of_a_kubernetes_service_get_no_warning() -> None:
+    address = "tcp://10.0.0.7:8000"
+    service = {
+        "MILLSTREAM_SERVICE_HOST": "10.0.0.7",
+        "MILLSTREAM_SERVICE_PORT": "8000",
+        "MILLSTREAM_SERVICE_PORT_HTTP": "8000",
+        "MILLSTREAM_PORT": address,
+        "MILLSTREAM_PORT_8000_TCP": address,
+        "MILLSTREAM_PORT_8000_TCP_ADDR": "10.0.0.7",
+        "MILLSTREAM_GATEWAY_PORT": address,
+        "MILLSTREAM_ADMIN_KEY_FILE": "/run/secrets/key",
+    }
+    assert unknown_variables(service) == []
+
+
+def test_a_port_that_kubernetes_set_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_HTTP_PORT", "tcp://10.0.0.7:8000")  # of a Service called millstream-http
+    with pytest.raises(Failure, match=r"^MILLSTREAM_HTTP_PORT: .*enableServiceLinks: false"):
+        read_settings()
+
+
+def test_a_process_logs_unknown_variables_unless_its_supervisor_did(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MILLSTREAM_HTP_PORT", "1")
+    log_start(read_settings(), "gateway-0", supervised=True)
+    assert "is no setting" not in caplog.text
+    log_start(read_settings(), "gateway-0", supervised=False)
+    assert "MILLSTREAM_HTP_PORT is no setting" in caplog.text

@@ -19,8 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from millstream.gateway.connection.error_reply import internal_failure
 from millstream.gateway.protocols.http.error_formats import CODE_OF_STATUS, ErrorContext, ErrorFormats
 from millstream.gateway.protocols.http.openapi import ERROR
+from millstream.gateway.protocols.http.unknown_path import path_advice
 from millstream.services.errors import HTTP_STATUS, Code, Failure
 
+_NO_ROUTE = "Not Found"  # the framework's detail of a path without a route
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -66,7 +68,10 @@ class ErrorReplies:
         headers = dict(exc.headers or {})
         if exc.status_code == 405:
             headers["Allow"] = ", ".join(_allowed(request))
-        return self.reply_status(request.scope["path"], exc.status_code, str(exc.detail), headers)
+        path, message = request.scope["path"], str(exc.detail)
+        if message == _NO_ROUTE:
+            message += path_advice(path)
+        return self.reply_status(path, exc.status_code, message, headers)
 
     async def _validation(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
@@ -81,7 +86,7 @@ class ErrorReplies:
 
 
 def _context(failure: Failure) -> ErrorContext:
-    return ErrorContext(failure.http_status, failure.code, failure.message, failure.subject)
+    return ErrorContext(failure.http_status, failure.code, failure.message, failure.subject, failure.advice)
 
 
 def _allowed(request: Request) -> list[str]:

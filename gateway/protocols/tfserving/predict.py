@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from millstream.gateway.tensors.examples import Body, Target
 from millstream.gateway.tensors.input_plans import InputPlans
 from millstream.gateway.tensors.json_document import excerpt
 from millstream.gateway.tensors.json_text import DEFAULT_LIMITS, JsonLimits, parse
@@ -22,14 +23,15 @@ from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.gateway.tensors.request_inputs import CheckedInput, Inputs, join
 from millstream.gateway.tensors.rows_json import TENSOR_DEPTH, row_names
 from millstream.services.errors import invalid, not_found
+from millstream.services.model.datatypes import BYTES
 
 SIGNATURE_NAME = "serving_default"
 
 
-def servable_not_found(model: str, version: str | None) -> Exception:
-    """Return the failure for a version that does not exist, in TensorFlow Serving's words."""
+def servable_not_found(model: str, version: str | None, hint: str = "") -> Exception:
+    """Return the failure for a version that does not exist, in TensorFlow Serving's words, with `hint` at its end."""
     which = f"Latest({excerpt(model)})" if version is None else f"Specific({excerpt(model)}, {excerpt(version)})"
-    return not_found(f"Servable not found for request: {which}")
+    return not_found(f"Servable not found for request: {which}{hint}")
 
 
 def read_document(text: bytes, limits: JsonLimits = DEFAULT_LIMITS) -> dict[str, Any]:
@@ -71,6 +73,30 @@ def _feature(plans: InputPlans, examples: list[dict[str, Any]], name: str) -> Ch
     if len(plan.shape) == 2:
         column = [value if type(value) in {list, NumberList} else [value] for value in column]
     return row_of_lists(plan, column)
+
+
+def classify_body(target: Target) -> Body | None:
+    """Return {"examples": [...]}; None for versions whose outputs are not one table of scores, (rows, classes)."""
+    shape = _output_shape(target)
+    return _examples_body(target) if shape is not None and len(shape) == 2 else None
+
+
+def regress_body(target: Target) -> Body | None:
+    """Return {"examples": [...]}; None for versions whose outputs are not one number a row."""
+    shape = _output_shape(target)
+    return _examples_body(target) if shape is not None and _one_a_row(shape) else None
+
+
+def _output_shape(target: Target) -> tuple[int, ...] | None:
+    outputs = target.signature.outputs
+    usable = len(outputs) == 1 and outputs[0].datatype != BYTES and target.signature.batching
+    return outputs[0].shape if usable else None
+
+
+def _examples_body(target: Target) -> Body | None:
+    if any(0 in sample.shape for sample in target.samples):
+        return None
+    return Body({"examples": [{sample.name: sample.row for sample in target.samples}]})
 
 
 def write_classes(outputs: Sequence[OutputTensor], labels: Sequence[str]) -> bytes:

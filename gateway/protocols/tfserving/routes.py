@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 
-from millstream.gateway.catalog.snapshot import ModelView, VersionView, name_excerpt, version_number
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot, VersionView, name_excerpt, version_number
 from millstream.gateway.protocols.http.body import cancel_on_disconnect, decompressed_body
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.deps import Deps
@@ -18,8 +18,10 @@ from millstream.gateway.protocols.http.row_schemas import ModelList, PredictRepl
 from millstream.gateway.protocols.tfserving import documents
 from millstream.gateway.protocols.tfserving.cloud_events import close_event, open_event
 from millstream.gateway.protocols.tfserving.predict import (
+    classify_body,
     read_document,
     read_examples,
+    regress_body,
     servable_not_found,
     write_classes,
     write_values,
@@ -34,6 +36,7 @@ from millstream.gateway.protocols.tfserving.schemas import (
 )
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.tensors.examples import BodyWriter, rows_body
 from millstream.gateway.tensors.outputs import OutputTensor, size_of
 from millstream.gateway.tensors.request_inputs import Inputs
 from millstream.gateway.tensors.rows_json import read_predict, write_predict
@@ -45,7 +48,13 @@ router = APIRouter()
 #: Labels of the serving version. No other labels exist.
 _LABELS = frozenset({"serving", "stable"})
 
-Reader = Callable[[ModelRoute, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
+
+class Reader(NamedTuple):
+    """How a call reads its body. `example`: the form of a body that works, for callers whose body does not."""
+
+    read: Callable[[ModelRoute, dict[str, Any]], tuple[Inputs, Callable[[list[OutputTensor]], bytes]]]
+    example: BodyWriter
+
 
 _EVENT = "application/cloudevents+json"
 _ERRORS = documented(400, 404, 413, 415, 429, 500, 503, 504)
@@ -164,9 +173,9 @@ def _add(call: str, does: str, read: Reader, body: dict[str, Any], answers: dict
         )
 
 
-_add("predict", "Run", _read_predict, _PREDICT, _PREDICTED)
-_add("classify", "Classes and scores of examples", _read_classify, _EXAMPLES, _CLASSIFIED)
-_add("regress", "A value for each example", _read_regress, _EXAMPLES, _REGRESSED)
+_add("predict", "Run", Reader(_read_predict, rows_body), _PREDICT, _PREDICTED)
+_add("classify", "Classes and scores of examples", Reader(_read_classify, classify_body), _EXAMPLES, _CLASSIFIED)
+_add("regress", "A value for each example", Reader(_read_regress, regress_body), _EXAMPLES, _REGRESSED)
 
 
 @router.post("/v1/models/{model}:explain", summary="Not offered", responses=documented(501), status_code=501)
@@ -186,7 +195,13 @@ def _view(deps: Deps, model: str, version: str | None) -> tuple[ModelView, Versi
         view = deps.catalog.snapshot.model(model)
         return view, view.version(None if version is None else version_number(model, version))
     except Failure:
-        raise servable_not_found(model, version) from None
+        raise servable_not_found(model, version, _known(deps.catalog.snapshot, model)) from None
+
+
+def _known(snapshot: Snapshot, model: str) -> str:
+    """Return the names or versions that a caller of an unknown model or version may have meant."""
+    view = snapshot.models.get(model)
+    return snapshot.did_you_mean(model) if view is None else view.loaded_versions
 
 
 def _status(deps: Deps, model: str, version: str | None, response: Response) -> dict[str, Any]:
@@ -203,7 +218,7 @@ def _find(deps: Deps, model: str, version: str | None) -> ModelRoute:
     except Failure as failure:
         if failure.code is not Code.NOT_FOUND:
             raise
-        raise servable_not_found(model, version) from None
+        raise servable_not_found(model, version, _known(deps.catalog.snapshot, model)) from None
 
 
 async def _run(model: str, version: str | None, read: Reader, request: Request, deps: Deps) -> Response:
@@ -213,7 +228,7 @@ async def _run(model: str, version: str | None, read: Reader, request: Request, 
 
 async def _answer(model: str, version: str | None, read: Reader, request: Request, body: bytes, deps: Deps) -> Response:
     route = _find(deps, model, version)
-    with deps.callers.tfserving.count_rejections(route):
+    with deps.callers.tfserving.count_rejections(route, read.example):
         event, data = await run_in_thread_if_large(
             len(body), open_event, request.headers, body, route.plans.json_limits
         )
@@ -227,4 +242,4 @@ async def _answer(model: str, version: str | None, read: Reader, request: Reques
 
 
 def _parsed(route: ModelRoute, read: Reader, data: bytes) -> tuple[Inputs, Callable[[list[OutputTensor]], bytes]]:
-    return read(route, read_document(data, route.plans.json_limits))
+    return read.read(route, read_document(data, route.plans.json_limits))

@@ -49,11 +49,15 @@ def find(snapshot: Snapshot, name: str, version: str | None) -> tuple[ModelView,
     """Return the model and version of a path; `1.0` is 1. Raises Failure(NOT_FOUND) in TorchServe's words."""
     model = snapshot.models.get(name)
     if model is None:
-        raise not_found(f"Model not found: {excerpt(name)}", Subject.MODEL)
+        raise unknown_model(snapshot, name)
     try:
         return model, model.version(None if version is None else version_number(name, plain(version)))
     except Failure:
-        raise unknown_version(name, version) from None
+        raise unknown_version(name, version, model.loaded_versions) from None
+
+
+def unknown_model(snapshot: Snapshot, name: str) -> Failure:
+    return not_found(f"Model not found: {excerpt(name)}{snapshot.did_you_mean(name)}", Subject.MODEL)
 
 
 def plain(version: str) -> str:
@@ -61,10 +65,13 @@ def plain(version: str) -> str:
     return version.removesuffix(".0")
 
 
-def unknown_version(name: str, version: str | None) -> Failure:
+def unknown_version(name: str, version: str | None, known: str = "") -> Failure:
+    """Return the failure for a version that does not serve. `known`: those that do, for the end of the message."""
     if version is None:
-        return not_found(f"Model not found: {excerpt(name)} has no serving version", Subject.VERSION)
-    return not_found(f"Model version: {excerpt(version)} does not exist for model: {excerpt(name)}", Subject.VERSION)
+        return not_found(f"Model not found: {excerpt(name)} has no serving version{known}", Subject.VERSION)
+    return not_found(
+        f"Model version: {excerpt(version)} does not exist for model: {excerpt(name)}{known}", Subject.VERSION
+    )
 
 
 def description(view: VersionView, *, default: bool, waiting: int, waiting_max: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from millstream.gateway.protocols.torchserve.schemas import (
     LoadModel,
     ManagementStatus,
 )
-from millstream.services.errors import Code, Failure, Subject, invalid, not_found
+from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
 from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
@@ -74,7 +74,7 @@ async def torchserve_describe_model(model: str, version: str | None, deps: DepsO
     if version is None and deps.settings.management_api == "sagemaker":
         view = deps.catalog.snapshot.models.get(model)
         if view is None:
-            raise not_found(f"Model not found: {name_excerpt(model)}", Subject.MODEL)
+            raise documents.unknown_model(deps.catalog.snapshot, model)
         return {"modelName": model, "modelUrl": documents.model_url(view)}
     return [_description(deps, *documents.find(deps.catalog.snapshot, model, version))]
 

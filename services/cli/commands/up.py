@@ -10,6 +10,7 @@ import typer
 
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.extras import require
+from millstream.services.process.printable import printable
 from millstream.services.process.standard_descriptors import open_standard_descriptors
 
 Home = Annotated[
@@ -163,11 +164,13 @@ def up(
     from millstream.services.cli.startup_view import JsonView, StartupView, TerminalView
     from millstream.services.process.logs import descriptor_writer
     from millstream.services.process.private_files import create_files_private
-    from millstream.services.settings import manager_environment
+    from millstream.services.settings import manager_environment, unknown_variables
     from millstream.services.supervisor.own_log import LineWriter
     from millstream.services.supervisor.service_manager import ServiceManager
     from millstream.services.supervisor.supervisor import Supervisor
 
+    for unknown in unknown_variables():
+        typer.echo(f"warning: {printable(unknown)}", err=True)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
     models = parse_preload(settings.preload, example=settings.preload_example)
     plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
