@@ -1,12 +1,30 @@
-"""The `millstream` command, and `python -m millstream.services.cli` where it is not installed."""
+"""The `millstream` command, and `python -m millstream.services.cli` where it is not installed.
+
+Ctrl-C ends it with exit code 130, also while modules are imported.
+"""
 
 from __future__ import annotations
 
-from millstream.services.extras import exit_without
+import os
+import sys
 
 
 def main() -> None:
     """Run the command line; ends the process with its exit code."""
+    try:
+        _main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _main() -> None:
+    if "_MILLSTREAM_COMPLETE" in os.environ:  # noqa: TID251 - how a shell asks for completions
+        from millstream.services.cli.completion import complete_models
+
+        if complete_models():
+            return
+    from millstream.services.extras import exit_without
+
     exit_without("cli")
     from millstream.services.cli.app import main as run
 

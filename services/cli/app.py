@@ -6,58 +6,78 @@ Command modules import large packages when they run, so that `millstream --help`
 from __future__ import annotations
 
 import inspect
-import os
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
-from typer.exceptions import TyperException
 
+from millstream.services.cli import failures
 from millstream.services.cli.commands.bench import bench
-from millstream.services.cli.commands.demo import demo, version
+from millstream.services.cli.commands.demo import demo, installed_version, version
 from millstream.services.cli.commands.describe import describe
 from millstream.services.cli.commands.doctor import doctor
 from millstream.services.cli.commands.load import load, unload
+from millstream.services.cli.commands.logs import logs
 from millstream.services.cli.commands.models import models, rm
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.restart import restart
 from millstream.services.cli.commands.serve import serve
 from millstream.services.cli.commands.up import up
+from millstream.services.cli.help import HelpCommand, HelpGroup
 from millstream.services.cli.options import Endpoint, Key, Shared
-from millstream.services.errors import Failure
-from millstream.services.process.printable import printable
+from millstream.services.cli.terminal import prepare_streams
 
 app = typer.Typer(
     name="millstream",
+    cls=HelpGroup,
     help="Serve ONNX models over REST and gRPC, with dynamic batching, on your own machines.",
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=True,
     context_settings={"help_option_names": ["--help", "-h"]},
-    epilog="[bold]Start here[/]:  millstream up   then, in another terminal:  millstream demo",
+    epilog="millstream up\nmillstream demo   # in another terminal",
 )
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"millstream {installed_version()}")
+        raise typer.Exit
+
+
+ShowVersion = Annotated[
+    bool, typer.Option("--version", "-V", is_eager=True, callback=_show_version, help="Print the version and exit.")
+]
+
+
 @app.callback(invoke_without_command=True)
-def shared(context: typer.Context, endpoint: Endpoint = None, key: Key = None) -> None:
+def shared(
+    context: typer.Context,
+    version: ShowVersion = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    del version  # its callback has done it
     context.obj = Shared(endpoint, key)
     if context.invoked_subcommand is None:
-        # `get_help` prints the help itself and returns an empty string.
-        context.get_help()
+        print(context.get_help())
 
 
 def _add(panel: str, command: Callable[..., None], *examples: str) -> None:
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     app.command(
+        cls=HelpCommand,
         rich_help_panel=panel,
         help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs),
-        epilog="\n".join(["[bold]Examples[/]", *(f"  {example}" for example in examples)]),
+        epilog="\n".join(examples),
     )(command)
 
 
 _add("Run", up, "millstream up", "millstream up --pool cpu=2 --gateways 2 --preload resnet=resnet18.onnx")
 _add("Run", restart, "millstream restart", "millstream restart workers --json")
+_add("Run", logs, "millstream logs -f", "millstream logs gateway -n 20", "millstream logs -f digits --json")
 _add("Run", serve, "docker run -p 8080:8080 -v ./repository:/opt/ml/model:ro millstream serve")
 _add("Run", doctor, "millstream doctor", "millstream doctor --json")
 _add("Run", version, "millstream version", "millstream version --json")
@@ -74,7 +94,7 @@ _add(
     predict,
     "millstream predict digits --input examples/digits/request.json",
     "millstream predict resnet --input images.npy --output scores.npz",
-    r"echo '\[\[1, 2, 3]]' | millstream predict adder --json",
+    "echo '[[1, 2, 3]]' | millstream predict adder --json",
 )
 _add("Use", bench, "millstream bench digits", "millstream bench digits -c 64 -s 10 --rows 4")
 _add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
@@ -82,27 +102,17 @@ _add("Use", demo, "millstream demo", "millstream demo --connections 64 --json")
 
 def main() -> None:
     """Run the command line; ends the process with its exit code."""
+    prepare_streams()
+    arguments = sys.argv[1:]
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="millstream", standalone_mode=False)
         sys.stdout.flush()
-    except Failure as failure:
-        _fail(failure.message)
-    except TyperException as error:
-        context = getattr(error, "ctx", None)
-        hint = f" (see {context.command_path} --help)" if context is not None else ""
-        _fail(f"{error.format_message()}{hint}")
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(130)
     except BrokenPipeError:
-        # The reader of our output closed the pipe; redirect stdout, so that the flush at exit does not fail, too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
-    except Exception as error:
-        _fail(f"unexpected {type(error).__name__}: {error}")
+        # The reader of our output has read enough, as in `millstream logs | head`.
+        failures.discard_output()
+        sys.exit(failures.FAILED)
+    except (Exception, KeyboardInterrupt) as error:
+        report = failures.report_of(error)
+        failures.show(report, arguments)
+        sys.exit(report.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str) -> None:
-    typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
-    typer.echo(printable(" ".join(message.split())), err=True)
-    sys.exit(1)

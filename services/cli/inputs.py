@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.services.cli.failures import wrong_usage
 from millstream.services.client.documents import Metadata, Tensor
 from millstream.services.client.infer_codec import EncodedRequest, encode_request
 from millstream.services.client.tensors import Array, from_data
@@ -23,13 +24,13 @@ _ZIP = b"PK\x03\x04"
 
 
 def read(source: str) -> bytes:
-    """Return the bytes of a file, or of standard input for "-". Raises Failure(INVALID)."""
+    """Return the bytes of a file, or of standard input for "-". Raises UsageFailure."""
     if source == "-":
         return sys.stdin.buffer.read()
     try:
         return Path(source).read_bytes()
     except OSError as error:
-        raise invalid(f"--input {source}: {error.strerror or error}") from error
+        raise wrong_usage(f"--input {source}: {error.strerror or error}") from error
 
 
 def request_from(content: bytes, metadata: Metadata, *, binary_outputs: bool) -> EncodedRequest:

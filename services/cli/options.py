@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from millstream.services.cli.completion import log_names, model_names
+from millstream.services.cli.failures import show_warning, usage_of, wrong_usage
 from millstream.services.client.address import URL_DEFAULT, ServerAddress, find_server
-from millstream.services.errors import Failure, invalid
-from millstream.services.process.printable import printable
+from millstream.services.model.names import check_name
+
+
+def _complete_name(context: typer.Context, incomplete: str) -> list[str]:
+    """Return names for a shell whose question services/cli/completion.py left to typer."""
+    endpoint = context.params.get("endpoint")
+    names = model_names(["--endpoint", endpoint] if endpoint else [], os.environ)  # noqa: TID251 - as completion.py
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_logs(context: typer.Context, incomplete: str) -> list[str]:
+    """Return what `millstream logs` may show, for a shell whose question was left to typer."""
+    home = str(context.params.get("home") or load_settings().home)
+    return [name for name in [*log_names(home), *_complete_name(context, incomplete)] if name.startswith(incomplete)]
+
+
+def _valid_name(name: str) -> str:
+    with usage_of():
+        return check_name(name)
+
 
 Endpoint = Annotated[
     str | None,
@@ -33,7 +54,16 @@ Key = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The model's name.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="The model's name.",
+        show_default=False,
+        callback=_valid_name,
+        autocompletion=_complete_name,
+    ),
+]
 Version = Annotated[
     int | None, typer.Option("--version", metavar="N", min=1, help="Version to call; default: the one serving.")
 ]
@@ -58,7 +88,7 @@ class Shared(NamedTuple):
 def load_settings(**overrides: Any) -> Any:
     """Return `Settings` from the environment, overridden by the `overrides` that are not None.
 
-    Raises Failure(INVALID), which names the option or variable.
+    Raises UsageFailure, which names the option or variable.
     """
     # Imported here: pydantic takes longer to import than everything else that `millstream --help` needs.
     from pydantic import ValidationError
@@ -71,17 +101,17 @@ def load_settings(**overrides: Any) -> Any:
     except ValidationError as error:
         name, problem = explain(error)
         source = f"--{_OPTIONS.get(name, name.replace('_', '-'))}" if name in options else variable_of(name)
-        raise invalid(f"{source}: {problem}") from None
+        raise wrong_usage(f"{source}: {problem}") from None
 
 
 def server_address(context: typer.Context, endpoint: str | None, key: str | None) -> ServerAddress:
     """Return the server to call: from the command's options, those before its name, or what `find_server` finds."""
     shared = context.obj if isinstance(context.obj, Shared) else Shared()
-    server = find_server(endpoint or shared.endpoint, key or shared.key, "--endpoint")
+    with usage_of():
+        server = find_server(endpoint or shared.endpoint, key or shared.key, "--endpoint")
     for warning in server.warnings:
-        typer.secho("warning: ", fg="yellow", bold=True, err=True, nl=False)
-        typer.echo(printable(warning), err=True)
+        show_warning(warning)
     return replace(server, warnings=())  # they are shown now
 
 
-__all__ = ["Endpoint", "Failure", "Json", "Key", "Name", "ServerAddress", "Version", "load_settings", "server_address"]
+__all__ = ["Endpoint", "Json", "Key", "Name", "ServerAddress", "Version", "load_settings", "server_address"]

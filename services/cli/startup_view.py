@@ -162,7 +162,7 @@ class TerminalView(StartupView):
             )
 
     def _working(self, text: str) -> AbstractContextManager[object]:
-        return self._console.status(f"[dim]{text}[/]") if self._console.is_terminal else contextlib.nullcontext()
+        return self._console.status(f"[dim]{text}[/]") if self._console.is_interactive else contextlib.nullcontext()
 
 
 class JsonView(StartupView):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
 
 from millstream.services.process.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 PIPE_COLUMNS = 400
+GAP_COLUMNS = 3
 _STATES = {
     "ready": "green",
     "failed": "red",
@@ -26,19 +29,56 @@ _STATES = {
 }
 
 
+def prepare_streams() -> None:
+    """Make standard output and error usable in any state in which they were inherited.
+
+    Closed: what is written is dropped. Not UTF-8: what cannot be encoded is written as an escape.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def allows_colour(stream: TextIO | None = None) -> bool:
+    """Return whether a stream (default: standard output) is a terminal with colours, and NO_COLOR does not forbid them.
+
+    Source: https://no-color.org.
+    """
+    environment = os.environ  # noqa: TID251 - conventions of terminals, not settings
+    dumb = environment.get("TERM", "dumb") in {"dumb", "unknown", ""}
+    return (stream or sys.stdout).isatty() and not dumb and not environment.get("NO_COLOR")
+
+
+def output_columns() -> int:
+    """Return the width of standard output; 80 for a pipe."""
+    return max(20, shutil.get_terminal_size((80, 24)).columns) if sys.stdout.isatty() else 80
+
+
 def results() -> Console:
     """Return the console for results: standard output, without line breaks unless it is a terminal."""
-    from rich.console import Console
-
     # A pipe has no width: tables are as wide as their content.
-    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    return _console(sys.stdout, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 
 def notices() -> Console:
     """Return the console for progress and remarks: standard error, so that results can be piped."""
+    return _console(sys.stderr)
+
+
+def _console(stream: TextIO, width: int | None = None) -> Console:
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(
+        file=stream,
+        width=width,
+        color_system="auto" if allows_colour(stream) else None,
+        force_terminal=stream.isatty(),
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def emit(document: Any) -> None:
@@ -46,14 +86,54 @@ def emit(document: Any) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
-def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return a table without frames; the columns named in `right` are right-aligned."""
-    from rich.table import Table
+def show_rows(
+    console: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+) -> None:
+    """Print rows of cells with markup as a table without frames; where it is too wide, as a block of lines for each.
 
-    result = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
-    for column in columns:
-        result.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return result
+    Args:
+        console: where to print.
+        columns: the titles. The first column names what the row is about; rows in a row that repeat it leave it out.
+        rows: the cells of each row.
+        right: titles of the columns that are right-aligned.
+    """
+    from rich.text import Text
+
+    cells = [[Text.from_markup(cell) for cell in row] for row in rows]
+    widths = [max([len(title), *(row[at].cell_len for row in cells)]) for at, title in enumerate(columns)]
+    if sum(widths) + GAP_COLUMNS * (len(columns) - 1) > console.width:
+        _show_blocks(console, columns, cells)
+        return
+    _show_line(console, [Text(title, "bold") for title in columns], columns, widths, right)
+    name = None
+    for row in cells:
+        repeated, name = row[0].plain == name, row[0].plain
+        _show_line(console, [Text() if repeated else row[0], *row[1:]], columns, widths, right)
+
+
+def _show_line(
+    console: Console, cells: Sequence[Any], columns: Sequence[str], widths: Sequence[int], right: Sequence[str]
+) -> None:
+    from rich.text import Text
+
+    aligned = []
+    for cell, title, width in zip(cells, columns, widths, strict=True):
+        space = " " * (width - cell.cell_len)
+        aligned.append(Text(space) + cell if title in right else cell + Text(space))
+    line = Text(" " * GAP_COLUMNS).join(aligned)
+    line.rstrip()
+    console.print(line)
+
+
+def _show_blocks(console: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    width = max(len(title) for title in columns[1:])
+    for number, row in enumerate(rows):
+        if number:
+            console.print()
+        console.print(row[0], style="bold")
+        for title, cell in zip(columns[1:], row[1:], strict=True):
+            if cell.plain not in {"", "-"}:
+                console.print(f"  [dim]{title.lower():<{width}}[/]  ", cell, sep="")
 
 
 def escape(text: str) -> str:
@@ -102,7 +182,7 @@ def duration(seconds: float) -> str:
 def working(text: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show a spinner while the block runs, on terminals only; yields a function that changes the text after `text`."""
     console = notices()
-    if quiet or not console.is_terminal:
+    if quiet or not console.is_interactive:
         yield lambda _: None
         return
     with console.status(text) as status:

@@ -2,115 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from millstream.services.settings import child_environment
 from tests.kit import models
-
-ROOT = Path(__file__).parents[2]
-DIGITS = ROOT / "examples" / "digits"
-WAIT_S = 120
-
-
-@dataclass
-class Millstream:
-    """Runs commands in a home of its own."""
-
-    home: Path
-    key: str | None = None
-
-    def environment(self) -> dict[str, str]:
-        environment = {"MILLSTREAM_HOME": str(self.home), "COLUMNS": "120", "NO_COLOR": "1"}
-        return child_environment(environment | ({"MILLSTREAM_ADMIN_KEY": self.key} if self.key else {}))
-
-    def run(self, *arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a command and return the completed process."""
-        return subprocess.run(
-            [sys.executable, "-m", "millstream.services.cli", *map(str, arguments)],
-            cwd=ROOT,
-            env=self.environment(),
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
-
-    def ok(self, *arguments: object, stdin: str | None = None) -> str:
-        """Return the standard output of a command that must succeed."""
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def json(self, *arguments: object) -> Any:
-        return json.loads(self.ok(*arguments, "--json"))
-
-    def fails(self, *arguments: object, stdin: str | None = None) -> str:
-        """Return the one error line of a command that must fail."""
-        done = self.run(*arguments, stdin=stdin)
-        assert done.returncode == 1, (done.stdout, done.stderr)
-        assert done.stdout == ""
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.count("\n") == 1
-        return done.stderr.removeprefix("error: ").strip()
-
-    @contextlib.contextmanager
-    def up(self, *options: object) -> Iterator[subprocess.Popen[str]]:
-        """Run `up` during the block. Tests stop it with `end`; after a failed test it is killed here."""
-        with subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "millstream.services.cli",
-                "up",
-                "--http-port",
-                "0",
-                "--grpc-port",
-                "0",
-                *map(str, options),
-            ],
-            cwd=ROOT,
-            env=self.environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                yield process
-            finally:
-                if process.poll() is None:
-                    process.kill()
-
-
-def until(process: subprocess.Popen[str], start: str) -> tuple[str, list[str]]:
-    """Read lines up to one that begins with `start`; return the rest of that line, and the lines before it."""
-    assert process.stdout is not None
-    before: list[str] = []
-    for line in process.stdout:
-        if line.startswith(start):
-            return line[len(start) :].strip(), before
-        before.append(line.rstrip("\n"))
-    assert process.stderr is not None
-    raise AssertionError(f"no {start!r} in:\n" + "\n".join(before) + process.stderr.read())
-
-
-def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> int:
-    process.send_signal(number)
-    process.communicate(timeout=WAIT_S)
-    return process.returncode
+from tests.kit.command_line import DIGITS, ROOT, WAIT_S, Millstream, end, until
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +99,7 @@ def test_push_describe_predict_and_rm(millstream):
     assert "mine version 1" in millstream.ok("predict", "mine", "-i", DIGITS / "request.json", "--version", 1)
 
     assert "already exists" in millstream.fails("push", "mine", DIGITS / "digits.onnx", "--version", 7)
-    assert "--yes" in millstream.fails("rm", "mine", "--version", 1)
+    assert "--yes" in millstream.fails("rm", "mine", "--version", 1, code=2)
     assert millstream.ok("rm", "mine", "--version", 1, "--yes") == "deleted mine version 1\n"
     assert [version["version"] for version in millstream.json("describe", "mine")["versions"]] == [7, 8]
     assert millstream.json("rm", "mine", "--yes") == {"deleted": {"model": "mine", "version": None}}
@@ -290,31 +194,12 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
     [
         (["describe", "nope"], "'nope' is not found"),
         (["predict", "nope", "-i", DIGITS / "request.json"], "'nope' is not found"),
-        (["predict", "digits", "-i", "/nowhere.npy"], "No such file"),
         (["predict", "digits"], "neither JSON nor"),
         (["bench", "nope"], "'nope' is not found"),
         (["rm", "nope", "--yes"], "'nope'"),
-        (["push", "a b", DIGITS / "digits.onnx"], "not allowed"),
-        (["push", "x", "/nowhere.onnx"], "no such file"),
-        (["push", "x", ROOT / "docs"], "no .onnx file"),
-        (["push", "x", "/dev/null"], "neither a file nor a folder"),
-        (["push", "x", DIGITS / "digits.onnx", "--config", "{"], "not JSON"),
         (["push", "x", DIGITS / "digits.onnx", "--config", '{"rows": 1}'], "rows"),
-        (["push", "x"], "Missing argument"),
-        (["push", "x", "y", "--version", "0"], "--version"),
-        (["nope"], "No such command"),
-        (["models", "--endpoint", "nope"], "http://127.0.0.1:8000, nor an endpoint of"),
-        (["models", "--endpoint", "ftp://x"], "http://HOST:PORT"),
+        (["push", "x", ROOT / "docs"], "no ONNX file"),
         (["demo", "--endpoint", "http://127.0.0.1:1"], "is `millstream up` running?"),
-        (["up", "--preload", "x=/nowhere.onnx"], "there is no file"),
-        (["up", "--preload", "x"], "NAME=PATH"),
-        (["up", "--http-port", "x"], "--http-port"),
-        (["up", "--http-port", "70000"], "--http-port"),
-        (["up", "--pool", "cpu"], "NAME=WORKERS"),
-        (["up", "--host", "0.0.0.0"], "MILLSTREAM_ADMIN_KEY"),
-        (["up", "--drain-s", "0"], "--drain-s: "),
-        (["restart", "redis"], "gateways"),
-        (["up", "--triton-repository", "/nowhere"], "--triton-repository /nowhere: the folder does not exist"),
         (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
         (["load", "digits", "--config", '{"max_batch_size": 65537}'], "max_batch_size 65537 is more than 65536"),
@@ -324,6 +209,43 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
 )
 def test_failures_are_one_line(millstream, arguments, says):
     assert says in millstream.fails(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["predict", "digits", "-i", "/nowhere.npy"], "No such file"),
+        (["push", "a b", DIGITS / "digits.onnx"], "not allowed"),
+        (["push", "a/b", DIGITS / "digits.onnx"], "use 1 to 128 letters, digits"),
+        (["push", "x", "/nowhere.onnx"], "no such file"),
+        (["push", "x", "/dev/null"], "neither a file nor a folder"),
+        (["push", "x", DIGITS / "digits.onnx", "--config", "{"], "not JSON"),
+        (["push", "x"], "missing argument 'FILE' (see `millstream push --help`)"),
+        (["push", "x", "y", "--version", "0"], "'--version': it must be greater than or equal to 1"),
+        (["nope"], "there is no command 'nope'; the commands are up, restart"),
+        (["modles"], "there is no command 'modles': did you mean models?"),
+        (["desc"], "there is no command 'desc': did you mean describe?"),
+        (["x" * 100_000], "there is no command 'xxx"),
+        (["push", "x", "y", "--verson", "3"], "there is no option --verson: did you mean --version?"),
+        (["models", "-x"], "there is no option -x (see `millstream models --help`)"),
+        (["--json", "models"], "there is no option --json: put it after the command"),
+        (["models", "--endpoint", "nope"], "http://127.0.0.1:8000, nor an endpoint of"),
+        (["models", "--endpoint", "ftp://x"], "http://HOST:PORT"),
+        (["up", "--preload", "x=/nowhere.onnx"], "there is no file"),
+        (["up", "--preload", "x"], "NAME=PATH"),
+        (["up", "--http-port", "x"], "--http-port"),
+        (["up", "--http-port", "70000"], "--http-port"),
+        (["up", "--pool", "cpu"], "NAME=WORKERS"),
+        (["up", "--host", "0.0.0.0"], "MILLSTREAM_ADMIN_KEY"),
+        (["up", "--drain-s", "0"], "--drain-s: "),
+        (["restart", "redis"], "'redis' is not one of 'all', 'gateways', 'workers'"),
+        (["up", "--triton-repository", "/nowhere"], "--triton-repository /nowhere: the folder does not exist"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(tmp_path, arguments, says):
+    said = Millstream(tmp_path).run(*arguments)
+    assert (said.returncode, said.stdout, said.stderr.count("\n")) == (2, "", 1), said
+    assert says in said.stderr.removeprefix("error: ")
 
 
 def test_a_server_that_is_not_millstream_is_reported(tmp_path):
@@ -355,7 +277,7 @@ def test_the_error_names_an_invalid_variable():
         timeout=WAIT_S,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("error: MILLSTREAM_GATEWAYS: ")
 
 

@@ -87,7 +87,7 @@ async def _progress(totals: LoadTotals, seconds: float, *, quiet: bool) -> None:
 
     console = notices()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_interactive) as bar:
         task = bar.add_task("Sending", total=seconds)
         answered = 0
         while True:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import typer
 
-from millstream.services.cli.options import Json
+from millstream.services.cli.options import Json, load_settings
 from millstream.services.errors import Failure
 from millstream.services.extras import EXTRAS, missing_modules, require
 
@@ -40,9 +40,8 @@ def doctor(json_output: Json = False) -> None:
     the settings from MILLSTREAM_… variables.
     """
     from millstream.services.cli.terminal import emit, escape, results
-    from millstream.services.settings import Settings
 
-    checks = run_checks(Settings())
+    checks = run_checks(load_settings())
     if json_output:
         emit({"checks": [check._asdict() for check in checks]})
     else:

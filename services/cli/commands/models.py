@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
-from millstream.services.errors import invalid
 
 if TYPE_CHECKING:
     from millstream.services.client.documents import ListedVersion, Model
@@ -19,7 +19,7 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
 
     The column WORKERS shows how many of the workers that hold a version are ready.
     """
-    from millstream.services.cli.terminal import ago, emit, escape, results, size, state, table
+    from millstream.services.cli.terminal import ago, emit, escape, results, show_rows, size, state
 
     listed = _models(server_address(context, endpoint, key))
     if json_output:
@@ -29,16 +29,14 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
     if not listed:
         console.print("no models yet: `millstream push NAME FILE.onnx` uploads one")
         return
-    rows = table(
-        "MODEL", "VERSION", "STATE", "", "SIZE", "POOL", "WORKERS", "UPLOADED", right=("VERSION", "SIZE", "WORKERS")
-    )
+    rows = []
     for model in listed:
         if not model["versions"]:
             model_state = "unloaded" if model["unloaded"] else "failed"
-            rows.add_row(escape(model["name"]), "-", state(model_state), "", "-", "-", "-", "-")
-        for number, version in enumerate(model["versions"]):
-            rows.add_row(
-                escape(model["name"]) if number == 0 else "",
+            rows.append([escape(model["name"]), "-", state(model_state), "", "-", "-", "-", "-"])
+        rows += [
+            [
+                escape(model["name"]),
                 str(version["version"] or "next"),
                 state(version["state"]),
                 _role(model, version),
@@ -46,8 +44,11 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
                 escape(version["pool"] or "-"),
                 _ready_on(version),
                 ago(version["created"]),
-            )
-    console.print(rows)
+            ]
+            for version in model["versions"]
+        ]
+    columns = ("MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOL", "WORKERS", "UPLOADED")
+    show_rows(console, columns, rows, right=("VERSION", "SIZE", "WORKERS"))
 
 
 def _models(server: ServerAddress) -> list[Model]:
@@ -89,7 +90,7 @@ def rm(
     what = f"{name} with all its versions" if version is None else f"{name} version {version}"
     if not yes:
         if not sys.stdin.isatty():
-            raise invalid(f"rm would delete {what}: add --yes to delete without confirmation")
+            raise wrong_usage(f"rm would delete {what}: add --yes to delete without confirmation")
         typer.confirm(f"Delete {what}?", abort=True)
     _remove(server, name, version)
     if json_output:

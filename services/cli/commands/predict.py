@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, Version, server_address
 from millstream.services.errors import invalid
 
@@ -36,7 +37,7 @@ def predict(
     dimension. With --json the server's reply is printed unchanged.
     """
     if source == "-" and sys.stdin.isatty():
-        raise invalid(f"nothing to send: use --input FILE, or pipe JSON into `millstream predict {name}`")
+        raise wrong_usage(f"nothing to send: use --input FILE, or pipe JSON into `millstream predict {name}`")
     _predict(server_address(context, endpoint, key), name, version, source, output, json_output)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from millstream.services.cli.failures import usage_of, wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
-from millstream.services.errors import invalid
 
 if TYPE_CHECKING:
     from millstream.services.client.documents import Version
@@ -79,7 +79,7 @@ def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any],
         TransferSpeedColumn(),
     )
     console = notices()
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_interactive) as bar:
         task = bar.add_task(f"Uploading {escape(file.name)}", total=None)
 
         def sent(sent_bytes: int, size_bytes: int) -> None:
@@ -87,12 +87,13 @@ def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any],
             if sent_bytes == size_bytes:
                 bar.update(task, description="Checking" + (", loading and warming up" if options["wait_s"] else ""))
 
-        with Client(server, retries=0) as client:
+        # The client finds out itself whether it can read the file.
+        with usage_of(), Client(server, retries=0) as client:
             return client.push(name, file, **options, progress=sent)
 
 
 def _config(option: str | None) -> dict[str, Any] | None:
-    """Return the JSON object that the option contains or names as a file. Raises Failure(INVALID)."""
+    """Return the JSON object that the option contains or names as a file. Raises UsageFailure."""
     if option is None:
         return None
     text = option
@@ -100,13 +101,15 @@ def _config(option: str | None) -> dict[str, Any] | None:
         try:
             text = Path(option).read_text()
         except (OSError, ValueError) as error:
-            raise invalid(f"--config {option}: pass a JSON object, or a file that contains one ({error})") from error
+            raise wrong_usage(
+                f"--config {option}: pass a JSON object, or a file that contains one ({error})"
+            ) from error
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise invalid(f"--config: not JSON: {error}") from error
+        raise wrong_usage(f"--config: not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise invalid('--config: pass a JSON object, like {"rows_max": 32}')
+        raise wrong_usage('--config: pass a JSON object, like {"rows_max": 32}')
     return document
 
 

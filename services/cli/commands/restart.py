@@ -36,7 +36,7 @@ def restart(
     keeps serving and the restart ends there. Settings do not change, and Redis keeps running. `kill -HUP` of
     `millstream up` does the same.
     """
-    from millstream.services.cli.terminal import duration, emit, escape, results, table, working
+    from millstream.services.cli.terminal import duration, emit, escape, results, show_rows, working
 
     started = time.monotonic()
     with working("restarting", quiet=json_output) as show:
@@ -46,11 +46,11 @@ def restart(
         emit({"replaced": replaced, "seconds": seconds})
         return
     console = results()
-    rows = table("PROCESS", "PID", "NEW PID", "TIME", right=("PID", "NEW PID", "TIME"))
-    for process in replaced:
-        before = str(process["pid_before"] or "-")
-        rows.add_row(escape(process["process"]), before, str(process["pid"]), duration(process["seconds"]))
-    console.print(rows)
+    rows = [
+        [escape(one["process"]), str(one["pid_before"] or "-"), str(one["pid"]), duration(one["seconds"])]
+        for one in replaced
+    ]
+    show_rows(console, ("PROCESS", "PID", "NEW PID", "TIME"), rows, right=("PID", "NEW PID", "TIME"))
     processes = "1 process" if len(replaced) == 1 else f"{len(replaced)} processes"
     console.print(f"\nrestarted {processes} in {duration(seconds)}")
 

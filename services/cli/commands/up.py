@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from millstream.services.cli.failures import usage_of
 from millstream.services.cli.options import Json, load_settings
 from millstream.services.extras import require
 from millstream.services.process.printable import printable
@@ -172,8 +173,9 @@ def up(
     for unknown in unknown_variables():
         typer.echo(f"warning: {printable(unknown)}", err=True)
     key = settings.admin_key.get_secret_value() if settings.admin_key else None
-    models = parse_preload(settings.preload, example=settings.preload_example)
-    plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
+    with usage_of():
+        models = parse_preload(settings.preload, example=settings.preload_example)
+        plan = PreloadPlan(models, check_folders(settings.triton_repository_dirs))
     view: StartupView = JsonView(plan, key) if json_output else TerminalView(plan, key)
     lines = None
     if settings.log_format == "json" and not json_output:
@@ -186,7 +188,8 @@ def up(
         return await Supervisor(settings, view, forward=lines.write if lines else None, manager=manager).run()
 
     try:
-        code = asyncio.run(run())
+        with usage_of():  # what the supervisor finds invalid are its settings
+            code = asyncio.run(run())
     finally:
         if lines is not None:
             lines.close()

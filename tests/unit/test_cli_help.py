@@ -1,0 +1,88 @@
+"""The pages of --help: whole names of options on a narrow terminal, an example for each command, no colour unasked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from millstream.services.cli import help as help_pages
+from millstream.services.cli.app import app
+from millstream.services.settings import child_environment
+from tests.kit.command_line import ROOT, WAIT_S, in_terminal
+
+MILLSTREAM = [sys.executable, "-m", "millstream.services.cli"]
+GROUP: Any = typer.main.get_command(app)
+COMMANDS = sorted(GROUP.commands)
+
+
+def page_of(command, monkeypatch, columns):
+    monkeypatch.setattr(help_pages, "output_columns", lambda: columns)
+    monkeypatch.setattr(help_pages, "allows_colour", lambda: False)
+    parent = GROUP.make_context("millstream", [], resilient_parsing=True)
+    with command.make_context(command.name, [], parent=parent, resilient_parsing=True) as context:
+        return context.get_help()
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80, 120])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_pages_fit_the_terminal_and_cut_no_name(monkeypatch, name, columns):
+    command = GROUP.commands[name]
+    page, _, examples = page_of(command, monkeypatch, columns).partition("\nExamples\n")
+    assert examples.startswith(f"  millstream {name}") or "millstream " + name in examples
+    for line in page.splitlines():
+        assert len(line) <= columns or len(line.split()) == 1 or line.strip().startswith("-"), line
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            assert all(option in page.split() or f"{option}," in page.split() for option in parameter.opts)
+
+
+def test_every_command_that_prints_has_json():
+    without = {name for name in COMMANDS if "--json" not in [o for p in GROUP.commands[name].params for o in p.opts]}
+    assert without == {"serve"}
+
+
+def test_the_program_lists_every_command(monkeypatch):
+    page = page_of(GROUP, monkeypatch, 40)
+    assert all(f"\n  {name}\n" in page for name in COMMANDS)
+    assert "Start here" in page
+
+
+def test_defaults_are_told(monkeypatch):
+    page = " ".join(page_of(GROUP.commands["push"], monkeypatch, 120).split())
+    assert "Default: --wait." in page
+    assert "Default: 16." in " ".join(page_of(GROUP.commands["bench"], monkeypatch, 120).split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["push", "--help"], ["nope"], ["doctor"]])
+def test_colour_only_on_a_terminal_that_has_it(arguments):
+    assert "\x1b[" in in_terminal([*MILLSTREAM, *arguments], 80)[1]
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}, {"TERM": "dumb", "FORCE_COLOR": "1"}):
+        assert "\x1b" not in in_terminal([*MILLSTREAM, *arguments], 80, environment)[1], environment
+    piped = subprocess.run(
+        [*MILLSTREAM, *arguments],
+        cwd=ROOT,
+        env=child_environment({"TERM": "xterm-256color", "GITHUB_ACTIONS": "true", "FORCE_COLOR": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert "\x1b" not in piped.stdout + piped.stderr
+
+
+def test_a_page_in_a_terminal_of_40_columns():
+    code, said = in_terminal([*MILLSTREAM, "push", "--help"], 40, {"NO_COLOR": "1"})
+    assert code == 0
+    assert "\n  --activate / --no-activate\n      Serve the new version in place of\n" in said
+    assert "│" not in said
+
+
+@pytest.mark.parametrize("argument", ["--version", "-V"])
+def test_the_version_is_an_option_too(argument):
+    code, said = in_terminal([*MILLSTREAM, argument], 40)
+    assert code == 0
+    assert said.startswith("millstream ")
