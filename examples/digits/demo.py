@@ -13,19 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from millstream.services.cli.load_generator import LoadTarget, drive
-from millstream.services.errors import Failure
+from millstream.services.cli.terminal import emit, results, show_detail
+from millstream.services.errors import Code, Failure
 
 ACCURACY_MIN = 0.97
 TIMEOUT_S = 30.0
 HERE = Path(__file__).parent
 
 
-class DemoError(Exception):
+class DemoError(Failure):
     """The endpoint could not be reached, or did not answer with a label; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ async def measure(url: str, connections: int) -> Outcome:
     answers = _Answers([target.request for target in targets])
     try:
         seconds = await drive(targets[0], answers, connections, TIMEOUT_S)
+    except DemoError:
+        raise
     except Failure as failure:
         raise DemoError(f"{url}: {failure.message}; is `millstream up` running?") from failure
     p50, p95, p99 = (float(value) * 1e3 for value in np.percentile(answers.seconds, [50, 95, 99]))
@@ -89,27 +93,24 @@ async def measure(url: str, connections: int) -> Outcome:
     return Outcome(len(bodies), connections, right / len(labels), len(bodies) / seconds, p50, p95, p99)
 
 
-def _table(outcome: Outcome) -> Table:
-    table = Table(title=f"{outcome.images} held-out digits over {outcome.connections} connections", show_header=False)
-    table.add_row("accuracy", f"{outcome.accuracy:.4f}  (at least {ACCURACY_MIN})")
-    table.add_row("rate", f"{outcome.rate:,.0f} images/s")
-    table.add_row("latency p50 / p95 / p99", f"{outcome.p50_ms:.1f} / {outcome.p95_ms:.1f} / {outcome.p99_ms:.1f} ms")
-    return table
-
-
 def run(url: str, *, connections: int = 16, json_output: bool = False) -> int:
     """Run the demo against the server at `url` and print the outcome.
 
-    Returns the exit status: 0, or 1 if the accuracy is below 0.97 or the endpoint does not answer.
+    Returns the exit status: 0, or 1 if the accuracy is below 0.97. Raises DemoError.
     """
-    console = Console()
-    try:
-        outcome = asyncio.run(measure(url, connections))
-    except DemoError as error:
-        Console(stderr=True).print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        return 1
+    outcome = asyncio.run(measure(url, connections))
     if json_output:
-        console.print_json(data=asdict(outcome))
+        emit(asdict(outcome))
     else:
-        console.print(_table(outcome))
+        _show(outcome)
     return 0 if outcome.accuracy >= ACCURACY_MIN else 1
+
+
+def _show(outcome: Outcome) -> None:
+    console = results()
+    console.print(f"[bold]{outcome.images} held-out digits[/] over {outcome.connections} connections")
+    verdict = "" if outcome.accuracy >= ACCURACY_MIN else "[red], too low[/]"
+    show_detail(console, "  accuracy  ", f"{outcome.accuracy:.4f} (at least {ACCURACY_MIN}){verdict}")
+    show_detail(console, "  rate      ", f"{outcome.rate:,.0f} images/s")
+    latency = f"p50 {outcome.p50_ms:.1f} ms   p95 {outcome.p95_ms:.1f} ms   p99 {outcome.p99_ms:.1f} ms"
+    show_detail(console, "  latency   ", latency)

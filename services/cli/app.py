@@ -19,7 +19,7 @@ from millstream.services.cli.commands.describe import describe
 from millstream.services.cli.commands.doctor import doctor
 from millstream.services.cli.commands.load import load, unload
 from millstream.services.cli.commands.logs import logs
-from millstream.services.cli.commands.models import models, rm
+from millstream.services.cli.commands.models import activate, models, rm
 from millstream.services.cli.commands.predict import predict
 from millstream.services.cli.commands.push import push
 from millstream.services.cli.commands.restart import restart
@@ -88,10 +88,12 @@ _add("Models", models, "millstream models", "millstream models --json")
 _add("Models", describe, "millstream describe digits")
 _add("Models", load, "millstream load resnet", """millstream load resnet --config '{"max_batch_size": 8}'""")
 _add("Models", unload, "millstream unload resnet")
-_add("Models", rm, "millstream rm resnet --version 7", "millstream rm resnet --yes")
+_add("Models", activate, "millstream activate resnet 7", "millstream activate resnet 6 --no-wait")
+_add("Models", rm, "millstream rm resnet --version 7", "millstream rm resnet --force")
 _add(
     "Use",
     predict,
+    "millstream predict digits --example",
     "millstream predict digits --input examples/digits/request.json",
     "millstream predict resnet --input images.npy --output scores.npz",
     "echo '[[1, 2, 3]]' | millstream predict adder --json",

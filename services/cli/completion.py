@@ -23,7 +23,7 @@ ANSWER_S_MAX = 0.5
 REPLY_BYTES_MAX = 16 << 20
 
 #: commands whose first argument is a model's name
-MODEL_COMMANDS = frozenset({"bench", "describe", "load", "logs", "predict", "push", "rm", "unload"})
+MODEL_COMMANDS = frozenset({"activate", "bench", "describe", "load", "logs", "predict", "push", "rm", "unload"})
 #: options of these commands that take a value; tests hold this to the commands themselves
 VALUE_OPTIONS = frozenset(
     {

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 400
 GAP_COLUMNS = 3
+#: Narrower texts are not wrapped: the terminal does it.
+TEXT_COLUMNS_MIN = 16
 _STATES = {
     "ready": "green",
     "failed": "red",
@@ -134,6 +136,19 @@ def _show_blocks(console: Console, columns: Sequence[str], rows: Sequence[Sequen
         for title, cell in zip(columns[1:], row[1:], strict=True):
             if cell.plain not in {"", "-"}:
                 console.print(f"  [dim]{title.lower():<{width}}[/]  ", cell, sep="")
+
+
+def show_detail(console: Console, label: str, text: str, *, style: str = "") -> None:
+    """Print text with markup behind a label; further lines of a terminal begin below the text, not below the label."""
+    from rich.text import Text
+
+    written = Text.from_markup(text)
+    width = console.width - len(label)
+    wraps = console.is_terminal and width >= TEXT_COLUMNS_MIN
+    lines = list(written.wrap(console, width)) if wraps else [written]
+    for number, line in enumerate(lines):
+        line.rstrip()
+        console.print(Text(label if number == 0 else " " * len(label), style) + line)
 
 
 def escape(text: str) -> str:

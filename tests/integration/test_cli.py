@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -106,6 +107,53 @@ def test_push_describe_predict_and_rm(millstream):
     assert "unknown model" in millstream.fails("describe", "mine")
 
 
+def test_activate_and_rm_force(millstream):
+    for _ in range(2):
+        millstream.ok("push", "both", DIGITS / "digits.onnx")
+    assert millstream.json("describe", "both")["serving"] == 2
+    assert millstream.ok("activate", "both", 1) == "both version 1 is serving\n"
+    assert millstream.json("activate", "both", 2)["serving"] == 2
+    assert millstream.ok("activate", "both", 2, "--no-wait").startswith("both version 2 ")
+    assert "version 7" in millstream.fails("activate", "both", 7)
+    assert "--force deletes this one anyway" in millstream.fails("rm", "both", "--version", 2, "--yes")
+    assert millstream.ok("rm", "both", "--version", 2, "--force") == "deleted both version 2\n"
+    assert "both version 1" in millstream.ok("predict", "both", "--example")
+    assert millstream.ok("rm", "both", "-f") == "deleted both with all its versions\n"
+
+
+def test_rm_asks_on_a_terminal(millstream):
+    millstream.ok("push", "asked", DIGITS / "digits.onnx")
+    for answer, code in (("n", 1), ("y", 0)):
+        ended, said = millstream.in_terminal(["rm", "asked"], 80, keys=f"{answer}\n")
+        assert "Delete asked with all its versions? [y/N]" in said
+        assert ended == code
+    assert "asked" not in millstream.ok("models")
+
+
+def test_push_waits_or_not(millstream):
+    pushed = millstream.ok("push", "later", DIGITS / "digits.onnx", "--no-wait")
+    assert "later version 1" in pushed
+    stalled = ["push", "later", DIGITS / "digits.onnx", "--config", '{"pool": "none"}']
+    assert millstream.json(*stalled, "--no-wait", "--no-activate")["state"] != "ready"
+    millstream.ok("rm", "later", "--force")
+
+
+def test_predict_with_an_example(millstream, tmp_path):
+    said = millstream.ok("predict", "digits", "--example")
+    curl = said.splitlines()[0]
+    assert curl.startswith("curl -s http://127.0.0.1:")
+    assert "probabilities  FP32 [1, 10]" in said
+    both = millstream.json("predict", "digits", "--example")
+    assert both["request"]["inputs"][0]["shape"] == [1, 64]
+    sent = tmp_path / "request.json"
+    sent.write_text(json.dumps(both["request"]))
+    assert json.loads(millstream.ok("predict", "digits", "-i", sent, "--json")) == both["reply"]
+    assert shlex.split(curl)[-1] == json.dumps(both["request"])
+    assert "exclude each other" in millstream.fails("predict", "digits", "--example", "-i", sent, code=2)
+    assert "exclude each other" in millstream.fails("predict", "digits", "--example", "-i", "-", code=2)
+    assert "is not found" in millstream.fails("predict", "nope", "--example")
+
+
 def test_describe_shows_how_batching_was_decided(millstream, tmp_path):
     mixing = models.row_mixing(tmp_path / "mixing.onnx")
     assert "batching off: " in millstream.ok("push", "mixing", mixing)
@@ -198,7 +246,7 @@ def test_a_broken_model_is_rejected_and_leaves_no_trace(millstream, tmp_path):
         (["bench", "nope"], "'nope' is not found"),
         (["rm", "nope", "--yes"], "'nope'"),
         (["push", "x", DIGITS / "digits.onnx", "--config", '{"rows": 1}'], "rows"),
-        (["push", "x", ROOT / "docs"], "no ONNX file"),
+        (["push", "x", ROOT / "docs"], "no .onnx file"),
         (["demo", "--endpoint", "http://127.0.0.1:1"], "is `millstream up` running?"),
         (["load", "nope"], "failed to load 'nope', failed to poll from model repository"),
         (["load", "digits", "--config", '{"max_batch_size": -1}'], "max_batch_size -1 is negative"),
@@ -228,7 +276,7 @@ def test_failures_are_one_line(millstream, arguments, says):
         (["x" * 100_000], "there is no command 'xxx"),
         (["push", "x", "y", "--verson", "3"], "there is no option --verson: did you mean --version?"),
         (["models", "-x"], "there is no option -x (see `millstream models --help`)"),
-        (["--json", "models"], "there is no option --json: put it after the command"),
+        (["--lines", "3", "logs"], "there is no option --lines: put it after the command"),
         (["models", "--endpoint", "nope"], "http://127.0.0.1:8000, nor an endpoint of"),
         (["models", "--endpoint", "ftp://x"], "http://HOST:PORT"),
         (["up", "--preload", "x=/nowhere.onnx"], "there is no file"),

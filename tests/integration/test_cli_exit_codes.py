@@ -24,6 +24,7 @@ DIGITS_ONNX = str(DIGITS / "digits.onnx")
 
 #: a call of each command that fails although it is well formed; None: it has no way to fail here
 FAILING: dict[str, list[str] | None] = {
+    "activate": ["digits", "1", *NO_SERVER],
     "bench": ["digits", *NO_SERVER],
     "demo": NO_SERVER,
     "describe": ["digits", *NO_SERVER],
@@ -42,6 +43,7 @@ FAILING: dict[str, list[str] | None] = {
 }
 #: a wrong call of each command, besides those with an unknown option
 WRONG: dict[str, list[str]] = {
+    "activate": ["digits", "latest"],
     "bench": ["digits", "--rows", "0"],
     "demo": ["--connections", "many"],
     "describe": [],
@@ -125,7 +127,8 @@ def started(arguments: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
         ["push", "x", DIGITS_ONNX],
         ["predict", "x", "-i", str(DIGITS / "request.json")],
         ["load", "x"],
-        ["rm", "x", "--yes"],
+        ["rm", "x", "--force"],
+        ["activate", "x", "1"],
         ["demo"],
         ["bench", "x"],
     ],

@@ -55,6 +55,11 @@ class Millstream:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def in_terminal(self, arguments: Sequence[object], columns: int, *, keys: str = "") -> tuple[int, str]:
+        """Run a command in a terminal as `in_terminal` does, after somebody typed `keys`."""
+        command = [sys.executable, "-m", "millstream.services.cli", *map(str, arguments)]
+        return in_terminal(command, columns, self.environment(), keys=keys)
+
     def json(self, *arguments: object) -> Any:
         return json.loads(self.ok(*arguments, "--json"))
 
@@ -114,7 +119,9 @@ def end(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) 
     return process.returncode
 
 
-def in_terminal(command: Sequence[str], columns: int, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
+def in_terminal(
+    command: Sequence[str], columns: int, environment: Mapping[str, str] | None = None, *, keys: str = ""
+) -> tuple[int, str]:
     """Run a program in a terminal; return its exit code and all that it wrote there, escape sequences included.
 
     `environment` overrides variables of ours; TERM is xterm-256color without it.
@@ -126,6 +133,7 @@ def in_terminal(command: Sequence[str], columns: int, environment: Mapping[str, 
         command, cwd=ROOT, env=ours, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True
     ) as process:
         os.close(terminal)
+        os.write(controller, keys.encode())
         written = b""
         try:
             while chunk := os.read(controller, 65536):

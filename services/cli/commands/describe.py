@@ -67,26 +67,26 @@ def batching(version: Version | ListedVersion) -> str:
 
 
 def _show(console: Console, version: ListedVersion) -> None:
-    from millstream.services.cli.terminal import ago, escape, size, state
+    from millstream.services.cli.terminal import ago, escape, show_detail, size, state
 
     console.print(f"\n[bold]version {version['version'] or '(being uploaded)'}[/]  {state(version['state'])}")
     if version["reason"]:
-        console.print(f"  [red]reason[/]    {escape(version['reason'])}")
+        show_detail(console, "  reason    ", escape(version["reason"]), style="red")
     if version["digest"] is None:
         return
-    console.print(f"  file      {size(version['size_bytes'])}, sha256 {version['digest']}")
-    console.print(f"  uploaded  {ago(version['created'])}, for pool {escape(version['pool'] or '-')}")
-    console.print(f"  inputs    {escape(tensors(version['inputs']))}")
-    console.print(f"  outputs   {escape(tensors(version['outputs']))}")
-    console.print(f"  batching  {escape(batching(version))}")
+    show_detail(console, "  file      ", f"{size(version['size_bytes'])}, sha256 {version['digest']}")
+    show_detail(console, "  uploaded  ", f"{ago(version['created'])}, for pool {escape(version['pool'] or '-')}")
+    show_detail(console, "  inputs    ", escape(tensors(version["inputs"])))
+    show_detail(console, "  outputs   ", escape(tensors(version["outputs"])))
+    show_detail(console, "  batching  ", escape(batching(version)))
     for note in version["notes"]:
-        console.print(f"  [yellow]note[/]      {escape(note)}")
+        show_detail(console, "  note      ", escape(note), style="yellow")
     for instance in version["instances"]:
         memory = f", {size(instance['size_bytes'])}" if instance["size_bytes"] else ""
         reason = f": {escape(instance['reason'])}" if instance["reason"] else ""
-        console.print(f"  worker    {escape(instance['worker'])} {state(instance['state'])}{reason}{memory}")
+        show_detail(console, "  worker    ", f"{escape(instance['worker'])} {state(instance['state'])}{reason}{memory}")
         if instance["profile"]:
-            console.print(f"            {_profile(instance['profile'])}")
+            show_detail(console, "            ", _profile(instance["profile"]))
 
 
 def _profile(profile: dict[str, float]) -> str:

@@ -39,7 +39,7 @@ def doctor(json_output: Json = False) -> None:
     Prints one line per check, and what to do about a problem. Exits with code 1 if a requirement is not met. Reads
     the settings from MILLSTREAM_… variables.
     """
-    from millstream.services.cli.terminal import emit, escape, results
+    from millstream.services.cli.terminal import emit, escape, results, show_detail
 
     checks = run_checks(load_settings())
     if json_output:
@@ -48,9 +48,9 @@ def doctor(json_output: Json = False) -> None:
         console = results()
         for check in checks:
             colour = _COLOURS[check.state]
-            console.print(f"[{colour}]{check.state:<4}[/]  {check.name:<14} {escape(check.detail)}")
+            show_detail(console, f"{check.state:<4}  {check.name:<14} ", escape(check.detail), style=colour)
             if check.advice:
-                console.print(f"      {'':<14} [dim]{escape(check.advice)}[/]")
+                show_detail(console, " " * 21, f"[dim]{escape(check.advice)}[/]")
     if any(check.state == "fail" for check in checks):
         raise typer.Exit(1)
 

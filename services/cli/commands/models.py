@@ -1,4 +1,4 @@
-"""`millstream models` and `millstream rm`: list and delete models."""
+"""`millstream models`, `millstream activate` and `millstream rm`: list models, choose versions, delete them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import typer
 
 from millstream.services.cli.failures import wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.services.cli.terminal import ago, emit, escape, results, show_rows, size, state, working
+from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
     from millstream.services.client.documents import ListedVersion, Model
+
+WAIT_S = 300.0
 
 
 def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint = None, key: Key = None) -> None:
@@ -19,8 +23,6 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
 
     The column WORKERS shows how many of the workers that hold a version are ready.
     """
-    from millstream.services.cli.terminal import ago, emit, escape, results, show_rows, size, state
-
     listed = _models(server_address(context, endpoint, key))
     if json_output:
         emit(listed)
@@ -71,6 +73,44 @@ def _ready_on(version: ListedVersion) -> str:
     return f"{ready}/{len(version['instances'])}" if version["instances"] else "-"
 
 
+def activate(
+    context: typer.Context,
+    name: Name,
+    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version that is to answer.")],
+    wait: Annotated[
+        bool, typer.Option(help="Wait until it is ready, at most 5 minutes; exit with code 1 if it is not.")
+    ] = True,
+    json_output: Json = False,
+    endpoint: Endpoint = None,
+    key: Key = None,
+) -> None:
+    """Make a version the one that answers requests for the model, for a rollout or to go back.
+
+    The previous version answers until this one is ready: no request fails in between. Requests that name a version
+    reach that one as before.
+    """
+    server = server_address(context, endpoint, key)
+    with working(f"activating {name} version {version}", quiet=json_output):
+        model = _activate(server, name, version, wait_s=WAIT_S if wait else 0)
+    if json_output:
+        emit(model)
+    elif model["serving"] == version:
+        print(f"{name} version {version} is serving")
+    else:
+        print(f"{name} version {version} serves when it is ready")
+
+
+def _activate(server: ServerAddress, name: str, version: int, *, wait_s: float) -> Model:
+    from millstream.services.client.client import Client
+
+    with Client(server, retries=0) as client:
+        model = client.activate(name, version)
+        if not wait_s or model["serving"] == version:
+            return model
+        client.wait(name, version, timeout=wait_s)
+        return client.model(name)
+
+
 def rm(
     context: typer.Context,
     name: Name,
@@ -78,6 +118,9 @@ def rm(
         int | None, typer.Option("--version", metavar="N", min=1, help="Only this version; default: the whole model.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", "-f", help="Delete without asking, and also a version that is serving.")
+    ] = False,
     json_output: Json = False,
     endpoint: Endpoint = None,
     key: Key = None,
@@ -85,24 +128,30 @@ def rm(
     """Delete a model, or one version of it.
 
     Requests in flight are still answered; later requests get "not found". The files are deleted and cannot be restored.
+    Asks first on a terminal; elsewhere, --yes or --force is needed.
     """
     server = server_address(context, endpoint, key)
     what = f"{name} with all its versions" if version is None else f"{name} version {version}"
-    if not yes:
+    if not yes and not force:
         if not sys.stdin.isatty():
             raise wrong_usage(f"rm would delete {what}: add --yes to delete without confirmation")
-        typer.confirm(f"Delete {what}?", abort=True)
-    _remove(server, name, version)
+        if not typer.confirm(f"Delete {what}?", err=True):
+            raise Failure(Code.CANCELLED, "nothing was deleted")
+    try:
+        _remove(server, name, version, force=force)
+    except Failure as failure:
+        if failure.code is not Code.CONFLICT or force or version is None:
+            raise
+        advice = f"`millstream activate {name} VERSION` makes another one serve, --force deletes this one anyway"
+        raise Failure(failure.code, f"{failure.message}; {advice}") from failure
     if json_output:
-        from millstream.services.cli.terminal import emit
-
         emit({"deleted": {"model": name, "version": version}})
     else:
         print(f"deleted {what}")
 
 
-def _remove(server: ServerAddress, name: str, version: int | None) -> None:
+def _remove(server: ServerAddress, name: str, version: int | None, *, force: bool) -> None:
     from millstream.services.client.client import Client
 
     with Client(server, retries=0) as client:
-        client.remove(name, version)
+        client.remove(name, version, force=force)

@@ -1,10 +1,12 @@
-"""`millstream predict`: sends one inference request from a file, and prints the outputs."""
+"""`millstream predict`: sends one inference request, from a file or made up, and prints the outputs."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -13,15 +15,34 @@ from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAdd
 from millstream.services.errors import invalid
 
 if TYPE_CHECKING:
-    from millstream.services.client.infer_codec import DecodedReply
+    from rich.console import Console
+
+    from millstream.services.cli.example import Example
+    from millstream.services.client.call import Reply
+    from millstream.services.client.documents import Metadata
+    from millstream.services.client.infer_codec import DecodedReply, EncodedRequest
+    from millstream.services.client.tensors import Array
+
+
+class _Request(NamedTuple):
+    """What to send. `example` None: the input of the user."""
+
+    encoded: EncodedRequest
+    example: Example | None = None
 
 
 def predict(
     context: typer.Context,
     name: Name,
     source: Annotated[
-        str, typer.Option("--input", "-i", metavar="FILE", help="JSON, .npy or .npz file; - reads standard input.")
-    ] = "-",
+        str | None,
+        typer.Option(
+            "--input", "-i", metavar="FILE", help="JSON, .npy or .npz file; default: standard input, as is -."
+        ),
+    ] = None,
+    example: Annotated[
+        bool, typer.Option("--example", help="Send made-up values that fit the signature, and print them, too.")
+    ] = False,
     version: Version = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.npz", help="Also save the outputs to this file.")
@@ -34,34 +55,79 @@ def predict(
 
     The input is one of: a v2 request ({"inputs": [...]}); a nested list, for a model with one input; a JSON object of
     nested lists by input name; a .npy array; an .npz file of arrays by input name. A single row may omit its first
-    dimension. With --json the server's reply is printed unchanged.
+    dimension. With --json the server's reply is printed unchanged; with --example, {"request", "reply"}.
     """
-    if source == "-" and sys.stdin.isatty():
-        raise wrong_usage(f"nothing to send: use --input FILE, or pipe JSON into `millstream predict {name}`")
-    _predict(server_address(context, endpoint, key), name, version, source, output, json_output)
+    if example and source is not None:
+        raise wrong_usage("--example and --input exclude each other")
+    if not example and source in {None, "-"} and sys.stdin.isatty():
+        raise wrong_usage(
+            f"nothing to send: use --input FILE, pipe JSON into `millstream predict {name}`, or try --example"
+        )
+    server = server_address(context, endpoint, key)
+    _predict(server, name, version, None if example else source or "-", output, json_output)
 
 
 def _predict(
-    server: ServerAddress, name: str, version: int | None, source: str, output: Path | None, json_output: bool
+    server: ServerAddress, name: str, version: int | None, source: str | None, output: Path | None, json_output: bool
 ) -> None:
-    from millstream.services.cli.inputs import read, request_from
+    """Send one request and print the reply; `source` None: an example."""
+    from millstream.services.cli.inputs import read
     from millstream.services.client.client import Client
     from millstream.services.client.inference import decode
 
-    content = read(source)
+    content = None if source is None else read(source)
     with Client(server, retries=0) as client:
-        request = request_from(content, client.metadata(name, version), binary_outputs=not json_output)
-        reply = client.infer(name, request, version=version)
-    if output is None and json_output:
-        print(reply.text)
-        return
-    answer = decode(reply)
-    if output is not None:
+        request = _request(client.metadata(name, version), content, binary_outputs=not json_output)
+        reply = client.infer(name, request.encoded, version=version)
+    answer = decode(reply) if output is not None or not json_output else None
+    if output is not None and answer is not None:
         _save(output, answer)
     if json_output:
+        _print_json(request, reply)
+        return
+    assert answer is not None
+    if request.example is not None:
+        _show_example(request.example, _url(server, name, version))
+    _show(answer, output)
+
+
+def _request(metadata: Metadata, content: bytes | None, *, binary_outputs: bool) -> _Request:
+    """Return the request for an input; None: an example."""
+    from millstream.services.cli.example import example_of
+    from millstream.services.cli.inputs import request_from
+
+    if content is not None:
+        return _Request(request_from(content, metadata, binary_outputs=binary_outputs))
+    example = example_of(metadata, binary_outputs=binary_outputs)
+    return _Request(example.request, example)
+
+
+def _url(server: ServerAddress, name: str, version: int | None) -> str:
+    return f"{server.url}/v2/models/{name}" + ("" if version is None else f"/versions/{version}") + "/infer"
+
+
+def _print_json(request: _Request, reply: Reply) -> None:
+    if request.example is None:
         print(reply.text)
-    else:
-        _show(answer, output)
+        return
+    from millstream.services.cli.terminal import emit
+    from millstream.services.client.inference import decode
+
+    emit({"request": request.example.document, "reply": decode(reply).document})
+
+
+def _show_example(example: Example, url: str) -> None:
+    from millstream.services.cli.terminal import results
+
+    console = results()
+    if example.document is not None:
+        body = shlex.quote(json.dumps(example.document, ensure_ascii=True))
+        console.print(f"curl -s {url} -d {body}\n", markup=False)
+        return
+    console.print(f"POST {url}, with binary tensors", markup=False)
+    for name, array in example.arrays.items():
+        _show_array(console, name, "", array)
+    console.print()
 
 
 def _save(path: Path, answer: DecodedReply) -> None:
@@ -76,8 +142,6 @@ def _save(path: Path, answer: DecodedReply) -> None:
 
 
 def _show(answer: DecodedReply, saved: Path | None) -> None:
-    import numpy as np
-
     from millstream.services.cli.terminal import escape, results
 
     console = results()
@@ -85,10 +149,18 @@ def _show(answer: DecodedReply, saved: Path | None) -> None:
     console.print(f"[bold]{escape(str(document.get('model_name')))}[/] version {document.get('model_version')}")
     datatypes = {tensor["name"]: tensor["datatype"] for tensor in document["outputs"]}
     for name, array in answer.outputs.items():
-        console.print(f"\n[bold cyan]{escape(name)}[/]  [dim]{datatypes[name]} {list(array.shape)}[/]")
-        if array.dtype == object:
-            array = np.array([e.decode(errors="backslashreplace") for e in array.ravel()]).reshape(array.shape)
-        with np.printoptions(precision=5, suppress=True, threshold=200, linewidth=max(40, min(console.width, 120))):
-            console.print(str(array), markup=False)
+        _show_array(console, name, datatypes[name], array)
     if saved is not None:
         console.print(f"\nsaved to {escape(str(saved))}")
+
+
+def _show_array(console: Console, name: str, datatype: str, array: Array) -> None:
+    import numpy as np
+
+    from millstream.services.cli.terminal import escape
+
+    console.print(f"\n[bold cyan]{escape(name)}[/]  [dim]{datatype or array.dtype} {list(array.shape)}[/]")
+    if array.dtype == object:
+        array = np.array([e.decode(errors="backslashreplace") for e in array.ravel()]).reshape(array.shape)
+    with np.printoptions(precision=5, suppress=True, threshold=200, linewidth=max(30, min(console.width, 120))):
+        console.print(str(array), markup=False)

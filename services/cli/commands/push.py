@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from millstream.services.cli.failures import usage_of, wrong_usage
 from millstream.services.cli.options import Endpoint, Json, Key, Name, ServerAddress, server_address
+from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
     from millstream.services.client.documents import Version
 
 WAIT_S = 300.0
+#: Narrower terminals show a percentage instead of a bar.
+WIDE_COLUMNS = 72
+FILE_COLUMNS = 24
 
 
 def push(
@@ -32,7 +36,7 @@ def push(
         int | None, typer.Option("--version", metavar="N", min=1, help="Number of the new version; default: the next.")
     ] = None,
     wait: Annotated[
-        bool, typer.Option(help="Wait until the version is ready; exit with code 1 if it fails to load.")
+        bool, typer.Option(help="Wait until the version is ready, at most 5 minutes; exit with code 1 if it is not.")
     ] = True,
     activate: Annotated[bool, typer.Option(help="Serve the new version in place of the current one.")] = True,
     config: Annotated[
@@ -56,6 +60,9 @@ def push(
         "wait_s": WAIT_S if wait else 0,
     }
     document = _push(server, name, file, options, quiet=json_output)
+    if wait and document["state"] != "ready":
+        what = f"{name} version {document['version']} is still {document['state']} after {WAIT_S:g} s"
+        raise Failure(Code.EXPIRED, f"{what}: `millstream describe {name}` shows its state; has its pool a worker?")
     if json_output:
         from millstream.services.cli.terminal import emit
 
@@ -65,31 +72,56 @@ def push(
 
 
 def _push(server: ServerAddress, name: str, file: Path, options: dict[str, Any], *, quiet: bool) -> Version:
-    """Upload the file with a progress bar; `options` are those of `Client.push`."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
-
-    from millstream.services.cli.terminal import escape, notices
+    """Upload the file, and show on a terminal how far it is; `options` are those of `Client.push`."""
     from millstream.services.client.client import Client
 
-    columns = (
-        SpinnerColumn(finished_text="[green]✓[/]"),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-    )
-    console = notices()
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_interactive) as bar:
-        task = bar.add_task(f"Uploading {escape(file.name)}", total=None)
-
-        def sent(sent_bytes: int, size_bytes: int) -> None:
-            bar.update(task, completed=sent_bytes, total=size_bytes)
-            if sent_bytes == size_bytes:
-                bar.update(task, description="Checking" + (", loading and warming up" if options["wait_s"] else ""))
-
+    then = "checking, loading and warming up" if options["wait_s"] else "checking"
+    with _UploadView(file.name, then, quiet=quiet) as view, usage_of(), Client(server, retries=0) as client:
         # The client finds out itself whether it can read the file.
-        with usage_of(), Client(server, retries=0) as client:
-            return client.push(name, file, **options, progress=sent)
+        return client.push(name, file, **options, progress=view.sent)
+
+
+class _UploadView:
+    """Shows a bar while a file is sent, and a spinner while the server does what is named by `then`."""
+
+    def __init__(self, file: str, then: str, *, quiet: bool) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+
+        from millstream.services.cli.terminal import escape, notices
+
+        console = notices()
+        wide = (BarColumn(), DownloadColumn(binary_units=True)) if console.width >= WIDE_COLUMNS else ()
+        self._shown = not quiet and console.is_interactive
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            *wide,
+            TaskProgressColumn(),
+            console=console,
+            transient=True,
+        )
+        name = file if len(file) <= FILE_COLUMNS else f"{file[: FILE_COLUMNS - 1]}…"
+        self._task = self._bar.add_task(f"sending {escape(name)}", total=None)
+        self._status = console.status(then)
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._shown:
+            self._bar.stop()
+            self._status.stop()
+
+    def sent(self, sent_bytes: int, size_bytes: int) -> None:
+        """Show how much is sent; at the end, that the server works."""
+        if not self._shown:
+            return
+        self._bar.update(self._task, completed=sent_bytes, total=size_bytes)
+        if sent_bytes == size_bytes:
+            self._bar.stop()
+            self._status.start()
 
 
 def _config(option: str | None) -> dict[str, Any] | None:
@@ -115,7 +147,7 @@ def _config(option: str | None) -> dict[str, Any] | None:
 
 def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
     from millstream.services.cli.commands.describe import batching, tensors
-    from millstream.services.cli.terminal import escape, results, size, state
+    from millstream.services.cli.terminal import escape, results, show_detail, size, state
 
     console = results()
     name = escape(document["model"])
@@ -123,14 +155,14 @@ def _show(document: Version, server: ServerAddress, *, activate: bool) -> None:
         f"[bold]{name}[/] version {document['version']}  {state(document['state'])}  "
         f"{size(document['size_bytes'])}  [dim]sha256 {document['digest'][:12]}[/]"
     )
-    console.print(f"  inputs   {escape(tensors(document['inputs']))}")
-    console.print(f"  outputs  {escape(tensors(document['outputs']))}")
-    console.print(f"  batching {escape(batching(document))}")
+    show_detail(console, "  inputs   ", escape(tensors(document["inputs"])))
+    show_detail(console, "  outputs  ", escape(tensors(document["outputs"])))
+    show_detail(console, "  batching ", escape(batching(document)))
     for note in document["notes"]:
-        console.print(f"  [yellow]note[/]     {escape(note)}")
+        show_detail(console, "  note     ", escape(note), style="yellow")
     if not activate:
         console.print(f"not active: only requests that name version {document['version']} reach it")
     elif document["state"] != "ready":
-        console.print(f"not ready yet: `millstream describe {name}` shows its state")
+        console.print(f"{document['state']}: `millstream describe {name}` shows whether it is ready")
     else:
         console.print(f"\nPOST {server.url}/v2/models/{name}/infer")

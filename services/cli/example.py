@@ -1,0 +1,74 @@
+"""Makes a request from a model's signature, for `predict --example`: one row, the same values each time. Pure.
+
+signature -> arrays -> a v2 body in JSON that a person can read and send again; binary where JSON has no form for it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from millstream.services.client.documents import Metadata
+from millstream.services.client.infer_codec import EncodedRequest, encode_request
+from millstream.services.client.tensors import VARIABLE_SIZE, Array, random_input
+from millstream.services.errors import invalid
+from millstream.services.model.datatypes import BINARY_ONLY, BYTES
+
+#: Larger examples are sent as binary tensors, and not shown as JSON.
+JSON_ELEMENTS_MAX = 1000
+#: A signature may name any size: more than this is not made up.
+ELEMENTS_MAX = 1 << 28
+
+
+class Example(NamedTuple):
+    """A request and its arrays by input name; `document` is its JSON, None if it has binary tensors."""
+
+    request: EncodedRequest
+    arrays: dict[str, Array]
+    document: dict[str, Any] | None
+
+
+def example_of(metadata: Metadata, *, binary_outputs: bool) -> Example:
+    """Return an example for a model; `binary_outputs`: the reply may have binary tensors. Raises Failure(INVALID)."""
+    elements = sum(_elements(spec["shape"]) for spec in metadata["inputs"])
+    if elements > ELEMENTS_MAX:
+        raise invalid(f"an example for {metadata['name']} would have {elements:,} values: send one of your own")
+    random = np.random.default_rng(0)
+    arrays = {}
+    for spec in metadata["inputs"]:
+        values = random_input(spec["datatype"], spec["shape"], 1, random)
+        arrays[spec["name"]] = np.round(values, 3) if values.dtype.kind == "f" else values
+    binary = any(spec["datatype"] in BINARY_ONLY for spec in (*metadata["inputs"], *metadata["outputs"]))
+    if binary or elements > JSON_ELEMENTS_MAX:
+        return Example(encode_request(metadata, arrays, binary_outputs=binary_outputs or binary), arrays, None)
+    inputs = [
+        {
+            "name": spec["name"],
+            "shape": list(arrays[spec["name"]].shape),
+            "datatype": spec["datatype"],
+            "data": _data(arrays[spec["name"]], spec["datatype"]),
+        }
+        for spec in metadata["inputs"]
+    ]
+    document = {"inputs": inputs}
+    return Example(EncodedRequest(json.dumps(document).encode(), None), arrays, document)
+
+
+def _elements(shape: list[int]) -> int:
+    rows, *sizes = [VARIABLE_SIZE if size < 0 else size for size in shape] or [1]
+    return (1 if shape and shape[0] < 0 else rows) * math.prod(sizes)
+
+
+def _data(array: Array, datatype: str) -> list[Any]:
+    if datatype == BYTES:
+        return [element.decode() for element in array.ravel()]
+    if datatype == "BOOL":
+        return [bool(element) for element in array.ravel()]
+    if array.dtype.kind == "f":
+        # As written: the float32 nearest to 0.637 has more digits as a float64.
+        return [round(element, 3) for element in array.ravel().tolist()]
+    values: list[Any] = array.ravel().tolist()
+    return values
