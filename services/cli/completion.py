@@ -1,21 +1,19 @@
 """Completes the names of models in a shell without importing more than the standard library's sockets.
 
 words of the command line -> is a model's name expected? -> GET /v2/repository/index -> names, in the shell's form
-Everything else is left to typer, which needs about ten times longer to import; pathlib alone takes 5 ms. Without a
-server there are no names.
+Everything else is left to typer, which takes ten times longer to import; pathlib, typing and contextlib take 20 ms.
+Without a server there are no names.
 Source: typer's completion scripts for bash, zsh and fish (`millstream --show-completion`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 URL_DEFAULT = "http://127.0.0.1:8000"
 #: A key press must not wait longer for a server that is busy or far away.
@@ -47,13 +45,6 @@ VALUE_OPTIONS = frozenset(
 )
 
 
-class Line(NamedTuple):
-    """A command line up to the cursor: the finished words after the program's name, and the beginning of the next."""
-
-    words: list[str]
-    incomplete: str
-
-
 def complete_models() -> bool:
     """Answer a shell that asks for a model's name; return False to leave the question to typer."""
     environment = os.environ  # noqa: TID251 - how a shell asks for completions
@@ -61,17 +52,21 @@ def complete_models() -> bool:
     if shell not in {"bash", "zsh", "fish"}:
         return False
     line = read_line(environment, shell)
-    if line is None or not expects_model(line):
+    if line is None or not expects_model(*line):
         return False
-    names = model_names(line.words, environment)
-    if "logs" in line.words:
-        names = sorted({*names, *log_names(_value("--home", line.words) or _home(environment))})
-    _answer(shell, [name for name in names if name.startswith(line.incomplete)], environment)
+    words, incomplete = line
+    names = model_names(words, environment)
+    if "logs" in words:
+        names = sorted({*names, *log_names(_value("--home", words) or _home(environment))})
+    _answer(shell, [name for name in names if name.startswith(incomplete)], environment)
     return True
 
 
-def read_line(environment: Mapping[str, str], shell: str) -> Line | None:
-    """Return the command line that a shell passes in the environment; None if it has quotes, which typer can read."""
+def read_line(environment: Mapping[str, str], shell: str) -> tuple[list[str], str] | None:
+    """Return the command line that a shell passes in the environment, without the program's name.
+
+    Its finished words, and the beginning of the next. None if it has quotes, which typer can read.
+    """
     text = environment.get("COMP_WORDS" if shell == "bash" else "_TYPER_COMPLETE_ARGS", "")
     if any(quote in text for quote in "\"'\\"):
         return None
@@ -80,18 +75,18 @@ def read_line(environment: Mapping[str, str], shell: str) -> Line | None:
         position = environment.get("COMP_CWORD", "")
         if not position.isdecimal():
             return None
-        return Line(words[1 : int(position)], words[int(position)] if int(position) < len(words) else "")
+        return words[1 : int(position)], words[int(position)] if int(position) < len(words) else ""
     if len(words) > 1 and not text.endswith(" "):
-        return Line(words[1:-1], words[-1])
-    return Line(words[1:], "")
+        return words[1:-1], words[-1]
+    return words[1:], ""
 
 
-def expects_model(line: Line) -> bool:
+def expects_model(words: Sequence[str], incomplete: str) -> bool:
     """Return whether the next word of a command line is a model's name."""
-    if line.incomplete.startswith("-"):
+    if incomplete.startswith("-"):
         return False
     arguments, option = [], ""
-    for word in line.words:
+    for word in words:
         if option in VALUE_OPTIONS:
             option = ""
         elif word.startswith("-"):
@@ -134,8 +129,11 @@ def _url(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return the server to ask: the one that services/client/address.py finds, without its checks."""
     endpoint = _value("--endpoint", words) or environment.get("MILLSTREAM_ENDPOINT")
     if not endpoint:
-        with contextlib.suppress(OSError), open(os.path.join(_home(environment), "run", "url")) as file:  # noqa: PTH118
-            endpoint = file.read().strip()
+        try:
+            with open(os.path.join(_home(environment), "run", "url")) as file:  # noqa: PTH118
+                endpoint = file.read().strip()
+        except OSError:
+            endpoint = None
     return endpoint if endpoint and "://" in endpoint else _configured_url(endpoint, environment)
 
 

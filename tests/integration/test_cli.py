@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,6 +154,99 @@ def test_predict_with_an_example(millstream, tmp_path):
     assert "exclude each other" in millstream.fails("predict", "digits", "--example", "-i", sent, code=2)
     assert "exclude each other" in millstream.fails("predict", "digits", "--example", "-i", "-", code=2)
     assert "is not found" in millstream.fails("predict", "nope", "--example")
+
+
+def test_bash_completes_models_and_options(millstream):
+    folder = Path(sys.executable).parent
+    script = """
+        eval "$(_MILLSTREAM_COMPLETE=source_bash millstream)"
+        complete_words() { COMP_WORDS=(millstream "$@"); COMP_CWORD=$#; _millstream_completion millstream; }
+        complete_words describe di; echo "${COMPREPLY[*]}"
+        complete_words logs gat; echo "${COMPREPLY[*]}"
+        complete_words desc; echo "${COMPREPLY[*]}"
+        complete_words push x --no-act; echo "${COMPREPLY[*]}"
+        complete_words describe nothing; echo "${#COMPREPLY[@]}"
+    """
+    environment = millstream.environment()
+    environment["PATH"] = f"{folder}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=True
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["digits", "gateway gateway-0", "describe", "--no-activate", "0"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "environment", "answer"),
+    [
+        ("bash", {"COMP_WORDS": "millstream\npredict\n--version\n1\ndi", "COMP_CWORD": "4"}, "digits\n"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "millstream predict di"}, "_arguments '*: :((\"digits\"))'\n"),
+        (
+            "fish",
+            {"_TYPER_COMPLETE_ARGS": "millstream predict di", "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+            "digits\n",
+        ),
+    ],
+)
+def test_shells_complete_models_as_typer_would(millstream, capsys, shell, environment, answer):
+    environment |= millstream.environment() | {"_MILLSTREAM_COMPLETE": f"complete_{shell}"}
+    command = [sys.executable, "-m", "millstream.services.cli"]
+    started = time.perf_counter()
+    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    with capsys.disabled():
+        print(f"\n{shell}: names of models in {(time.perf_counter() - started) * 1e3:.0f} ms")
+    assert (said.stdout, said.stderr) == (answer, "")
+    # A quote makes the line one for typer.
+    quoted = {name: value.replace("predict", "'predict'") for name, value in environment.items()}
+    assert subprocess.run(command, cwd=ROOT, env=quoted, capture_output=True, text=True, check=True).stdout == answer
+
+
+def test_logs_are_shown_filtered_and_followed(millstream):
+    everything = millstream.ok("logs", "-n", 10_000).splitlines()
+    processes = {line.split()[0] for line in everything}
+    assert {"cpu-0", "gateway-0", "redis"} <= processes
+    assert {line.split()[0] for line in millstream.ok("logs", "worker").splitlines()} == {"cpu-0"}
+    assert {line.split()[0] for line in millstream.ok("logs", "gateway").splitlines()} == {"gateway-0"}
+    assert len(millstream.ok("logs", "redis", "-n", 1).splitlines()) == 1
+    entries = [json.loads(line) for line in millstream.ok("logs", "digits", "--json").splitlines()]
+    assert entries
+    assert all("digits" in entry["text"] for entry in entries)
+    done = millstream.run("logs", "gatway")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "nothing is logged about gatway: did you mean gateway?\n"
+
+    command = [sys.executable, "-m", "millstream.services.cli", "logs", "-f", "-n", "1", "followed"]
+    millstream.ok("push", "followed", DIGITS / "digits.onnx")
+    with subprocess.Popen(
+        command, cwd=ROOT, env=millstream.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert "followed version 1" in process.stdout.readline()
+        millstream.ok("push", "followed", DIGITS / "digits.onnx")
+        for line in process.stdout:
+            assert "followed" in line
+            if "followed version 2" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, stderr) == (130, "")
+    millstream.ok("rm", "followed", "--force")
+
+
+def test_tables_in_terminals_of_all_widths(millstream):
+    name = "a-name-of-more-than-forty-characters-is-long-but-allowed"
+    millstream.ok("push", name, DIGITS / "digits.onnx")
+    code, narrow = millstream.in_terminal(["models"], 40)
+    assert code == 0
+    assert f"{name}\n  version   1\n  state     ready\n  role      serving\n  size      " in narrow
+    _, wide = millstream.in_terminal(["models"], 160)
+    assert wide.splitlines()[0].split() == ["MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOL", "WORKERS", "UPLOADED"]
+    assert f"\n{name}         1   ready   serving   " in wide
+    _, said = millstream.in_terminal(["describe", "digits"], 40)
+    assert "\n  outputs   label INT64 [-1],\n            probabilities FP32 [-1, 10]\n" in said
+    assert max(map(len, said.splitlines()[:-1])) <= 40
+    assert "\x1b" not in narrow + wide + said
+    millstream.ok("rm", name, "--yes")
 
 
 def test_describe_shows_how_batching_was_decided(millstream, tmp_path):

@@ -38,9 +38,9 @@ class User:
             check=False,
         )
 
-    def fails(self, *arguments: str, **variables: str) -> str:
+    def fails(self, *arguments: str, code: int = 1, **variables: str) -> str:
         done = self.run(*arguments, **variables)
-        assert done.returncode == 1, done
+        assert done.returncode == code, done
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1, done.stderr
         return done.stderr
@@ -81,12 +81,12 @@ def test_a_named_endpoint_and_its_key(user):
 
 def test_mistakes_in_the_configuration_are_one_line(user):
     user.write('defualt = "x"')
-    assert f"{user.config}: defualt is not known; valid keys: default, endpoints" in user.fails("models")
+    assert f"{user.config}: defualt is not known; valid keys: default, endpoints" in user.fails("models", code=2)
     user.write('[endpoints.prod]\nurl = "http://h"\n[endpoints.staging]\nurl = "http://h"\n')
-    said = user.fails("models", "--endpoint", "stagign")
+    said = user.fails("models", "--endpoint", "stagign", code=2)
     assert "'stagign' is neither a URL" in said
     assert "its endpoints: staging, prod" in said
-    assert "MILLSTREAM_ENDPOINT 'x' is neither a URL" in user.fails("models", MILLSTREAM_ENDPOINT="x")
+    assert "MILLSTREAM_ENDPOINT 'x' is neither a URL" in user.fails("models", code=2, MILLSTREAM_ENDPOINT="x")
 
 
 def test_ports_of_another_kind(user, stack: Stack):
@@ -110,5 +110,5 @@ def test_ports_of_another_kind(user, stack: Stack):
 
 def test_a_user_without_a_home_folder(user):
     done = user.run("models", "--endpoint", "prod", HOME="/nowhere", XDG_CONFIG_HOME="")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "its endpoints: none" in done.stderr

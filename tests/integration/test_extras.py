@@ -58,7 +58,7 @@ class Installed:
 
 def assert_one_line(done: subprocess.CompletedProcess[str], install: str) -> None:
     assert done.returncode == 1, done
-    assert done.stdout == ""
+    assert done.stdout == "" or json.loads(done.stdout)["error"]["message"] in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("error: ")
     assert f"pip install '{install}'" in done.stderr

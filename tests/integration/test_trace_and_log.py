@@ -249,5 +249,5 @@ def test_a_start_setting_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
         "level=LOUD",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "--trace-config: unknown trace level 'LOUD'; known: OFF, TIMESTAMPS, TENSORS" in done.stderr

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,9 @@ import typer
 
 from millstream.services.cli import completion
 from millstream.services.cli.app import app
-from millstream.services.cli.completion import Line, expects_model, model_names, read_line
+from millstream.services.cli.completion import expects_model, model_names, read_line
+from millstream.services.settings import child_environment
+from tests.kit.command_line import ROOT, WAIT_S
 
 GROUP: Any = typer.main.get_command(app)
 
@@ -43,15 +48,15 @@ GROUP: Any = typer.main.get_command(app)
 def test_where_a_model_is_expected(text, expected):
     line = read_line({"_TYPER_COMPLETE_ARGS": f"millstream {text}"}, "zsh")
     assert line is not None
-    assert expects_model(line) is expected
+    assert expects_model(*line) is expected
 
 
 def test_lines_of_shells():
     bash = {"COMP_WORDS": "millstream\nrm\n--yes\ndi", "COMP_CWORD": "3"}
-    assert read_line(bash, "bash") == Line(["rm", "--yes"], "di")
-    assert read_line({"COMP_WORDS": "millstream\nrm\n", "COMP_CWORD": "2"}, "bash") == Line(["rm"], "")
-    assert read_line({"_TYPER_COMPLETE_ARGS": "millstream rm di"}, "fish") == Line(["rm"], "di")
-    assert read_line({"_TYPER_COMPLETE_ARGS": "millstream"}, "fish") == Line([], "")
+    assert read_line(bash, "bash") == (["rm", "--yes"], "di")
+    assert read_line({"COMP_WORDS": "millstream\nrm\n", "COMP_CWORD": "2"}, "bash") == (["rm"], "")
+    assert read_line({"_TYPER_COMPLETE_ARGS": "millstream rm di"}, "fish") == (["rm"], "di")
+    assert read_line({"_TYPER_COMPLETE_ARGS": "millstream"}, "fish") == ([], "")
     for odd in (
         {},
         {"COMP_WORDS": "a"},
@@ -152,3 +157,27 @@ def test_the_server_is_that_of_the_home(tmp_path):
     assert model_names(["--endpoint", "c"], none) == []
     config.write_text("not toml")
     assert model_names([], none) == []
+
+
+def installed_in(home: Path) -> subprocess.CompletedProcess[str]:
+    """Run --install-completion in a bash; a command behind it keeps bash from being replaced by it."""
+    command = f"{sys.executable} -m millstream.services.cli --install-completion; exit $?"
+    environment = child_environment({"HOME": str(home)})
+    return subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+
+
+def test_completion_is_installed_in_the_users_home(tmp_path):
+    done = installed_in(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    script = tmp_path / ".bash_completions" / "millstream.sh"
+    assert script.read_text().endswith("complete -o default -F _millstream_completion millstream")
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+
+
+def test_a_home_that_cannot_be_written_is_one_line():
+    done = installed_in(Path("/proc"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: /proc/.bashrc: ")
+    assert done.stderr.count("\n") == 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from millstream.services.cli.log_files import ProcessLog
 
 POLL_S = 0.2
-LINES_MAX = 1_000_000
+LINES_MAX = 100_000
 
 #: programs that are no workers
 _OTHERS = {"redis", "supervisor"}

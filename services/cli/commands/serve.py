@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millstream.services.cli.commands.up import up
-from millstream.services.cli.options import load_settings
+from millstream.services.cli.options import Json, load_settings
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings
@@ -46,7 +46,11 @@ GrpcPort = Annotated[
 
 
 def serve(
-    folder: Folder = MODEL_DIR, name: Called = None, http_port: HttpPort = None, grpc_port: GrpcPort = None
+    folder: Folder = MODEL_DIR,
+    name: Called = None,
+    http_port: HttpPort = None,
+    grpc_port: GrpcPort = None,
+    json_output: Json = False,
 ) -> None:
     """Serve the models of one folder from a container, listening on all addresses.
 
@@ -65,6 +69,7 @@ def serve(
         preload=models,
         triton_repository=repositories,
         example=False,
+        json_output=json_output,
     )
 
 
