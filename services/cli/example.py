@@ -39,7 +39,7 @@ def example_of(metadata: Metadata, *, binary_outputs: bool) -> Example:
     random = np.random.default_rng(0)
     arrays = {}
     for spec in metadata["inputs"]:
-        values = random_input(spec["datatype"], spec["shape"], 1, random)
+        values = np.asarray(random_input(spec["datatype"], spec["shape"], 1, random))
         arrays[spec["name"]] = np.round(values, 3) if values.dtype.kind == "f" else values
     binary = any(spec["datatype"] in BINARY_ONLY for spec in (*metadata["inputs"], *metadata["outputs"]))
     if binary or elements > JSON_ELEMENTS_MAX:

@@ -201,6 +201,30 @@ def test_shells_complete_models_as_typer_would(millstream, capsys, shell, enviro
     assert subprocess.run(command, cwd=ROOT, env=quoted, capture_output=True, text=True, check=True).stdout == answer
 
 
+@pytest.mark.parametrize(
+    ("model", "shown"),
+    [
+        (lambda path: models.identities(path, ("FP32", "INT64", "BOOL", "BYTES", "UINT8", "FP64")), "curl -s"),
+        (lambda path: models.identities(path, ("FP16", "INT8")), "POST http"),
+        (lambda path: models.identity(path, "FP32", ("N", 5000)), "POST http"),
+        (models.variable_length, "curl -s"),
+    ],
+    ids=["all-json", "half", "wide", "variable"],
+)
+def test_examples_for_models_of_many_kinds(millstream, tmp_path, request, model, shown):
+    name = request.node.callspec.id
+    millstream.ok("push", name, model(tmp_path / "model.onnx"))
+    said = millstream.ok("predict", name, "--example", "--output", tmp_path / "out.npz")
+    assert said.startswith(shown)
+    assert f"\n{name} version 1\n" in said
+    document = millstream.json("predict", name, "--example")
+    assert document["reply"]["model_name"] == name
+    assert (document["request"] is None) == (shown == "POST http")
+    with np.load(tmp_path / "out.npz") as saved:
+        assert sorted(saved.files) == sorted(output["name"] for output in document["reply"]["outputs"])
+    millstream.ok("rm", name, "--force")
+
+
 def test_logs_are_shown_filtered_and_followed(millstream):
     everything = millstream.ok("logs", "-n", 10_000).splitlines()
     processes = {line.split()[0] for line in everything}
@@ -220,15 +244,18 @@ def test_logs_are_shown_filtered_and_followed(millstream):
     with subprocess.Popen(
         command, cwd=ROOT, env=millstream.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
-        assert "followed version 1" in process.stdout.readline()
-        millstream.ok("push", "followed", DIGITS / "digits.onnx")
-        for line in process.stdout:
-            assert "followed" in line
-            if "followed version 2" in line:
-                break
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=WAIT_S)
+        try:
+            assert process.stdout is not None
+            assert "followed" in process.stdout.readline()
+            millstream.ok("push", "followed", DIGITS / "digits.onnx", "--version", 77)
+            for line in process.stdout:
+                assert "followed" in line
+                if "77" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
     assert (process.returncode, stderr) == (130, "")
     millstream.ok("rm", "followed", "--force")
 

@@ -70,6 +70,7 @@ def test_entries_about_a_model(line, about):
     ("what", "shown"),
     [
         (None, NAMES),
+        ("", NAMES),
         ("gateway", ["gateway-0", "gateway-1"]),
         ("gateways", ["gateway-0", "gateway-1"]),
         ("gateway-1", ["gateway-1"]),

@@ -68,7 +68,7 @@ def logs(
     opened = {name: ProcessLog(folder, name) for name in names if wanted(name)}
     entries = last_entries(opened.values(), matches, lines)
     show(entries)
-    if lines and not entries and what is not None:
+    if lines and not entries and what:
         print(f"nothing is logged about {what}{nearest(what, ['gateway', 'worker', *names])}", file=sys.stderr)
     if follow:
         _follow(folder, opened, wanted, matches, show)
@@ -78,7 +78,7 @@ def selection(what: str | None, names: Iterable[str]) -> tuple[Wanted, Matches]:
     """Return which processes to read and which of their entries to show, for a process, a kind, a pool or a model."""
     from millstream.services.cli.log_entries import about_model
 
-    if what is None:
+    if not what:
         return lambda _: True, lambda _: True
     if what in {"gateway", "gateways"}:
         return _is_gateway, lambda _: True

@@ -133,7 +133,12 @@ def _show_example(example: Example, url: str) -> None:
 def _save(path: Path, answer: DecodedReply) -> None:
     import numpy as np
 
-    arrays = {name: array.astype(bytes) if array.dtype == object else array for name, array in answer.outputs.items()}
+    arrays = {
+        name: np.array([_bytes(element) for element in array.ravel()], bytes).reshape(array.shape)
+        if array.dtype == object
+        else array
+        for name, array in answer.outputs.items()
+    }
     try:
         with path.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
@@ -161,6 +166,15 @@ def _show_array(console: Console, name: str, datatype: str, array: Array) -> Non
 
     console.print(f"\n[bold cyan]{escape(name)}[/]  [dim]{datatype or array.dtype} {list(array.shape)}[/]")
     if array.dtype == object:
-        array = np.array([e.decode(errors="backslashreplace") for e in array.ravel()]).reshape(array.shape)
+        array = np.array([_text(element) for element in array.ravel()]).reshape(array.shape)
     with np.printoptions(precision=5, suppress=True, threshold=200, linewidth=max(30, min(console.width, 120))):
         console.print(str(array), markup=False)
+
+
+def _text(element: bytes | str) -> str:
+    """Return an element of a BYTES output, which is `str` in a reply with JSON tensors."""
+    return element if isinstance(element, str) else element.decode(errors="backslashreplace")
+
+
+def _bytes(element: bytes | str) -> bytes:
+    return element.encode() if isinstance(element, str) else element
