@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import grimp
@@ -159,6 +159,17 @@ def test_versions_of_images_are_those_of_the_tests() -> None:
     tested = pins("dev")
     for lock in (*LOCKS, "build"):  # build: what `make run` installs beside serving
         assert pins(lock) - {pin for pin in pins(lock) if pin.startswith("onnxruntime-gpu==")} <= tested
+
+
+def test_protobuf_has_the_bound_that_tritonclient_has() -> None:
+    """Without it pip takes the newest gRPC packages first, which need a newer one, and tries versions for minutes."""
+    lines = distribution("tritonclient").requires or ()
+    theirs = next(needed for line in lines if (needed := Requirement(line)).name == "protobuf")
+    gateway = map(Requirement, PROJECT["optional-dependencies"]["gateway"])
+    ours = next(needed for needed in gateway if needed.name == "protobuf")
+    for major in range(5, 20):
+        if not theirs.specifier.contains(f"{major}.99.0"):
+            assert not ours.specifier.contains(f"{major}.99.0")
 
 
 def pins(lock: str) -> set[str]:
