@@ -23,6 +23,7 @@ from millstream.gateway.catalog.labels import Labels, read_labels
 from millstream.gateway.catalog.shared_settings import SharedDocument, watch
 from millstream.gateway.catalog.upload_slots import UploadSlots
 from millstream.gateway.cluster_events import ClusterEvents
+from millstream.gateway.connection.cors import with_cors
 from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.fd_limit import allow_connections
@@ -272,7 +273,7 @@ def _http(settings: Settings, deps: Deps, protocol: type[asyncio.Protocol]) -> u
 
 def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
     if not settings.http_fast_path:
-        return asgi_protocol(gateway.drain)
+        return with_cors(asgi_protocol(gateway.drain), settings.cors_origin_list)
     protocol = fast_path_protocol(
         gateway.infer,
         settings.request_bytes_max,
@@ -283,7 +284,7 @@ def _protocol(settings: Settings, gateway: Gateway) -> type[asyncio.Protocol]:
         gateway.drain,
     )
     protocol.http_counts = gateway.http_counts
-    return protocol
+    return with_cors(protocol, settings.cors_origin_list)
 
 
 def _arguments() -> argparse.Namespace:

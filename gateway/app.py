@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.params import Depends
 from fastapi.routing import APIRoute
+from fastapi.telemetry import TelemetryConfig
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millstream.gateway.admin import adapter as admin
 from millstream.gateway.protocols.http import operation
-from millstream.gateway.protocols.http.adapter import Place
+from millstream.gateway.protocols.http.adapter import Adapter, Place
 from millstream.gateway.protocols.http.count_replies import METHOD, CountReplies
 from millstream.gateway.protocols.http.deps import Deps
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
@@ -29,6 +30,7 @@ from millstream.gateway.protocols.sagemaker import adapter as sagemaker
 from millstream.gateway.protocols.tfserving import adapter as tfserving
 from millstream.gateway.protocols.torchserve import adapter as torchserve
 from millstream.gateway.protocols.v2 import adapter as v2
+from millstream.gateway.protocols.vertex.adapter import vertex_adapter
 
 _DESCRIPTION = """\
 Upload a model, and call it over the protocol that your client already speaks.
@@ -67,7 +69,14 @@ def build_app(deps: Deps) -> FastAPI:
         open_paths=("/models",) if settings.management_api == "sagemaker" else (),
     )
     formats = _error_formats()
-    app = _App(formats, access, version=deps.version, lifespan=lifespan)
+    app = _App(
+        formats,
+        access,
+        (*ADAPTERS, vertex_adapter(settings)),  # last: its paths may be those of another protocol
+        version=deps.version,
+        lifespan=lifespan,
+        telemetry=_telemetry(on=settings.telemetry),
+    )
     app.state.deps = deps
     app.state.live_document = LiveDocument(app.openapi_base)
     replies = ErrorReplies(formats)
@@ -88,10 +97,17 @@ def _error_formats() -> ErrorFormats:
     return ErrorFormats({path: adapter.error_format for adapter in ADAPTERS for path in adapter.error_paths})
 
 
+def _telemetry(*, on: bool) -> TelemetryConfig:
+    """Return what FastAPI records. With the defaults it looks for a provider in each request, even if there is none."""
+    return {"tracing": on, "metrics": on, "logs": on, "operation_spans": on, "auto_configure": on}
+
+
 class _App(FastAPI):
     """The routes of all adapters, and their OpenAPI document."""
 
-    def __init__(self, error_formats: ErrorFormats, access: Access, **options: Any) -> None:
+    def __init__(
+        self, error_formats: ErrorFormats, access: Access, adapters: Sequence[Adapter] = ADAPTERS, **options: Any
+    ) -> None:
         super().__init__(
             title="Millstream",
             summary="Model serving: upload a model, send it requests.",
@@ -110,11 +126,11 @@ class _App(FastAPI):
         self._access = access
         self._making = threading.Lock()
         self._document: dict[str, Any] | None = None
-        self._include_routes()
+        self._include_routes(adapters)
 
-    def _include_routes(self) -> None:
+    def _include_routes(self, adapters: Sequence[Adapter]) -> None:
         tags = {}
-        for routes in (routes for adapter in ADAPTERS for routes in adapter.routes):
+        for routes in (routes for adapter in adapters for routes in adapter.routes):
             if routes.tag is not None:
                 tags[routes.tag.name] = routes.tag
             self.include_router(

@@ -74,6 +74,10 @@ GRPC_STATUS: dict[Code, str] = {
 }
 
 
+_REFUSALS = frozenset({Code.OVERLOADED, Code.UNAVAILABLE})
+RETRY_S_DEFAULT = 5  # seconds after which a client may try again, where nothing tells a better time
+
+
 class Subject(StrEnum):
     """What a failure is about, where clients are told different things about failures of one code."""
 
@@ -118,8 +122,13 @@ class Failure(Exception):
 
     @property
     def retry_after(self) -> int | None:
-        """The value of a Retry-After header: whole seconds, at least one; None: the failure has none."""
-        return None if self.retry_after_s is None else max(1, math.ceil(self.retry_after_s))
+        """The value of a Retry-After header: whole seconds, at least one; None: another attempt is of no use.
+
+        Every refusal has one. Without a time of its own it is RETRY_S_DEFAULT.
+        """
+        if self.retry_after_s is None:
+            return RETRY_S_DEFAULT if self.code in _REFUSALS else None
+        return max(1, math.ceil(self.retry_after_s))
 
 
 def _unpickle(kind: type[Failure], args: tuple[Any, ...], fields: dict[str, Any]) -> Failure:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from millstream.services.cors_origins import parse_origins
 from millstream.services.errors import Failure, invalid
 from millstream.services.nearest_names import did_you_mean
 from millstream.services.secret_files import SecretFiles, file_variable
@@ -31,6 +32,10 @@ LogFormat = Literal["text", "json"]
 PORT = "PORT"
 #: names of installations: they are part of Redis keys and of file names
 INSTALLATION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+
+
+#: paths that a platform chooses for its calls
+_ROUTE = r"^/[A-Za-z0-9._~:@/-]*$"
 
 
 class Settings(BaseSettings):
@@ -94,10 +99,29 @@ class Settings(BaseSettings):
         "False is for comparisons: slow senders are then not timed out.",
     )
     grpc_port: int = Field(8001, ge=-1, le=65535, description="Port for gRPC; 0: any free port, -1: no gRPC.")
+    grpc_reflection: bool = Field(
+        True,
+        description="Answer gRPC reflection, which grpcurl uses; with an admin key, only for callers that send it.",
+    )
     grpc_age_grace_s: float = Field(
         3600,
         gt=0,
         description="Seconds that a gRPC call or stream may continue after its connection reached its maximum age.",
+    )
+    server_timing: bool = Field(
+        False,
+        description="Add `Server-Timing` to replies to inference requests: milliseconds in the lane, in the queue and "
+        "in the run.",
+    )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose web pages may call the server, comma separated, as `https://HOST[:PORT]`; `*`: all, "
+        "without credentials. Unset: none.",
+    )
+    telemetry: bool = Field(
+        False,
+        description="Let FastAPI record OpenTelemetry spans, metrics and logs of its routes, and export them as the "
+        "variables `OTEL_…` say. Needs `fastapi[opentelemetry]`.",
     )
     client_connections_max: int = Field(
         4096, ge=1, description="Open connections of one gateway, for HTTP and gRPC each."
@@ -214,6 +238,30 @@ class Settings(BaseSettings):
         validation_alias=AliasChoices("MILLSTREAM_SAGEMAKER_PORT", "SAGEMAKER_BIND_TO_PORT"),
         description="HTTP port of `millstream serve`. Unset: `MILLSTREAM_HTTP_PORT`, `PORT` or 8080.",
     )
+    vertex_health_route: str | None = Field(
+        None,
+        pattern=_ROUTE,
+        validation_alias=AliasChoices("MILLSTREAM_VERTEX_HEALTH_ROUTE", "AIP_HEALTH_ROUTE"),
+        description="Path of Vertex AI's health checks, which Vertex AI sets as AIP_HEALTH_ROUTE.",
+    )
+    vertex_predict_route: str | None = Field(
+        None,
+        pattern=_ROUTE,
+        validation_alias=AliasChoices("MILLSTREAM_VERTEX_PREDICT_ROUTE", "AIP_PREDICT_ROUTE"),
+        description="Path of Vertex AI's predictions, of the model that also answers /invocations.",
+    )
+    vertex_http_port: int | None = Field(
+        None,
+        ge=1,
+        le=65535,
+        validation_alias=AliasChoices("MILLSTREAM_VERTEX_HTTP_PORT", "AIP_HTTP_PORT"),
+        description="HTTP port of `millstream serve` on Vertex AI.",
+    )
+    vertex_storage_uri: str | None = Field(
+        None,
+        validation_alias=AliasChoices("MILLSTREAM_VERTEX_STORAGE_URI", "AIP_STORAGE_URI"),
+        description="Folder of the models that `millstream serve` serves on Vertex AI: a path, or a file:// URI.",
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -247,6 +295,17 @@ class Settings(BaseSettings):
         except Failure as failure:
             raise ValueError(failure.message) from failure
         return text
+
+    @field_validator("cors_origins", mode="after")
+    @classmethod
+    def _usable_origins(cls, text: str) -> str:
+        parse_origins(text)
+        return text
+
+    @property
+    def cors_origin_list(self) -> list[str]:
+        """The origins of `cors_origins`."""
+        return parse_origins(self.cors_origins)
 
     @property
     def triton_repository_dirs(self) -> list[Path]:

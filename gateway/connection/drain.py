@@ -1,4 +1,4 @@
-"""drain: whether this gateway is draining, and what its HTTP connections do about it.
+"""drain: whether this gateway is draining, what its HTTP connections do about it, and how requests of routes start.
 
 While a gateway drains, the reply to the last waiting request of a connection says `Connection: close`, so that the
 client reconnects to another gateway. Without that header, a client whose next request crosses the close cannot tell
@@ -9,8 +9,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from millstream.gateway.connection.cors import Cors
+from millstream.gateway.connection.error_reply import error_reply
+from millstream.gateway.connection.exchange import EXCHANGE, Exchange
+from millstream.gateway.connection.infer_handler import InferHeaders
+from millstream.gateway.connection.reply_head import head
 from millstream.gateway.connection.request_head import head_fault
 from millstream.gateway.connection.uvicorn_hooks import HttpToolsProtocol, check_parts
+from millstream.services.errors import Code, Failure
+from millstream.services.process.request_id import new_request_id, request_context
 
 
 class Drain:
@@ -26,15 +33,36 @@ class DrainingProtocol(HttpToolsProtocol):
     """uvicorn's protocol, whose replies say `Connection: close` while the gateway drains."""
 
     drain: ClassVar[Drain]
+    cors: ClassVar[Cors | None] = None
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Start a request whose turn has come. Called by uvicorn."""
         if self.drain.draining and not self.pipeline:
             cycle.keep_alive = False
-        super()._start_asgi_task(cycle, app)
+        headers = InferHeaders.read(cycle.scope["headers"])
+        request_id = headers.request_id or new_request_id()
+        # uvicorn sends these before the headers of the route's reply, also with its own 500.
+        cycle.default_headers = [*cycle.default_headers, (b"x-request-id", request_id)]
+        if self.cors is not None:
+            cycle.default_headers += self.cors.headers(headers.origin)
+            app = self.cors.app(cycle.scope, app)
+        with request_context(request_id):  # the task of the request takes both variables with it
+            token = EXCHANGE.set(Exchange(headers, request_id, cycle.default_headers))
+            super()._start_asgi_task(cycle, app)
+            EXCHANGE.reset(token)
 
 
 class _AsgiProtocol(DrainingProtocol):
+    def send_400_response(self, msg: str) -> None:
+        reply = error_reply(Failure(Code.INVALID, msg))
+        headers = InferHeaders.read(self.headers or [])
+        if self.cors is not None:
+            reply = reply._replace(added=self.cors.lines(headers.origin))
+        request_id = headers.request_id or new_request_id()
+        lines = head(reply, self.server_state.default_headers, request_id, keep_alive=False)
+        self.transport.write(lines + reply.body)
+        self.transport.close()
+
     def on_headers_complete(self) -> None:
         fault = head_fault(self.parser.get_http_version(), self.headers)
         if fault is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from millstream.services.process.request_id import usable_request_id
+
 
 class InferHeaders(NamedTuple):
     """The request headers that change how an infer body is read and its reply written; None: not sent."""
@@ -15,6 +17,33 @@ class InferHeaders(NamedTuple):
     content_encoding: bytes | None
     accept_encoding: bytes | None
     header_length: bytes | None  # Inference-Header-Content-Length: bytes of JSON at the start of the decompressed body
+    request_id: bytes | None = None  # X-Request-Id, if usable
+    origin: bytes | None = None  # Origin: the page that calls
+    load_format: bytes | None = None  # endpoint-load-metrics-format: the form of the load report that the caller wants
+
+    @classmethod
+    def read(cls, headers: list[tuple[bytes, bytes]]) -> InferHeaders:
+        """Return those of a request's `headers`, names in lower case. Of a repeated header the last counts."""
+        content_encoding = accept_encoding = header_length = request_id = origin = load_format = None
+        for name, value in headers:
+            if name == b"content-encoding":
+                content_encoding = value.strip().lower()
+            elif name == b"accept-encoding":
+                accept_encoding = value
+            elif name == b"inference-header-content-length":
+                header_length = value
+            elif name == b"x-request-id":
+                request_id = usable_request_id(value)
+            elif name == b"origin":
+                origin = value
+            elif name == b"endpoint-load-metrics-format":
+                load_format = value
+        found = cls(content_encoding, accept_encoding, header_length, request_id, origin, load_format)
+        return NO_HEADERS if found == NO_HEADERS else found
+
+
+#: of a request that sent none of them
+NO_HEADERS = InferHeaders(None, None, None)
 
 
 class ReplyHeaders(NamedTuple):
@@ -35,6 +64,7 @@ class HttpReply(NamedTuple):
     status: int
     headers: ReplyHeaders
     body: bytes
+    added: bytes = b""  # further lines of the head, each with its line end; the server sends them before `headers`
 
 
 class Cancel(Protocol):
@@ -54,6 +84,7 @@ class InferHandler(Protocol):
         headers: InferHeaders,
         body: bytes,
         done: Callable[[HttpReply], None],
+        request_id: bytes = b"",
     ) -> Cancel:
         """Take a request, and return the handle that cancels it.
 
@@ -63,4 +94,5 @@ class InferHandler(Protocol):
             headers: Those that change how the body is read or the reply is written.
             body: As it was sent, perhaps compressed.
             done: Called once with the reply, in the event loop's thread, perhaps before this returns.
+            request_id: The id that the reply will have, for logs and traces.
         """

@@ -10,12 +10,13 @@ from typing import Any
 
 from millstream.gateway.connection.connection_state import ConnectionState
 from millstream.gateway.connection.error_reply import error_reply, internal_failure
-from millstream.gateway.connection.infer_handler import HttpReply
+from millstream.gateway.connection.infer_handler import NO_HEADERS, HttpReply, InferHeaders
 from millstream.gateway.connection.lingering_close import DiscardProtocol
 from millstream.gateway.connection.reply_budget import SMALL_BYTES_MAX
 from millstream.gateway.connection.reply_head import head, ok_prefix
 from millstream.gateway.connection.request_cycle import CLOSED, RequestCycle, is_complete, refusal_cycle
 from millstream.services.errors import Code, Failure
+from millstream.services.process.request_id import new_request_id, request_context
 
 PIPELINE_MAX = 16  # requests of one connection that may wait for their turn; at the limit, reading is paused
 LINGER_S = 5.0  # time for a client to read a refusal before its connection is reset
@@ -52,10 +53,13 @@ class ReplyOrder(ConnectionState):
 
     def _submit(self, cycle: RequestCycle, body: bytes) -> None:
         model, version = cycle.path
+        headers = cycle.headers
+        request_id = cycle.request_id = headers.request_id or new_request_id()
         try:
-            ticket = self.infer.submit(model, version, cycle.headers, body, cycle.done)
+            ticket = self.infer.submit(model, version, headers, body, cycle.done, request_id)
         except Exception as error:
-            failure = internal_failure("an infer post", error)
+            with request_context(request_id):
+                failure = internal_failure("an infer post", error)
             if not cycle.answered:
                 self._answer(cycle, error_reply(failure))
         else:
@@ -72,7 +76,10 @@ class ReplyOrder(ConnectionState):
             cycle.keep_alive = False  # no other request waits
         if len(reply.body) > SMALL_BYTES_MAX and not self.reply_budget.has_room(len(reply.body)):
             reply = error_reply(self.reply_budget.refusal())
-        status, headers, body = reply
+        if self.cors is not None:
+            reply = reply._replace(added=self.cors.lines(cycle.headers.origin) + reply.added)
+        status, headers, body, added = reply
+        request_id = cycle.request_id or cycle.headers.request_id or new_request_id()
         if status == 200 and cycle.keep_alive:
             defaults, prefix = self.ok_prefix
             if defaults is not self.server_state.default_headers:  # uvicorn makes a new list for each second's Date
@@ -80,10 +87,14 @@ class ReplyOrder(ConnectionState):
                 self.ok_prefix[:] = (self.server_state.default_headers, prefix)
             counts, at = self.http_counts.infer_ok[cycle.path[1] is not None]
             counts[at] += 1.0
-            transport.write(b"%b%d\r\n%b\r\n%b" % (prefix, len(body), headers.lines, body))
+            transport.write(
+                b"%b%b\r\n%bcontent-length: %d\r\n%b\r\n%b"
+                % (prefix, request_id, added, len(body), headers.lines, body)
+            )
         else:
             self.http_counts.add_infer(cycle.path, status)
-            transport.write(head(reply, self.server_state.default_headers, cycle.keep_alive) + body)
+            lines = head(reply, self.server_state.default_headers, request_id, keep_alive=cycle.keep_alive)
+            transport.write(lines + body)
         if self.flow.write_paused:
             self._blocked = cycle
             self.flow.pause_reading()
@@ -158,7 +169,7 @@ class ReplyOrder(ConnectionState):
         """Stop reading from this client. It gets the replies that are due, then this refusal."""
         if self.cycle is CLOSED:
             return
-        refusal = refusal_cycle(failure, self._answer)
+        refusal = refusal_cycle(failure, self._answer, self._headers_received())
         broken, self.cycle = self.cycle, refusal
         self._receiving = False
         self._discard_input()
@@ -174,6 +185,15 @@ class ReplyOrder(ConnectionState):
             broken.disconnected = True
             broken.message_event.set()
         self._start(refusal)
+
+    def _headers_received(self) -> InferHeaders:
+        """Return the headers of the request that is being received, as far as they have come."""
+        if not self._receiving:
+            return NO_HEADERS
+        cycle = self.cycle
+        if cycle is None or is_complete(cycle):
+            return InferHeaders.read(self.headers)  # its head is not complete, or was refused
+        return cycle.headers if type(cycle) is RequestCycle else InferHeaders.read(cycle.scope["headers"])
 
     def send_400_response(self, msg: str) -> None:
         """Refuse input that is not HTTP as any other bad request is refused: in JSON, and in its turn."""

@@ -11,12 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream.gateway.connection.error_reply import too_large
-from millstream.gateway.connection.infer_handler import Cancel, HttpReply, InferHeaders
+from millstream.gateway.connection.infer_handler import NO_HEADERS, Cancel, HttpReply, InferHeaders
 from millstream.gateway.connection.path_cache import InferPath
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.services.errors import Code, Failure
-
-_NO_HEADERS = InferHeaders(None, None, None)
 
 
 class _IgnoredEvent(asyncio.Event):
@@ -32,7 +30,8 @@ class RequestCycle:
     An instance is made for each request, so fields that few requests change are defaults of the class.
     """
 
-    headers = _NO_HEADERS
+    headers = NO_HEADERS
+    request_id = b""  # set when the request is submitted
     size_bytes = 0  # of `body`
     complete = False  # the whole body was received
     started = False  # its turn on the connection has come
@@ -56,19 +55,10 @@ class RequestCycle:
 
     def read(self, headers: list[tuple[bytes, bytes]], body_bytes_max: int) -> None:
         """Set the fields that the headers decide. A length over the limit is refused before any of the body is read."""
-        content_encoding = accept_encoding = header_length = None
         for name, value in headers:
-            if name == b"content-length":
-                if int(value) > body_bytes_max:
-                    self.refusal = too_large(body_bytes_max)
-            elif name == b"content-encoding":
-                content_encoding = value.strip().lower()
-            elif name == b"accept-encoding":
-                accept_encoding = value
-            elif name == b"inference-header-content-length":
-                header_length = value
-        if content_encoding is not None or accept_encoding is not None or header_length is not None:
-            self.headers = InferHeaders(content_encoding, accept_encoding, header_length)
+            if name == b"content-length" and int(value) > body_bytes_max:
+                self.refusal = too_large(body_bytes_max)
+        self.headers = InferHeaders.read(headers)
 
     def drop_body(self, receive_budget: ReceiveBudget) -> None:
         """Drop the body, and give its bytes back to the receive budget."""
@@ -77,9 +67,18 @@ class RequestCycle:
         self.body = []
 
 
-def refusal_cycle(failure: Failure, answer: Callable[[RequestCycle, HttpReply], None]) -> RequestCycle:
-    """Return a cycle that answers `failure` in place of a request. The connection closes after it."""
+def refusal_cycle(
+    failure: Failure, answer: Callable[[RequestCycle, HttpReply], None], headers: InferHeaders = NO_HEADERS
+) -> RequestCycle:
+    """Return a cycle that answers `failure` in place of a request. The connection closes after it.
+
+    Args:
+        failure: What is wrong with the request.
+        answer: Writes the reply.
+        headers: Of the request, as far as they were received.
+    """
     cycle = RequestCycle(("", None), [], answer)
+    cycle.headers = headers
     cycle.refusal = failure
     cycle.keep_alive = False
     return cycle

@@ -74,7 +74,10 @@ _USES: dict[tuple[type, str], tuple[str, ...]] = {
         "more_body",
         "response_started",
         "response_complete",
+        "default_headers",
+        "scope",
     ),
+    (RequestResponseCycle, "send"): ("default_headers",),
     (ServerState, "__init__"): ("total_requests", "connections", "default_headers"),
 }
 

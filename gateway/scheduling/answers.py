@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from millstream.gateway.scheduling.admission import Admission
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
 from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.timing import batch_timing
 from millstream.gateway.tensors.outputs import Outputs
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -25,12 +26,15 @@ log = logging.getLogger("millstream.lane")
 class Answers:
     """Answers the requests of one lane, releases their permits, and counts them."""
 
-    __slots__ = ("_admission", "_clock", "_metrics")
+    __slots__ = ("_admission", "_clock", "_metrics", "_timed")
 
-    def __init__(self, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, admission: Admission, metrics: LaneMetrics, clock: Callable[[], float], *, timed: bool = False
+    ) -> None:
         self._admission = admission
         self._metrics = metrics
         self._clock = clock
+        self._timed = timed
 
     def answer(self, live: list[Request], outputs: Outputs, header: ReplyHeader, put_at: float, now: float) -> None:
         """Answer the requests of a batch that are not done yet.
@@ -48,6 +52,10 @@ class Answers:
         if not waiting:
             return
         self._finish(waiting)
+        if self._timed:
+            timing = batch_timing(header, put_at)
+            for request in waiting:
+                request.timing = timing
         responder = waiting[0].responder
         others = [request for request in waiting if request.responder is not responder]
         if waiting[0].counted:  # a readiness probe is alone in its batch

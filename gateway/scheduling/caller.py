@@ -12,14 +12,19 @@ from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from millstream.gateway.connection.error_reply import internal_failure
+from millstream.gateway.connection.exchange import EXCHANGE, Exchange
 from millstream.gateway.connection.reply_budget import PERMIT, ReplyPermit
+from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.request import Request
 from millstream.gateway.scheduling.router import ModelRoute
+from millstream.gateway.scheduling.timing import server_timing
 from millstream.gateway.tensors.examples import BodyWriter
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
+from millstream.services.process.request_id import REQUEST_ID
 
 T = TypeVar("T")
 
@@ -147,6 +152,7 @@ class Caller:
         now = time.monotonic()
         timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
         request: _Call[T] = _Call(inputs, rows, options.priority, now, now + timeout_s, self._responder)
+        request.request_id = REQUEST_ID.get().encode()
         request.read = read
         request.permit = permit or PERMIT.get()
         request.answered = asyncio.get_running_loop().create_future()
@@ -156,7 +162,21 @@ class Caller:
             lane.record_rejection(self._protocol, failure.code)
             raise
         try:
-            return await request.answered
+            result = await request.answered
         except asyncio.CancelledError:
             lane.cancel(request)
             raise
+        exchange = EXCHANGE.get()
+        if exchange is not None:
+            _describe(exchange, request, lane)
+        return result
+
+
+def _describe(exchange: Exchange, request: Request, lane: Lane) -> None:
+    """Add to the reply over HTTP how long the parts of the request took, and the load of its lane, if asked for."""
+    if request.timing is not None:
+        exchange.add(b"server-timing", server_timing(request.timing, request.arrival))
+    asked = exchange.headers.load_format
+    wanted = None if asked is None else wanted_format(asked)
+    if wanted is not None:
+        exchange.add(HEADER, load_report(lane.load, wanted))

@@ -19,6 +19,7 @@ from millstream.gateway.scheduling.completion import Completion
 from millstream.gateway.scheduling.dispatch import EXPIRE, HOLD, DispatchPolicy
 from millstream.gateway.scheduling.in_flight import InFlight
 from millstream.gateway.scheduling.lane_metrics import LaneMetrics
+from millstream.gateway.scheduling.load_report import LaneLoad
 from millstream.gateway.scheduling.packer import Packer
 from millstream.gateway.scheduling.pool_context import PoolContext
 from millstream.gateway.scheduling.queue_policy import QueueRules
@@ -31,6 +32,8 @@ from millstream.services.metrics.inference import Reason
 from millstream.services.model.manifest import Manifest
 from millstream.services.model.profile import Profile
 from millstream.services.model.signature import Signature
+
+CANNOT_SERVE_RETRY_S = 10.0  # hint to clients of a version that no instance serves: operators take longer to mend it
 
 
 class Lane:
@@ -61,7 +64,7 @@ class Lane:
         self.circuit = Circuit(manifest, metrics.refused, context.clock, context.circuit_breaker)
         self._admission = LaneAdmission(manifest.model, context.rows_waiting_max, self._policy, self._batcher, metrics)
         self._in_flight = InFlight(self, context, packer, self._policy, metrics)
-        self._answers = Answers(context.admission, metrics, context.clock)
+        self._answers = Answers(context.admission, metrics, context.clock, timed=context.timed)
         self.recovery = Recovery(
             self.content_id, self._in_flight, self._answers, self.circuit, context.quarantine, self.dispatch
         )
@@ -96,6 +99,13 @@ class Lane:
     def in_flight(self) -> int:
         """How many batches were put and have no reply yet."""
         return self._in_flight.count
+
+    @property
+    def load(self) -> LaneLoad:
+        """What load balancers are told."""
+        policy, in_flight = self._policy, self._in_flight.count
+        utilization = min(1.0, in_flight / policy.credits) if policy.credits else 1.0
+        return LaneLoad(utilization, self._batcher.rows, in_flight, policy.instances)
 
     @property
     def idle(self) -> bool:
@@ -185,7 +195,11 @@ class Lane:
             self._context.quarantine.check(self.content_id, request)
 
     def _cannot_serve(self) -> Failure:
-        return Failure(Code.UNAVAILABLE, f"model '{self.manifest.model}' cannot serve: {self.failed}")
+        return Failure(
+            Code.UNAVAILABLE,
+            f"model '{self.manifest.model}' cannot serve: {self.failed}",
+            retry_after_s=CANNOT_SERVE_RETRY_S,
+        )
 
     def _shape(self, request: Request) -> Hashable:
         if self.manifest.signature.batching:

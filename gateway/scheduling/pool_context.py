@@ -38,6 +38,7 @@ class PoolContext:
     traces: Traces = field(default_factory=Traces)
     batch_bytes_max: int = 64 << 20  # limit on the requests of a batch; a larger one is sent alone
     reply_bytes_max: int = 256 << 20  # limit on the outputs of a batch, if their size is known
+    timed: bool = False  # whether each request gets the timing of its batch
     ticking: set[Lane] = field(default_factory=set)  # lanes that wait for an instant; others cost the expirer nothing
     #: counts an event (second argument: its name) against a content id (first argument)
     circuit_breaker: Callable[[str, str], None] = lambda _content_id, _event: None

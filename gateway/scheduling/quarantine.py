@@ -6,6 +6,7 @@ Requests are recognised by a digest of the version and the inputs.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 from millstream.gateway.scheduling.request import Request
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.registry import Counter, Gauge
+
+log = logging.getLogger("millstream.lane")
 
 DIGESTS_MAX = 1024  # beyond that the oldest is forgotten
 DIGEST_BYTES = 16
@@ -51,6 +54,7 @@ class Quarantine:
     def add(self, content_id: str, request: Request, why: str) -> None:
         """Refuse equal requests from now on. `why`: DIED (workers died) or ENDED (the run was ended)."""
         digest = _digest(content_id, request)
+        log.warning("request %s is quarantined for %g s: %s", request.request_id.decode() or "?", REST_S, _WHY[why])
         self._add(digest, why)
         self.publish(f"{digest.hex()} {why}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from millstream.gateway.scheduling.timing import BatchTiming
 from millstream.gateway.tensors.inputs import InputTensor
 from millstream.gateway.tensors.outputs import Outputs, Reply
 from millstream.services.errors import Failure
@@ -20,6 +21,8 @@ class Request:
     permit_bytes = 0  # what admission counts for it
     done = False  # answered or cancelled
     taken = False  # no longer waits: it left the lane in a batch, or expired
+    request_id = b""  # X-Request-Id as the caller got it; b"": unknown
+    timing: BatchTiming | None = None  # of the batch that answered it; None: there was none, or timing is off
     counted = True  # False: a readiness probe, which the metrics of requests leave out
     level = 0  # priority level; a version's queue rules set this and the next two (scheduling/queue_policy.py)
     wait_until = 0.0  # end of the wait in the queue

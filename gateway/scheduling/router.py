@@ -209,6 +209,7 @@ class Router:
                 batch_bytes_max=self._settings.request_bytes_max,
                 reply_bytes_max=self._settings.reply_bytes_max,
                 traces=self.traces,
+                timed=self._settings.server_timing,
                 ticking=self._producer.ticking,
                 circuit_breaker=partial(self._producer.circuit_breaker.count_soon, pool),
             )

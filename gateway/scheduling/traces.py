@@ -157,7 +157,7 @@ class Traces:
                     "id": trace_id,
                     "model_name": manifest.model,
                     "model_version": manifest.version,
-                    "request_id": request.id,
+                    "request_id": request.id or request.request_id.decode(),
                 },
                 {"id": trace_id, "timestamps": _timestamps(request.arrival, put, header, end)},
             ]

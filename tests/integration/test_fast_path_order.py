@@ -97,7 +97,7 @@ async def test_what_waits_is_bounded_while_replies_go_out(front: Front) -> None:
 
         def submit(self, *args: Any) -> Soon:
             waiting.append(len(protocols[0].pipeline))
-            asyncio.get_running_loop().call_soon(args[-1], HttpReply(200, JSON_HEADERS, b"1"))
+            asyncio.get_running_loop().call_soon(args[4], HttpReply(200, JSON_HEADERS, b"1"))
             return self
 
         def cancel(self) -> None:
@@ -209,7 +209,9 @@ async def test_an_idle_connection_keeps_nothing_of_its_last_request(front: Front
 
 async def test_a_handler_that_answers_at_once_and_fails_answers_once() -> None:
     class Both:
-        def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Any) -> Any:
+        def submit(
+            self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Any, *_: Any
+        ) -> Any:
             done(HttpReply(200, JSON_HEADERS, b"1"))
             raise ZeroDivisionError
 

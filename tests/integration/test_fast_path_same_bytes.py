@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from millstream.gateway.app import build_app
+from millstream.gateway.connection.drain import Drain, asgi_protocol
 from millstream.gateway.connection.fast_path import fast_path_protocol
 from millstream.gateway.connection.receive_budget import ReceiveBudget
 from millstream.gateway.connection.reply_budget import ReplyBudget
@@ -42,7 +43,7 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ports
     echo = Echo()
     app = build_app(dataclasses.replace(application.app.state.deps, infer=echo))
     lane = fast_path_protocol(echo, BODY_BYTES_MAX, 100, ReceiveBudget(1 << 24), ReplyBudget(1 << 30))
-    async with serving(app, lane) as fast, serving(app, "httptools") as plain:
+    async with serving(app, lane) as fast, serving(app, asgi_protocol(Drain())) as plain:
         yield fast.port, plain.port
 
 
@@ -77,6 +78,19 @@ CASES = {
     "encoded bytes that are no text": post("/v2/models/%ff%fe/infer", b"{}"),
     "half an escape": post("/v2/models/a%2/infer", b"{}"),
     "dots": post("/v2/models/../infer", b"{}"),
+    "request id": post(PATH, b"{}", "X-Request-Id: abc-1"),
+    "request id with space around it": post(PATH, b"{}", "X-REQUEST-ID: \t abc-1  "),
+    "request id of other characters": post(PATH, b"{}", "X-Request-Id: a b"),
+    "request id that is no ASCII": post(PATH, b"{}", "X-Request-Id: \xe9\xff"),
+    "request id that is empty": post(PATH, b"{}", "X-Request-Id:"),
+    "request id that is too long": post(PATH, b"{}", "X-Request-Id: " + "x" * 129),
+    "request id twice": post(PATH, b"{}", "X-Request-Id: a", "X-Request-Id: b"),
+    "request id, too large": post(PATH, b"x" * (BODY_BYTES_MAX + 1), "X-Request-Id: abc-2"),
+    "request id, too much in chunks": chunked(PATH, [b"x" * 1000] * 100, "X-Request-Id: abc-3"),
+    "request id of another route": request("GET", "/v2", "X-Request-Id: abc-4"),
+    "request id of no route": request("GET", "/nothing", "X-Request-Id: abc-5"),
+    "request id of a wrong method": request("DELETE", "/v2", "X-Request-Id: abc-6"),
+    "request id, another status": post("/v2/models/odd/infer", b"{}", "X-Request-Id: abc-7"),
     "query": post(PATH + "?a=1&b=%20", b"{}"),
     "query that names infer": post("/v2/models/m?/infer", b"{}"),
     "fragment": post(PATH + "#x", b"{}"),
@@ -171,7 +185,7 @@ async def test_the_handler_gets_what_was_sent(ports: Ports) -> None:
         await wire.send(post("/v2/models/a%20b/versions/7/infer?x=y", b"hello", *headers))
         sha256 = b"2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
         reply = await wire.reply()
-        assert reply.body == b'["a b","7",["gzip","deflate","2"],5,"%b"]' % sha256
+        assert reply.body == b'["a b","7",["gzip","deflate","2",null,null,null],5,"%b"]' % sha256
         assert (reply.status, reply.headers[b"content-type"]) == (200, b"application/json")
 
 
@@ -179,7 +193,7 @@ async def test_trailers_are_no_headers(ports: Ports) -> None:
     """Plain uvicorn takes them for headers; a check of the headers before that would not have seen them."""
     async with await Wire.connect(ports[0]) as wire:
         await wire.send(chunked(PATH, [b"a"], end=b"0\r\nContent-Encoding: gzip\r\n\r\n"))
-        assert (await wire.reply()).body.startswith(b'["m",null,[null,null,null],1,')
+        assert (await wire.reply()).body.startswith(b'["m",null,[null,null,null,null,null,null],1,')
 
 
 H2C = "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ"

@@ -99,7 +99,13 @@ class Inbox:
         self._arrived: asyncio.Queue[Submission] = asyncio.Queue()
 
     def submit(
-        self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Callable[[HttpReply], None]
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes,
+        done: Callable[[HttpReply], None],
+        request_id: bytes = b"",
     ) -> Submission:
         submission = Submission(model, version, headers, body, done)
         self._arrived.put_nowait(submission)

@@ -25,7 +25,15 @@ class Echo:
     Model `now` is answered before `submit` returns, `large` with a megabyte, `odd` with an unusual status and headers.
     """
 
-    def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> _Nothing:
+    def submit(
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes,
+        done: Done,
+        request_id: bytes = b"",
+    ) -> _Nothing:
         text = [None if value is None else value.decode("latin-1") for value in headers]
         echo = orjson.dumps([model, version, text, len(body), hashlib.sha256(body).hexdigest()])
         reply = HttpReply(200, JSON_HEADERS, echo)
@@ -68,7 +76,15 @@ class Held:
         self.taken = 0
         self._arrived: asyncio.Queue[HeldRequest] = asyncio.Queue()
 
-    def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> HeldRequest:
+    def submit(
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes,
+        done: Done,
+        request_id: bytes = b"",
+    ) -> HeldRequest:
         held = HeldRequest(model, version, headers, body, done)
         self.taken += 1
         if model == "now":

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Self
 import uvicorn
 
 PATIENCE_S = 30.0  # a test that waits this long has failed
-_DATE = re.compile(rb"\r\ndate: [^\r]+")
+#: lines that differ from reply to reply: the date, and an id that the server made
+_DIFFERING = re.compile(rb"\r\n(?:date: [^\r]+|x-request-id: [0-9a-f]{12}-[0-9a-f]+(?=\r))")
 
 
 class WireReply(NamedTuple):
-    """A received reply. `head` is everything before the body, except the date."""
+    """A received reply. `head` is everything before the body, except the date and an id that the server made."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -74,14 +75,14 @@ class Wire:
         length = 0 if head else int(headers.get(b"content-length", 0))
         while len(self._read) < length:
             await self._more()
-        return WireReply(int(status.split()[1]), headers, self._take(length), _DATE.sub(b"", top))
+        return WireReply(int(status.split()[1]), headers, self._take(length), _DIFFERING.sub(b"", top))
 
     async def rest(self) -> bytes:
-        """Return all bytes until the server closes or resets the connection, without dates."""
+        """Return all bytes until the server closes or resets the connection, without dates and ids that it made."""
         with suppress(EOFError, ConnectionError):
             while True:
                 await self._more()
-        return _DATE.sub(b"", self._take(len(self._read)))
+        return _DIFFERING.sub(b"", self._take(len(self._read)))
 
     def _take(self, count: int) -> bytes:
         taken = bytes(self._read[:count])

@@ -17,6 +17,7 @@ from millstream.gateway.protocols.grpc.health import Health
 from millstream.gateway.protocols.grpc.infer import InferCalls
 from millstream.gateway.protocols.grpc.messages import Messages, parse, set_compression
 from millstream.gateway.protocols.grpc.metadata import MetadataCalls
+from millstream.gateway.protocols.grpc.reflection import SERVICES, Reflection
 from millstream.gateway.protocols.grpc.repository import RepositoryCalls
 from millstream.gateway.protocols.grpc.shared_memory import SharedMemoryCalls
 from millstream.gateway.protocols.grpc.statistics import StatisticsCalls
@@ -53,6 +54,9 @@ class MethodTable(grpc.GenericRpcHandler):  # type: ignore[misc]
             "inference.GRPCInferenceService": handlers,
             "grpc.health.v1.Health": _health(deps, drain, messages),
         }
+        if deps.settings.grpc_reflection:
+            info = grpc.stream_stream_rpc_method_handler(Reflection(deps.settings, messages).info)
+            services |= {service: {"ServerReflectionInfo": info} for service in SERVICES}
         self._handlers = {
             f"/{service}/{name}": self._counts.counted(name, handler)
             for service, methods in services.items()

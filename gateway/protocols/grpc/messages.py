@@ -19,10 +19,11 @@ from millstream.gateway.connection.reply_budget import ReplyBudget, ReplyPermit
 from millstream.gateway.protocols.grpc import parse_cost
 from millstream.gateway.protocols.grpc.receiver import Receiver
 from millstream.gateway.protocols.grpc.stalled_replies import StalledReplies
-from millstream.gateway.protocols.grpc.status import refuse
+from millstream.gateway.protocols.grpc.status import REQUEST_ID_KEY, refuse
 from millstream.gateway.protocols.http.compression import choose_encoding, decompress
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.request_id import REQUEST_ID, new_request_id, usable_request_id
 
 #: first byte of a gzip stream and of a zlib stream. No message begins with them: they would be a wire type that does
 #: not exist, and a field 15, which no message of these services has
@@ -71,7 +72,13 @@ class Messages:
         self._bytes_max = bytes_max
 
     def call(self, context: Any) -> ReplyPermit:
-        """Return the permit that counts a call's reply until the transport has it. Call it when a call begins."""
+        """Return the permit that counts a call's reply until the transport has it. Call it when a call begins.
+
+        Also sets the request id of the call: for its task, and in the metadata that ends the call.
+        """
+        request_id = _request_id(context)
+        REQUEST_ID.set(request_id)
+        context.set_trailing_metadata(((REQUEST_ID_KEY, request_id),))
         permit = self.permit()
 
         def over(_: Any) -> None:
@@ -107,6 +114,15 @@ class Messages:
         """End the call with the status of `failure`. Raises grpc.aio.AbortError."""
         self._stalled_replies.begin(context, 0)
         await refuse(context, failure)
+
+
+def _request_id(context: Any) -> str:
+    """Return the id in the call's metadata if it is usable, else a new one."""
+    sent = None
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID_KEY:
+            sent = usable_request_id(value.encode())
+    return (sent or new_request_id()).decode("ascii")
 
 
 async def parse_infer(body: bytes) -> Any:

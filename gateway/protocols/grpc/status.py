@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 import grpc
 
 from millstream.services.errors import GRPC_STATUS, Failure
+from millstream.services.process.request_id import REQUEST_ID
 
+REQUEST_ID_KEY = "x-request-id"  # in the metadata of a call, and in the metadata that ends it
 #: Details are sent in a header; clients take about 8 KiB of headers.
 DETAILS_CHARACTERS_MAX = 2048
 
@@ -26,11 +28,10 @@ async def refuse(context: Any, failure: Failure) -> NoReturn:
     The metadata says when to try again: as in HTTP, and in the form that gRPC clients with a retry policy follow
     (gRPC proposal A6).
     """
-    metadata: tuple[tuple[str, str], ...] = ()
-    if failure.retry_after_s is not None:
-        metadata = (
-            ("retry-after", str(failure.retry_after)),
-            ("grpc-retry-pushback-ms", str(math.ceil(failure.retry_after_s * 1000))),
-        )
+    metadata: tuple[tuple[str, str], ...] = ((REQUEST_ID_KEY, REQUEST_ID.get()),)
+    seconds = failure.retry_after
+    if seconds is not None:
+        pushback_s = seconds if failure.retry_after_s is None else failure.retry_after_s
+        metadata += (("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(math.ceil(pushback_s * 1000))))
     await context.abort(_STATUS[failure.code], details(failure), metadata)
     raise AssertionError("abort always raises")

@@ -24,6 +24,7 @@ from millstream.gateway.protocols.http.openapi import (
 )
 from millstream.gateway.protocols.http.row_schemas import PredictReply, PredictRequest
 from millstream.gateway.protocols.sagemaker import binary
+from millstream.gateway.protocols.sagemaker.dataframes import is_dataframe, read_dataframe, with_predictions
 from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
 from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
@@ -87,7 +88,8 @@ _RUNTIME_ERRORS = documented(400, 413, 424, 429, 500, 501, 503)
 @router.post(
     "/invocations",
     summary="Run the default model",
-    description="The model is MILLSTREAM_SAGEMAKER_MODEL, the only one there is, or X-Amzn-SageMaker-Target-Model.",
+    description="The model is MILLSTREAM_SAGEMAKER_MODEL, the only one there is, or X-Amzn-SageMaker-Target-Model. "
+    "MLflow's bodies are taken, too: dataframe_split, dataframe_records, instances, inputs.",
     response_class=Response,
     responses=_ANSWERS,
     openapi_extra=_body(_TARGET_MODEL),
@@ -208,11 +210,7 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
     with deps.callers.sagemaker.count_rejections(route, rows_body):
         if forms.media_type(content_type) == forms.JSON:
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
-            parsed = (
-                None
-                if is_v2(document)
-                else await run_in_thread_if_large(len(body), forms.from_json, route.plans, document)
-            )
+            parsed = None if is_v2(document) else await run_in_thread_if_large(len(body), _parsed, route, document)
         else:
             parsed = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
     if parsed is None:
@@ -222,7 +220,15 @@ async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, a
     text = await run_in_thread_if_large(
         size_of(outputs), forms.write, signature, outputs, form, row_form=parsed.row_form
     )
+    if form == forms.JSON and not parsed.row_form:
+        text = with_predictions(text)
     return _with_type(text, form)
+
+
+def _parsed(route: ModelRoute, document: Any) -> forms.ParsedBody:
+    if is_dataframe(document):
+        return forms.ParsedBody(read_dataframe(route.plans, document), row_form=True)
+    return forms.from_json(route.plans, document)
 
 
 def _v2_reply(text: bytes, header_bytes: int | None) -> Response:

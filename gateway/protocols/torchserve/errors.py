@@ -5,8 +5,6 @@ Source: pytorch/serve, ErrorResponse and the exceptions of its http package.
 
 from __future__ import annotations
 
-import uuid
-
 import orjson
 
 from millstream.gateway.protocols.http.error_formats import (
@@ -50,7 +48,7 @@ def _write(error: ErrorContext) -> FormattedError:
         kind = _NOT_FOUND_TYPES.get(error.subject, kind)
     document = {"code": error.status, "type": kind, "message": unicode_text(error.message)}
     document |= error.advice or {}
-    return FormattedError(error.status, {"x-request-id": str(uuid.uuid4())}, orjson.dumps(document))
+    return FormattedError(error.status, {}, orjson.dumps(document))
 
 
 FORMAT = ErrorFormat(_write, TorchServeError)

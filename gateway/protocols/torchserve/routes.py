@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -105,4 +104,4 @@ async def _answer(route: ModelRoute, content_type: str, body: bytes, deps: Deps)
         inputs, single = await run_in_thread_if_large(len(body), read, route.plans, content_type, body)
     outputs = await infer_arrays(deps.callers.torchserve, route, inputs)
     text = await run_in_thread_if_large(size_of(outputs), write, route.plans.signature, outputs, single=single)
-    return Response(text, media_type="application/json", headers={"x-request-id": str(uuid.uuid4())})
+    return Response(text, media_type="application/json")

@@ -19,7 +19,9 @@ from millstream.gateway.protocols.http.compression import choose_encoding, compr
 from millstream.gateway.protocols.v2.call import Options
 from millstream.gateway.protocols.v2.encode import V2Encoder
 from millstream.gateway.scheduling.lane import Lane
+from millstream.gateway.scheduling.load_report import HEADER, load_report, wanted_format
 from millstream.gateway.scheduling.request import Request
+from millstream.gateway.scheduling.timing import BatchTiming, server_timing
 from millstream.gateway.tensors.outputs import Outputs, Reply, own_copies, size_of
 from millstream.services.errors import Failure
 from millstream.services.metrics.catalogue import RequestProtocol
@@ -44,6 +46,7 @@ class RestRequest(Request):
 
     options: Options
     accept_encoding: bytes | None
+    load_format: bytes | None = None
     done_with: Done
     lane: Lane
 
@@ -138,7 +141,10 @@ class RestResponder:
         cast("RestRequest", request).done_with(error_reply(failure))
 
     def _send(self, request: RestRequest, headers: ReplyHeaders, body: bytes) -> None:
-        reply: HttpReply = _new(HttpReply, (200, headers, body))
+        added = b"" if request.timing is None else _timing_line(request.timing, request.arrival)
+        if request.load_format is not None:
+            added += _load_line(request.lane, request.load_format)
+        reply: HttpReply = _new(HttpReply, (200, headers, body, added))
         try:
             if request.accept_encoding is not None and len(body) >= COMPRESS_BYTES_MIN:
                 self._compress(request.accept_encoding, reply, request.done_with)
@@ -171,6 +177,15 @@ class RestResponder:
         done(compressed)
 
 
+def _timing_line(timing: BatchTiming, arrival: float) -> bytes:
+    return b"server-timing: %b\r\n" % server_timing(timing, arrival)
+
+
+def _load_line(lane: Lane, asked: bytes) -> bytes:
+    wanted = wanted_format(asked)
+    return b"" if wanted is None else b"%b: %b\r\n" % (HEADER, load_report(lane.load, wanted))
+
+
 @lru_cache(maxsize=256)
 def _headers(header_length: int | None) -> ReplyHeaders:
     if header_length is None:
@@ -180,4 +195,4 @@ def _headers(header_length: int | None) -> ReplyHeaders:
 
 def _compressed(reply: HttpReply, encoding: bytes) -> HttpReply:
     headers = reply_headers(*reply.headers.pairs, (b"content-encoding", encoding))
-    return HttpReply(reply.status, headers, compress(reply.body, encoding))
+    return HttpReply(reply.status, headers, compress(reply.body, encoding), reply.added)

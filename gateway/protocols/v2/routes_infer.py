@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.requests import ClientDisconnect
 
+from millstream.gateway.connection.exchange import EXCHANGE
 from millstream.gateway.connection.infer_handler import HttpReply, InferHeaders
 from millstream.gateway.protocols.http.body import disconnected, read_body
 from millstream.gateway.protocols.http.context import DepsOf
@@ -78,7 +79,10 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
         if not answered.done():
             answered.set_result(reply)
 
-    handle = deps.infer.submit(model, version, _headers(request), body, done)
+    exchange = EXCHANGE.get()
+    headers = InferHeaders.read(request.headers.raw)
+    request_id = b"" if exchange is None else exchange.request_id
+    handle = deps.infer.submit(model, version, headers, body, done, request_id)
     disconnect = asyncio.ensure_future(disconnected(request.receive))
     try:
         await asyncio.wait((answered, disconnect), return_when=asyncio.FIRST_COMPLETED)
@@ -92,17 +96,8 @@ async def infer(model: str, version: str | None, request: Request, deps: DepsOf)
     return _response(answered.result())
 
 
-def _headers(request: Request) -> InferHeaders:
-    headers: dict[bytes, bytes] = dict(request.headers.raw)
-    content_encoding = headers.get(b"content-encoding")
-    return InferHeaders(
-        content_encoding=None if content_encoding is None else content_encoding.strip().lower(),
-        accept_encoding=headers.get(b"accept-encoding"),
-        header_length=headers.get(b"inference-header-content-length"),
-    )
-
-
 def _response(reply: HttpReply) -> Response:
     response = Response(reply.body, reply.status)
-    response.raw_headers = [(b"content-length", b"%d" % len(reply.body)), *reply.headers.pairs]
+    added = [(name, value) for name, _, value in (line.partition(b": ") for line in reply.added.splitlines())]
+    response.raw_headers = [*added, (b"content-length", b"%d" % len(reply.body)), *reply.headers.pairs]
     return response

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 from millstream.gateway.connection.error_reply import error_reply, internal_failure
 from millstream.gateway.connection.infer_handler import Cancel, InferHeaders
@@ -22,12 +22,24 @@ from millstream.gateway.scheduling.router import ModelRoute, Router
 from millstream.services.errors import Code, Failure
 from millstream.services.metrics.catalogue import RequestProtocol
 from millstream.services.process.offload import run_in_thread_if_large
+from millstream.services.process.request_id import request_context
 
 log = logging.getLogger("millstream.infer")
 
 #: a larger JSON document is decoded in a thread: decoding it would block the event loop
 JSON_INLINE_BYTES_MAX = 256 * 1024
 _DECODINGS_MAX = 3  # attempts to decode a request: its version may be replaced meanwhile
+
+
+class _Submission(NamedTuple):
+    """The arguments of `submit`, of a request that is not added to its lane at once."""
+
+    model: str
+    version: str | None
+    headers: InferHeaders
+    body: bytes
+    done: Done
+    request_id: bytes
 
 
 class _Deferred:
@@ -74,18 +86,26 @@ class InferService:
         self._timeout_s_max = timeout_s_max
         self._tasks: set[asyncio.Future[None]] = set()
 
-    def submit(self, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done) -> Cancel:
+    def submit(
+        self,
+        model: str,
+        version: str | None,
+        headers: InferHeaders,
+        body: bytes,
+        done: Done,
+        request_id: bytes = b"",
+    ) -> Cancel:
         """Submit a request and return its handle. `done` is called once with the reply, perhaps before that."""
-        encoding, accept_encoding, length = headers
+        encoding, accept_encoding, length, _, _, load_format = headers
         if encoding is not None and encoding != b"identity":
-            return self._submit_compressed(encoding, model, version, headers, body, done)
+            return self._submit_compressed(_Submission(model, version, headers, body, done, request_id))
         route = self._router.routes.get((model, version))
         try:
             if route is None:
                 route = self._router.find(model, version)
             header_bytes = None if length is None else parse_header_length(length)
             if len(body) > JSON_INLINE_BYTES_MAX and (header_bytes is None or header_bytes > JSON_INLINE_BYTES_MAX):
-                return self._submit_large(model, version, header_bytes, accept_encoding, body, done)
+                return self._submit_large(_Submission(model, version, headers, body, done, request_id), header_bytes)
             lane = route.lane
             call: InferCall = route.decoder.decode(body, header_bytes)
             inputs, options = call
@@ -96,28 +116,26 @@ class InferService:
             request.options = options
             request.accept_encoding = accept_encoding
             request.done_with = done
+            request.request_id = request_id
             request.lane = lane
+            if load_format is not None:
+                request.load_format = load_format
             lane.add(request, len(body) + shared_memory_bytes)
         except Failure as failure:
             if route is not None:
-                route.lane.record_rejection(RequestProtocol.V2, failure.code)
+                with request_context(request_id):
+                    route.lane.record_rejection(RequestProtocol.V2, failure.code)
                 route.plans.advise(failure, infer_body)
             done(error_reply(failure))
             return _ANSWERED
         except Exception as error:
-            done(error_reply(internal_failure(f"an infer request for {model!r}", error)))
+            with request_context(request_id):
+                reply = error_reply(internal_failure(f"an infer request for {model!r}", error))
+            done(reply)
             return _ANSWERED
         return request
 
-    def _submit_large(
-        self,
-        model: str,
-        version: str | None,
-        header_bytes: int | None,
-        accept_encoding: bytes | None,
-        body: bytes,
-        done: Done,
-    ) -> Cancel:
+    def _submit_large(self, submission: _Submission, header_bytes: int | None) -> Cancel:
         """Submit a request whose large JSON document is decoded in a thread."""
         arrival = time.monotonic()
         deferred = _Deferred()
@@ -125,24 +143,22 @@ class InferService:
         async def read() -> None:
             try:
                 with self._receive_budget.reserve() as reservation:
-                    reservation.grow(len(body))
-                    route, call = await self._decoded(model, version, body, header_bytes)
+                    reservation.grow(len(submission.body))
+                    route, call = await self._decoded(submission, header_bytes)
                 if not deferred.cancelled:
-                    deferred.ticket = self._add(route, call, len(body), arrival, accept_encoding, done)
+                    deferred.ticket = self._add(submission, route, call, arrival)
             except Failure as failure:
-                self._refused(deferred, model, version, failure, done)
+                self._refused(deferred, submission, failure)
             except Exception as error:
-                self._refused(
-                    deferred, model, version, internal_failure(f"an infer request for {model!r}", error), done
-                )
+                internal = internal_failure(f"an infer request for {submission.model!r}", error)
+                self._refused(deferred, submission, internal)
 
-        self._spawn(read())
+        self._spawn(read(), submission.request_id)
         return deferred
 
-    async def _decoded(
-        self, model: str, version: str | None, body: bytes, header_bytes: int | None
-    ) -> tuple[ModelRoute, InferCall]:
-        """Return the request in `body`, and the route that serves after it was decoded. Raises Failure."""
+    async def _decoded(self, submission: _Submission, header_bytes: int | None) -> tuple[ModelRoute, InferCall]:
+        """Return the decoded request, and the route that serves after it was decoded. Raises Failure."""
+        model, version, body = submission.model, submission.version, submission.body
         for _ in range(_DECODINGS_MAX):
             route = self._router.find(model, version)
             call = await run_in_thread_if_large(len(body), route.decoder.decode, body, header_bytes)
@@ -150,70 +166,56 @@ class InferService:
                 return route, call
         raise Failure(Code.UNAVAILABLE, f"model '{model}' is being replaced: try again", retry_after_s=1)
 
-    def _add(
-        self,
-        route: ModelRoute,
-        call: InferCall,
-        body_bytes: int,
-        arrival: float,
-        accept_encoding: bytes | None,
-        done: Done,
-    ) -> Cancel:
+    def _add(self, submission: _Submission, route: ModelRoute, call: InferCall, arrival: float) -> Cancel:
         """Add a request that was decoded in a thread to its lane. Raises Failure."""
         inputs, options = call
         timeout_s = route.timeout_s if options.timeout_s is None else min(options.timeout_s, self._timeout_s_max)
         request = RestRequest(inputs, options.rows, options.priority, arrival, arrival + timeout_s, route.responder)
         request.options = options
-        request.accept_encoding = accept_encoding
-        request.done_with = done
+        request.accept_encoding = submission.headers.accept_encoding
+        request.done_with = submission.done
+        request.request_id = submission.request_id
+        request.load_format = submission.headers.load_format
         request.lane = route.lane
         # Numbers may be larger in raw form than as text.
-        size_bytes = max(body_bytes, sum(tensor.size_bytes for tensor in inputs))
+        size_bytes = max(len(submission.body), sum(tensor.size_bytes for tensor in inputs))
         route.lane.add(request, size_bytes + options.shared_memory_bytes)
         return request
 
-    def _refused(self, deferred: _Deferred, model: str, version: str | None, failure: Failure, done: Done) -> None:
+    def _refused(self, deferred: _Deferred, submission: _Submission, failure: Failure) -> None:
         if deferred.cancelled:
             return
-        route = self._router.routes.get((model, version))
+        route = self._router.routes.get((submission.model, submission.version))
         if route is not None:
             route.lane.record_rejection(RequestProtocol.V2, failure.code)
             route.plans.advise(failure, infer_body)
-        done(error_reply(failure))
+        submission.done(error_reply(failure))
 
-    def _submit_compressed(
-        self, encoding: bytes, model: str, version: str | None, headers: InferHeaders, body: bytes, done: Done
-    ) -> Cancel:
+    def _submit_compressed(self, submission: _Submission) -> Cancel:
         deferred = _Deferred()
-        self._spawn(self._decompress(deferred, encoding, model, version, headers, body, done))
+        self._spawn(self._decompress(deferred, submission), submission.request_id)
         return deferred
 
-    async def _decompress(
-        self,
-        deferred: _Deferred,
-        encoding: bytes,
-        model: str,
-        version: str | None,
-        headers: InferHeaders,
-        body: bytes,
-        done: Done,
-    ) -> None:
+    async def _decompress(self, deferred: _Deferred, submission: _Submission) -> None:
         """Decompress the body in a thread, because a small body can have large content, and submit the request."""
+        model, version, headers, body, done, request_id = submission
         failure = None
         try:
             with self._receive_budget.reserve() as reservation:
                 reservation.grow(len(body))  # decompressed bodies are bounded by the number of threads
-                plain = await asyncio.to_thread(decompress, body, encoding, self._body_bytes_max)
+                plain = await asyncio.to_thread(decompress, body, headers.content_encoding or b"", self._body_bytes_max)
         except Failure as error:
             failure = error
         except Exception as error:
             failure = internal_failure("a body could not be decompressed", error)
         if failure is not None:
-            self._refused(deferred, model, version, failure, done)
+            self._refused(deferred, submission, failure)
         elif not deferred.cancelled:
-            deferred.ticket = self.submit(model, version, headers._replace(content_encoding=None), plain, done)
+            plain_headers = headers._replace(content_encoding=None)
+            deferred.ticket = self.submit(model, version, plain_headers, plain, done, request_id)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, work: Coroutine[Any, Any, None], request_id: bytes) -> None:
+        with request_context(request_id):
+            task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

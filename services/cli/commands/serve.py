@@ -14,6 +14,7 @@ import typer
 
 from millstream.services.cli.commands.up import up
 from millstream.services.cli.options import Json, load_settings
+from millstream.services.errors import Code, Failure
 
 if TYPE_CHECKING:
     from millstream.services.settings import Settings
@@ -59,9 +60,11 @@ def serve(
     settings = load_settings()
     if settings.admin_key is None:
         os.environ["MILLSTREAM_ADMIN_KEY"] = secrets.token_urlsafe(32)  # noqa: TID251 - for `up`, which reads it
+    if folder == MODEL_DIR and settings.vertex_storage_uri:
+        folder = storage_folder(settings.vertex_storage_uri)
     models, repositories = discover(folder, name or settings.sagemaker_model or "model")
     if http_port is None:
-        http_port = settings.sagemaker_port or _platform_port(settings)
+        http_port = settings.sagemaker_port or settings.vertex_http_port or _platform_port(settings)
     up(
         host="0.0.0.0",  # noqa: S104 - in a container, whose platform controls access
         http_port=http_port,
@@ -79,6 +82,20 @@ def _platform_port(settings: Settings) -> int:
 
     check_platform_port()
     return settings.http_port if "http_port" in settings.model_fields_set else _HTTP_PORT
+
+
+def storage_folder(uri: str) -> Path:
+    """Return the folder that AIP_STORAGE_URI names. Raises Failure(UNSUPPORTED) for a bucket."""
+    scheme, separator, path = uri.partition("://")
+    if not separator:
+        return Path(uri)
+    if scheme != "file":
+        raise Failure(
+            Code.UNSUPPORTED,
+            f"AIP_STORAGE_URI: models are not fetched from {scheme}://: put them into the image under {MODEL_DIR}, and "
+            "upload the model to Vertex AI without an artifact URI",
+        )
+    return Path(path)
 
 
 def discover(folder: Path, name: str) -> tuple[list[str] | None, list[Path] | None]:

@@ -1,0 +1,1 @@
+"""Vertex AI's contract for prediction containers, on the codec of /invocations."""

@@ -1,0 +1,49 @@
+"""FastAPI's own OpenTelemetry: off unless the setting turns it on, whatever the environment says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import telemetry
+from opentelemetry import trace
+
+from tests.kit.application import Application
+
+pytestmark = pytest.mark.anyio
+
+
+class _Provider(trace.TracerProvider):
+    """A provider as an SDK registers it; counts the tracers that were asked for."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def get_tracer(self, *_: Any, **__: Any) -> trace.Tracer:
+        self.asked += 1
+        return trace.NoOpTracer()
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTAPI_OTEL_AUTO_CONFIGURE", "true")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("on", [False, True])
+async def test_only_the_setting_turns_telemetry_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool) -> None:
+    provider = _Provider()
+    monkeypatch.setattr("fastapi.telemetry._asgi.trace.get_tracer_provider", lambda: provider)
+    app = Application(tmp_path, telemetry=on).app
+    seen = []
+
+    @app.get("/seen")
+    async def endpoint() -> None:
+        seen.append(telemetry.get_telemetry_data() is not None)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.get("/seen")).status_code == 200
+    assert seen == [on]
+    assert (provider.asked > 0) == on

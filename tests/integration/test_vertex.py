@@ -1,0 +1,112 @@
+"""Vertex AI's contract: the command of the image with the variables that Vertex AI sets, and its calls."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from millstream.services.cli.commands.serve import storage_folder
+from millstream.services.errors import Failure
+from millstream.services.settings import child_environment, read_settings
+from tests.kit import models
+from tests.kit.application import Application
+
+HEALTH = "/v1/endpoints/123/deployedModels/456"
+PREDICT = f"{HEALTH}:predict"
+SERVE = [sys.executable, "-P", "-m", "millstream.services.cli", "serve"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_the_container_starts_as_vertex_starts_it(tmp_path: Path) -> None:
+    folder = tmp_path / "artifacts"
+    folder.mkdir()
+    models.scale(folder / "any.onnx")
+    port = free_port()  # Vertex AI names the port; another process may take it meanwhile, which fails this test loudly
+    environment = {
+        "MILLSTREAM_HOME": str(tmp_path / "home"),
+        "MILLSTREAM_WORKER_THREADS": "1",
+        "AIP_MODE": "PREDICTION",
+        "AIP_HTTP_PORT": str(port),
+        "AIP_HEALTH_ROUTE": HEALTH,
+        "AIP_PREDICT_ROUTE": PREDICT,
+        "AIP_STORAGE_URI": f"file://{folder}",
+    }
+    process = subprocess.Popen(
+        [*SERVE, "--grpc-port", "-1"],
+        env=child_environment(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        ready = next(line for line in process.stdout if line.startswith("ready http://"))
+        assert int(ready.rpartition(":")[2]) == port
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            assert client.get(HEALTH).status_code == 200
+            reply = client.post(PREDICT, json={"instances": [[1, 2], [3, 4]], "parameters": {"confidence": 0.5}})
+            assert (reply.status_code, reply.json()) == (200, {"predictions": [[2.0, 4.0], [6.0, 8.0]]})
+            tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+            assert client.post(PREDICT, json={"inputs": [tensor]}).json()["outputs"][0]["data"] == [2.0, 4.0]
+            assert client.post(PREDICT, json={"instances": []}).status_code == 400
+            assert client.post(PREDICT, content=b"{").status_code == 400
+            assert client.get(PREDICT).status_code == 405
+            assert client.get("/admin/v1/models").status_code == 401
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_bucket_fails_the_start_with_what_to_do(tmp_path: Path) -> None:
+    environment = {"MILLSTREAM_HOME": str(tmp_path / "home"), "AIP_STORAGE_URI": "gs://bucket/model"}
+    ended = subprocess.run(
+        SERVE, env=child_environment(environment), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode != 0
+    assert "gs://" in ended.stderr
+    assert "/opt/ml/model" in " ".join(ended.stderr.split())
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_storage_folder() -> None:
+    assert storage_folder("/models") == Path("/models")
+    assert storage_folder("file:///models/m") == Path("/models/m")
+    with pytest.raises(Failure, match="s3://"):
+        storage_folder("s3://bucket/model")
+
+
+@pytest.mark.parametrize("route", ["predict", "/a b", "/{name}", "/a?b", "/a\n", "https://x/y"])
+def test_a_route_that_is_no_path_stops_the_start(monkeypatch: pytest.MonkeyPatch, route: str) -> None:
+    monkeypatch.setenv("AIP_PREDICT_ROUTE", route)
+    with pytest.raises(Failure, match="VERTEX_PREDICT_ROUTE"):
+        read_settings()
+
+
+@pytest.mark.anyio
+async def test_the_health_route_tells_readiness(tmp_path: Path) -> None:
+    application = Application(tmp_path, vertex_health_route="/health", vertex_predict_route="/invocations")
+    transport = httpx2.ASGITransport(application.app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/health")).status_code == 200
+        application.ready = False
+        assert (await client.get("/health")).status_code == 503
+        assert (await client.post("/invocations", json={"instances": [1]})).status_code == 404  # there is no model
+
+
+@pytest.mark.anyio
+async def test_outside_of_vertex_there_are_no_such_paths(tmp_path: Path) -> None:
+    transport = httpx2.ASGITransport(Application(tmp_path).app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get(HEALTH)).status_code == 404
+        assert "Vertex AI" not in (await client.get("/openapi.json")).text
