@@ -5,6 +5,7 @@ snapshot ─> the versions that answer ─> examples ─> document with examples
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -16,14 +17,21 @@ from millstream.gateway.protocols.http.openapi_examples import Examples, choose,
 from millstream.services.model.signature import Signature
 from millstream.services.settings import Settings
 
+#: models that are looked at for an example: thousands would take milliseconds
+CANDIDATES_MAX = 200
+
 
 def answering_versions(snapshot: Snapshot) -> list[tuple[str, int, Signature]]:
-    """Return name, version and signature of the ready versions that answer requests without a version, by name."""
-    return [
+    """Return name, version and signature of the ready versions that answer requests without a version, by name.
+
+    At most CANDIDATES_MAX are returned.
+    """
+    ready = (
         (name, view.serving, view.versions[view.serving].manifest.signature)
         for name, view in sorted(snapshot.models.items())
         if view.serving is not None and view.serving in view.versions and view.versions[view.serving].ready
-    ]
+    )
+    return list(itertools.islice(ready, CANDIDATES_MAX))
 
 
 class LiveDocument:

@@ -10,14 +10,14 @@ import hashlib
 import re
 import shlex
 from html import escape
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict
 
-from millstream.gateway.catalog.snapshot import Snapshot
+from millstream.gateway.catalog.snapshot import ModelView, Snapshot
 from millstream.gateway.protocols.http.context import DepsOf
 from millstream.gateway.protocols.http.openapi import JSON, TEXT, content, ref
 from millstream.gateway.protocols.http.openapi_examples import choose
@@ -65,14 +65,6 @@ class Alive(TypedDict):
     """The process answers."""
 
     status: Literal["alive"]
-
-
-class ServedModel(NamedTuple):
-    """A model in the list of the page."""
-
-    name: str
-    version: int
-    state: str
 
 
 def prefers_html(accept: str | None) -> bool:
@@ -153,28 +145,22 @@ def start_page(version: str, snapshot: Snapshot, address: str, *, ready: bool, k
 """
 
 
-def served_models(snapshot: Snapshot) -> list[ServedModel]:
-    """Return the models that have a serving version, by name: those that GET /v2/models lists."""
-    found = []
-    for name, view in sorted(snapshot.models.items()):
-        if view.serving is not None:
-            version = view.versions.get(view.serving)
-            found.append(ServedModel(name, view.serving, str(version.state) if version is not None else ""))
-    return found
-
-
 def _models(snapshot: Snapshot) -> str:
-    models = served_models(snapshot)
-    if not models:
+    """Return the table of the models that have a serving version, by name: those that GET /v2/models lists."""
+    names = sorted(name for name, view in snapshot.models.items() if view.serving is not None)
+    if not names:
         return "<p>No model is loaded yet.</p>"
-    rows = "".join(
-        f'<tr><td><a href="v2/models/{quote(one.name)}">{escape(one.name)}</a></td>'
-        f"<td>{one.version}</td><td>{escape(one.state)}</td></tr>"
-        for one in models[:MODELS_MAX]
-    )
-    more = f"<p>{len(models) - MODELS_MAX} more models are not shown.</p>" if len(models) > MODELS_MAX else ""
+    rows = "".join(_row(snapshot.models[name]) for name in names[:MODELS_MAX])
+    more = f"<p>{len(names) - MODELS_MAX} more models are not shown.</p>" if len(names) > MODELS_MAX else ""
     head = '<tr><th scope="col">Name</th><th scope="col">Version</th><th scope="col">State</th></tr>'
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>{more}"
+
+
+def _row(model: ModelView) -> str:
+    version = model.versions.get(model.serving) if model.serving is not None else None
+    state = "" if version is None else str(version.state)
+    name = f'<a href="v2/models/{quote(model.name)}">{escape(model.name)}</a>'
+    return f"<tr><td>{name}</td><td>{model.serving}</td><td>{escape(state)}</td></tr>"
 
 
 def _commands(snapshot: Snapshot, address: str, *, key: bool) -> list[tuple[str, str]]:
