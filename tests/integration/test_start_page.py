@@ -138,7 +138,7 @@ async def test_a_host_that_is_none_is_not_repeated(client: httpx2.AsyncClient) -
     assert reply.status_code == 200
     assert "rm -rf" not in reply.text
     reply = await client.get("/", headers={"accept": "text/html", "host": "models.example:8443"})
-    assert "http://models.example:8443/v2/models/m/infer" in reply.text
+    assert "curl -s http://models.example:8443/v2/models/m<" in reply.text
 
 
 async def test_many_models_are_counted(application: Application) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from millstream.gateway.protocols.http.error_formats import ErrorFormats
-from millstream.gateway.protocols.http.openapi import ERROR, JSON, header_ref, ref
+from millstream.gateway.protocols.http.openapi import ERROR, EXAMPLE_FORM, JSON, header_ref, ref
 
 Document = dict[str, Any]
 
@@ -31,7 +31,21 @@ HEADERS: dict[str, dict[str, Any]] = {
     "WWW-Authenticate": {"description": "How to send the key.", "schema": {"type": "string"}},
     "X-Amzn-ErrorType": {"description": "The kind of the error, for boto3.", "schema": {"type": "string"}},
     "X-Amzn-Invoked-Production-Variant": {"description": "The version that answered.", "schema": {"type": "string"}},
+    "X-Request-Id": {
+        "description": "The id that the request was sent with, or a new one; logs and traces have it.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+    "Server-Timing": {
+        "description": "Milliseconds in the gateway's lane, in the queue and of the run, if the server is set to say.",
+        "schema": {"type": "string"},
+    },
+    "endpoint-load-metrics": {
+        "description": "ORCA's load report, for requests with endpoint-load-metrics-format: json, text or bin.",
+        "schema": {"type": "string"},
+    },
 }
+_EVERY_REPLY = ("X-Request-Id",)
+_INFERENCE = ("Server-Timing", "endpoint-load-metrics")
 #: status of an error -> headers of its replies
 _HEADERS_OF_STATUS = {"401": ("WWW-Authenticate",), "429": ("Retry-After",), "503": ("Retry-After",)}
 
@@ -85,6 +99,8 @@ def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, 
         _describe_parameters(operation)
         operation["responses"].pop("422", None)  # a parameter that does not fit is answered with 400
         for status, response in operation["responses"].items():
+            added = (*_EVERY_REPLY, *(_INFERENCE if status == "200" and _is_inference(operation) else ()))
+            response["headers"] = response.get("headers", {}) | {name: header_ref(name) for name in added}
             if response.get(ERROR):
                 errors[error_format.document.__name__] = error_format.document
                 name = f"{error_format.document.__name__}{status}"
@@ -97,7 +113,7 @@ def complete(document: Document, schemas: Sequence[Any], formats: ErrorFormats, 
     components["headers"] = HEADERS
     if not access.key:
         components.pop("securitySchemes", None)
-    tidied: Document = _without_titles(_only_references(document))
+    tidied: Document = _without_defaults(_only_references(document))
     _drop_unused(tidied)
     return tidied
 
@@ -111,6 +127,11 @@ def _secure(operation: dict[str, Any], path: str, access: Access) -> None:
         del operation["security"]
 
 
+def _is_inference(operation: dict[str, Any]) -> bool:
+    contents = operation.get("requestBody", {}).get("content", {})
+    return any(EXAMPLE_FORM in body for body in contents.values())
+
+
 def _describe_parameters(operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
         description = _PARAMETERS.get(parameter["name"]) if parameter["in"] == "path" else None
@@ -119,9 +140,12 @@ def _describe_parameters(operation: dict[str, Any]) -> None:
 
 
 def _error(description: str, status: str, document: Any, headers: Sequence[str]) -> dict[str, Any]:
-    names = sorted({*_HEADERS_OF_STATUS.get(status, ()), *headers})
-    response: dict[str, Any] = {"description": description, "content": {JSON: {"schema": ref(document)}}}
-    return response | ({"headers": {name: header_ref(name) for name in names}} if names else {})
+    names = sorted({*_EVERY_REPLY, *_HEADERS_OF_STATUS.get(status, ()), *headers})
+    return {
+        "description": description,
+        "headers": {name: header_ref(name) for name in names},
+        "content": {JSON: {"schema": ref(document)}},
+    }
 
 
 def _computed(kinds: Sequence[Any]) -> dict[str, Any]:
@@ -142,17 +166,24 @@ def _only_references(value: Any) -> Any:
     return {name: _only_references(item) for name, item in value.items()}
 
 
-def _without_titles(value: Any, *, named: bool = False) -> Any:
-    """Return `value` without titles of schemas, which repeat names. `named`: the keys of `value` are names."""
+def _without_defaults(value: Any, *, named: bool = False) -> Any:
+    """Return `value` without titles, which repeat names, and `additionalProperties` where it is true, the default.
+
+    Releases of pydantic differ in what they write. `named`: the keys of `value` are names.
+    """
     if isinstance(value, list):
-        return [_without_titles(item) for item in value]
+        return [_without_defaults(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        name: item if name in {"example", "info"} else _without_titles(item, named=name in {"properties", "schemas"})
+        name: item if name in {"example", "info"} else _without_defaults(item, named=name in {"properties", "schemas"})
         for name, item in value.items()
-        if named or name != "title" or not isinstance(item, str)
+        if named or not _is_default(name, item)
     }
+
+
+def _is_default(name: str, item: Any) -> bool:
+    return (name == "title" and isinstance(item, str)) or (name == "additionalProperties" and item is True)
 
 
 def _drop_unused(document: Document) -> None:

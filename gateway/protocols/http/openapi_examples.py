@@ -5,18 +5,20 @@ manifest ─> ModelExample (a body for each form) ─> with_examples(document) �
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from millstream.gateway.protocols.http.openapi import EXAMPLE_FORM
 from millstream.gateway.protocols.http.openapi_document import Document, operations
+from millstream.gateway.tensors.examples import Sample, samples
 from millstream.services.model.datatypes import BINARY_ONLY, BYTES, FLOATS
+from millstream.services.model.manifest import Manifest, TrialInputs
 from millstream.services.model.signature import Signature, TensorSpec, needed_inputs
 
 #: elements of the inputs of an example; larger models have none, since it would fill the page
 ELEMENTS_MAX = 4096
 
+_SPECIAL = frozenset({"id", "parameters"})  # members of a generate request that are no inputs
 _INTEGERS = frozenset({"INT32", "INT64"})
 _TOKENS = frozenset({"input_ids", "attention_mask", "token_type_ids"})
 
@@ -25,7 +27,7 @@ _DIGIT_PIXELS = (
     *(0, 0, 7, 16, 14, 3, 0, 0, 0, 0, 9, 14, 11, 15, 0, 0, 0, 0, 1, 5, 0, 15, 5, 0, 0, 0, 0, 0, 0, 16, 5, 0),
     *(0, 0, 0, 0, 3, 16, 4, 0, 0, 0, 0, 1, 12, 14, 1, 0, 0, 0, 5, 12, 16, 16, 14, 1, 0, 0, 8, 16, 14, 10, 13, 3),
 )
-_DIGIT = TensorSpec(name="pixels", datatype="FP32", shape=(-1, 64))
+_DIGIT = ("pixels", "FP32", (1, 64))
 
 
 class ModelExample(NamedTuple):
@@ -36,81 +38,71 @@ class ModelExample(NamedTuple):
     bodies: Mapping[str, Any]
 
 
-def model_example(model: str, version: int, signature: Signature) -> ModelExample:
-    """Return an example for a version. It has no bodies if the inputs have too many elements to show."""
-    if _element_count(signature) > ELEMENTS_MAX:
+class _Input(NamedTuple):
+    """An input of an example. `row`: without dimension 0."""
+
+    sample: Sample
+    flat: list[Any]
+    nested: Any
+    row: Any
+
+
+def model_example(model: str, version: int, signature: Signature, trial: TrialInputs | None) -> ModelExample:
+    """Return an example for a version. It has no bodies if no inputs are known to run, or they are too long to show."""
+    if trial is None or _element_count(signature, trial) > ELEMENTS_MAX:
         return ModelExample(model, version, {})
-    specs = needed_inputs(signature)
-    shapes = {spec.name: _shape(spec, signature) for spec in specs}
-    flat = {spec.name: _elements(spec, shapes[spec.name]) for spec in specs}
-    values = {name: _nested(elements, shapes[name]) for name, elements in flat.items()}
-    bodies: dict[str, Any] = _row_bodies(values, batching=signature.batching)
-    bodies["generate"] = {name: value[0] if signature.batching else value for name, value in values.items()}
+    inputs = [_input(sample) for sample in samples(signature, trial)]
+    bodies: dict[str, Any] = {}
+    if all(one.flat for one in inputs):  # without elements, nesting does not show the shape
+        bodies = _row_bodies(inputs, batching=signature.batching)
+    if all(one.flat and one.sample.name not in _SPECIAL for one in inputs):
+        bodies["generate"] = {one.sample.name: one.row if signature.batching else one.nested for one in inputs}
     if not _is_binary_only(signature):
-        bodies["v2"] = {
-            "inputs": [
-                {"name": spec.name, "shape": shapes[spec.name], "datatype": spec.datatype, "data": flat[spec.name]}
-                for spec in specs
-            ]
-        }
-    if len(specs) == 1 and signature.batching and flat[specs[0].name]:
-        bodies["csv"] = ",".join(_cell(element) for element in flat[specs[0].name])
+        bodies["v2"] = _v2_body(inputs, signature)
+    if len(inputs) == 1 and signature.batching and inputs[0].flat:
+        bodies["csv"] = ",".join(_cell(element) for element in inputs[0].flat)
     entry = _embedded(signature)
     if entry is not None:
         bodies["embeddings"] = {"model": model, "input": entry}
     return ModelExample(model, version, bodies)
 
 
-def _row_bodies(values: dict[str, Any], *, batching: bool) -> dict[str, Any]:
-    """Return the bodies in row form; in column form for a version without rows."""
-    only = next(iter(values.values())) if len(values) == 1 else None
-    if not batching:
-        whole = values if only is None else only
-        return {"instances": {"inputs": whole}, "rows": whole}
-    row = {name: value[0] for name, value in values.items()}
-    instances = [row] if only is None else only
-    return {
-        "instances": {"instances": instances},
-        "examples": {"examples": [row]},
-        "rows": row if only is None else only[0],
+def _input(sample: Sample) -> _Input:
+    if sample[:3] == _DIGIT:
+        pixels = list(_DIGIT_PIXELS)
+        return _Input(sample, pixels, [pixels], pixels)
+    return _Input(sample, sample.flat.value(), sample.nested.value(), sample.row.value())
+
+
+def _v2_body(inputs: Sequence[_Input], signature: Signature) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "inputs": [
+            {"name": sample.name, "shape": list(sample.shape), "datatype": sample.datatype, "data": flat}
+            for sample, flat, *_ in inputs
+        ]
     }
+    binary = any(spec.datatype in BINARY_ONLY for spec in signature.outputs)  # they have no JSON form
+    return body | ({"parameters": {"binary_data_output": True}} if binary else {})
 
 
-def _element_count(signature: Signature) -> int:
-    return sum(math.prod(_shape(spec, signature)) for spec in needed_inputs(signature))
+def _row_bodies(inputs: Sequence[_Input], *, batching: bool) -> dict[str, Any]:
+    """Return the bodies in row form; in column form for a version without rows."""
+    single = len(inputs) == 1
+    if not batching:
+        whole = inputs[0].nested if single else {one.sample.name: one.nested for one in inputs}
+        return {"instances": {"inputs": whole}, "rows": whole}
+    named = {one.sample.name: one.row for one in inputs}
+    row = inputs[0].row if single else named
+    return {"instances": {"instances": [row]}, "examples": {"examples": [named]}, "rows": row}
+
+
+def _element_count(signature: Signature, trial: TrialInputs) -> int:
+    return sum(max(1, sample.elements) for sample in samples(signature, trial))
 
 
 def _is_binary_only(signature: Signature) -> bool:
     """Return whether v2 has no JSON form for an input."""
     return any(spec.datatype in BINARY_ONLY for spec in needed_inputs(signature))
-
-
-def _shape(spec: TensorSpec, signature: Signature) -> list[int]:
-    """Return the smallest shape that the spec allows: one row, and 1 for variable dimensions."""
-    return [1 if dim == -1 or (at == 0 and signature.batching) else dim for at, dim in enumerate(spec.shape)]
-
-
-def _elements(spec: TensorSpec, shape: list[int]) -> list[Any]:
-    """Return the elements: zeros, which are valid indices and lengths everywhere; for digits, a digit."""
-    if spec == _DIGIT:
-        return list(_DIGIT_PIXELS)
-    zero: Any = 0
-    if spec.datatype == BYTES:
-        zero = "0"
-    elif spec.datatype == "BOOL":
-        zero = False
-    elif spec.datatype in FLOATS:
-        zero = 0.0
-    return [zero] * math.prod(shape)
-
-
-def _nested(elements: list[Any], shape: list[int]) -> Any:
-    if not shape:
-        return elements[0]
-    if len(shape) == 1:
-        return elements
-    inner = math.prod(shape[1:])
-    return [_nested(elements[at * inner : (at + 1) * inner], shape[1:]) for at in range(shape[0])]
 
 
 def _cell(element: Any) -> str:
@@ -131,7 +123,12 @@ def _embedded(signature: Signature) -> Any:
 
 
 #: the example of a document without a model: the digits example
-DIGITS = model_example("digits", 1, Signature(inputs=(_DIGIT,), outputs=(), batching=True))
+DIGITS = model_example(
+    "digits",
+    1,
+    Signature(inputs=(TensorSpec(name="pixels", datatype="FP32", shape=(-1, 64)),), outputs=(), batching=True),
+    TrialInputs(size=1, fill=0),
+)
 _EMBEDDINGS = {"model": "minilm", "input": ["a mill", "a stream"]}
 
 
@@ -149,24 +146,32 @@ class Examples(NamedTuple):
     name_target: bool = False
 
 
-def choose(candidates: Sequence[tuple[str, int, Signature]], *, name_target: bool) -> Examples:
+def choose(candidates: Sequence[Manifest], *, name_target: bool) -> Examples:
     """Return examples of the first version that has a v2 body, else a body of any form, else of any version.
 
     Without a version, the examples are the digits example.
 
     Args:
-        candidates: name, version and signature of the versions that answer.
+        candidates: the versions that answer.
         name_target: as in Examples.
     """
-    shown = [candidate for candidate in candidates if _element_count(candidate[2]) <= ELEMENTS_MAX]
-    as_json = (candidate for candidate in shown if not _is_binary_only(candidate[2]))
-    best = next((one for some in (as_json, shown, candidates) for one in some), None)
-    embedding = next((candidate for candidate in shown if _embedded(candidate[2]) is not None), None)
+    shown = [
+        manifest
+        for manifest in candidates
+        if manifest.trial is not None and _element_count(manifest.signature, manifest.trial) <= ELEMENTS_MAX
+    ]
+    as_json = (manifest for manifest in shown if not _is_binary_only(manifest.signature))
+    best = next((manifest for some in (as_json, shown, candidates) for manifest in some), None)
+    embedding = next((manifest for manifest in shown if _embedded(manifest.signature) is not None), None)
     return Examples(
-        DIGITS if best is None else model_example(*best),
-        None if embedding is None else model_example(*embedding),
+        DIGITS if best is None else _example_of(best),
+        None if embedding is None else _example_of(embedding),
         name_target=name_target,
     )
+
+
+def _example_of(manifest: Manifest) -> ModelExample:
+    return model_example(manifest.model, manifest.version, manifest.signature, manifest.trial)
 
 
 def with_examples(document: Document, examples: Examples) -> Document:

@@ -14,21 +14,21 @@ import orjson
 from millstream.gateway.catalog.snapshot import Snapshot
 from millstream.gateway.protocols.http.openapi_document import Document
 from millstream.gateway.protocols.http.openapi_examples import Examples, choose, with_examples
-from millstream.services.model.signature import Signature
+from millstream.services.model.manifest import Manifest
 from millstream.services.settings import Settings
 
 #: models that are looked at for an example: thousands would take milliseconds
 CANDIDATES_MAX = 200
 
 
-def answering_versions(snapshot: Snapshot) -> list[tuple[str, int, Signature]]:
-    """Return name, version and signature of the ready versions that answer requests without a version, by name.
+def answering_versions(snapshot: Snapshot) -> list[Manifest]:
+    """Return the ready versions that answer requests without a version, by name.
 
     At most CANDIDATES_MAX are returned.
     """
     ready = (
-        (name, view.serving, view.versions[view.serving].manifest.signature)
-        for name, view in sorted(snapshot.models.items())
+        view.versions[view.serving].manifest
+        for _, view in sorted(snapshot.models.items())
         if view.serving is not None and view.serving in view.versions and view.versions[view.serving].ready
     )
     return list(itertools.islice(ready, CANDIDATES_MAX))
