@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import typer
@@ -49,14 +49,14 @@ def wrong_usage(message: str) -> UsageFailure:
 
 
 @contextlib.contextmanager
-def usage_of(option: str = "") -> Any:
-    """Turn failures of the block because of invalid input into wrong usage; `option` begins the message."""
+def usage_of() -> Iterator[None]:
+    """Turn failures of the block because of invalid input into wrong usage, but not those that a server reports."""
     try:
         yield
     except Failure as failure:
         if failure.code is not Code.INVALID or isinstance(failure, ServerError):
             raise
-        raise wrong_usage(f"{option}: {failure.message}" if option else failure.message) from failure
+        raise wrong_usage(failure.message) from failure
 
 
 def report_of(error: BaseException) -> Report:

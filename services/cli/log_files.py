@@ -73,7 +73,7 @@ class ProcessLog:
         # Asked before reading: what was written before the rotation is read, and the new file in the next call.
         rotated = self._was_rotated()
         if os.fstat(self._fd).st_size < self._position:
-            self._position = 0  # somebody emptied the file
+            self._position = 0  # the file was emptied
         content = os.pread(self._fd, READ_BYTES, self._position)
         whole = content.rfind(b"\n") + 1
         if not whole and len(content) >= READ_BYTES:

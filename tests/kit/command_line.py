@@ -56,7 +56,7 @@ class Millstream:
         return done.stdout
 
     def in_terminal(self, arguments: Sequence[object], columns: int, *, keys: str = "") -> tuple[int, str]:
-        """Run a command in a terminal as `in_terminal` does, after somebody typed `keys`."""
+        """Run a command in a terminal as `in_terminal` does, with `keys` typed in it."""
         command = [sys.executable, "-m", "millstream.services.cli", *map(str, arguments)]
         return in_terminal(command, columns, self.environment(), keys=keys)
 

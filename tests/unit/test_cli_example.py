@@ -61,6 +61,6 @@ def test_binary_where_json_is_large_or_has_no_form(said):
     assert example.request.header_bytes is not None
 
 
-def test_a_signature_of_a_size_that_nobody_sends_is_refused():
+def test_an_example_that_would_be_huge_is_refused():
     with pytest.raises(Failure, match="send one of your own"):
         example_of(metadata(("FP32", [1 << 20, ELEMENTS_MAX])), binary_outputs=True)

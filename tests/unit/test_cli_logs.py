@@ -156,7 +156,7 @@ def test_half_a_line_is_shown_when_it_is_whole(tmp_path):
         assert reader.new_lines() == ["two"]
         file.write(b"ee\n")
     assert reader.new_lines() == ["three"]
-    path.write_bytes(b"new\n")  # emptied by somebody else
+    path.write_bytes(b"new\n")  # emptied by another program
     assert reader.new_lines() == ["new"]
     path.unlink()
     assert reader.new_lines() == []
