@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -116,8 +117,9 @@ class ProducerLink:
 
     async def start(self) -> None:
         """Connect. Raises what the first attempt raises; lost connections are restored in the background."""
-        await self._connect()
-        self._task = asyncio.create_task(self._reconnect())
+        # In contexts of their own: what is logged about the connection is not about the request that opened it.
+        await asyncio.create_task(self._connect(), context=Context())
+        self._task = asyncio.create_task(self._reconnect(), context=Context())
 
     async def stop(self) -> None:
         if self._task is not None:

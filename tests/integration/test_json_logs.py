@@ -135,7 +135,7 @@ def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
         assert client.post(f"{versions}/1/activate").status_code == 200
         assert client.post(f"{versions}/9/activate").status_code == 404
         assert client.delete(f"{versions}/2").status_code == 204
-        assert client.delete("/admin/v1/models/m").status_code == 204
+        assert client.delete("/admin/v1/models/m", headers={"X-Request-Id": "id-of-caller"}).status_code == 204
         assert client.post("/v2/trace/setting", json={"trace_rate": "7"}).status_code == 200
         assert client.post("/v2/logging", json={"log_verbose_level": 0}).status_code == 200
         for _ in range(5):
@@ -151,7 +151,15 @@ def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
     assert up.about("activate")["fields"]["code"] == "not_found"
     assert up.about("trace settings changed")["fields"]["trace_rate"] == "7"
     assert up.about("log settings changed")["level"] == "INFO"
-    assert len([record for record in up.records if record["message"].startswith("deleted: m")]) == 2
+    deleted = [record for record in up.records if record["message"].startswith("deleted: m")]
+    assert len(deleted) == 2
+    assert deleted[1]["request_id"] == "id-of-caller"
+    assert all(record["request_id"] for record in (*uploads, *deleted))
+    assert not [
+        r
+        for r in up.records
+        if r["process"] == "gateway-0" and r["logger"] == "millstream.producer" and "request_id" in r
+    ]
     messages = [(record["process"], record["message"]) for record in up.records]
     for message in ("loading: m version 1", "ready: m version 2", "unloaded: m version 1"):
         assert ("cpu-0", message) in messages
