@@ -141,7 +141,7 @@ def _read(path: Path, bytes_max: int, what: str, *, required: bool = True) -> st
             content = file.read(bytes_max + 1)
         if len(content) > bytes_max:
             raise invalid(f"{what}: {path} is larger than {bytes_max} bytes")
-        return content.decode()
+        return content.decode("utf-8-sig")  # some editors begin with a mark
     except (FileNotFoundError, NotADirectoryError) as error:
         if not required:
             return None

@@ -145,6 +145,11 @@ def test_errors_name_the_file_the_key_and_what_is_valid(write, text, says):
     assert "\n" not in failure.value.message
 
 
+def test_a_byte_order_mark_is_ignored(write):
+    write("").write_bytes(b"\xef\xbb\xbf" + CONFIG.encode())
+    assert find_server("open", None).url == "http://open:8000"
+
+
 def test_messages_about_long_names_are_short(write, folder):
     write(f"{'k' * 100_000} = 1")
     for endpoint in (None, "http://" + "[" * 100_000):
