@@ -263,6 +263,14 @@ def test_the_grpc_port_is_recognised(client, stack):
     assert "is the gRPC port, which speaks HTTP/2 only; HTTP is usually on port 8000" in error.value.message
 
 
+def test_tls_to_a_gateway_without_it_is_recognised(stack):
+    url = stack.url.replace("http://", "https://")
+    with Client(url, retries=0) as wrong, pytest.raises(ConnectionFailed) as error:
+        wrong.models()
+    assert error.value.cause is Cause.TLS
+    assert "speaks plain HTTP, not TLS: write http:// instead of https://" in error.value.message
+
+
 def test_threads_share_a_client(stack, tmp_path):
     with Client(stack.url) as client:
         client.push("threads", models.scale(tmp_path / "m.onnx"), wait_s=60)
