@@ -57,7 +57,7 @@ def encode_request(
         request_id: the request's `id`; empty: none.
     """
     specs = {spec["name"]: spec for spec in metadata["inputs"]}
-    unknown = sorted(arrays.keys() - specs.keys())
+    unknown = sorted(arrays.keys() - specs.keys(), key=str)
     if unknown:
         raise invalid(f"the model has no input {unknown[0]}; the inputs of {metadata['name']} are {', '.join(specs)}")
     inputs, raws = [], []

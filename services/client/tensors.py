@@ -27,13 +27,24 @@ def encode(array: Array, datatype: str) -> bytes:
     if array.dtype.kind not in "biuf":
         raise invalid(f"values of type {array.dtype} cannot be sent as {datatype}")
     if datatype == "BF16":
-        return _bf16(array).tobytes()
+        return _bf16(_converted(array, np.dtype("<f4"), datatype)).tobytes()
     dtype = NUMPY[datatype]
     if dtype.kind in "biu" and array.dtype.kind == "f" and not np.all(array == np.trunc(array)):
         raise invalid(f"values with fractions cannot be sent as {datatype}")
     if dtype.kind in "biu" and array.size and not _fits(array, dtype):
         raise invalid(f"values from {array.min()} to {array.max()} do not fit into {datatype}")
-    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+    return _converted(array, dtype, datatype).tobytes()
+
+
+def _converted(array: Array, dtype: np.dtype[Any], datatype: str) -> Array:
+    """Return the array as `dtype`. Raises Failure(INVALID) for a finite value that would become an infinity."""
+    if array.dtype == dtype:
+        return np.ascontiguousarray(array)
+    with np.errstate(over="ignore"):
+        converted = np.ascontiguousarray(array, dtype=dtype)
+    if dtype.kind == "f" and np.any(np.isinf(converted) & ~np.isinf(array)):
+        raise invalid(f"values from {array.min()} to {array.max()} do not fit into {datatype}")
+    return converted
 
 
 def _fits(array: Array, dtype: np.dtype[Any]) -> bool:
@@ -42,7 +53,7 @@ def _fits(array: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def _bf16(array: Array) -> Array:
-    bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
+    bits = array.view("<u4")
     # Round to nearest, ties to even, by what the cut-off half carries over; NaN keeps its quiet bit.
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype("<u4")) >> 16
     return np.where(np.isnan(bits.view("<f4")), (bits >> 16) | 0x40, rounded).astype("<u2")

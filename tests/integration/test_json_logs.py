@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from millstream.services.settings import child_environment
@@ -85,8 +85,8 @@ def up(tmp_path: Path) -> Iterator[Up]:
 
 def test_standard_output_is_json_of_all_processes_and_the_key_is_the_file(up: Up) -> None:
     url = up.until("ready ")["message"].split()[1]
-    assert httpx.get(f"{url}/admin/v1/workers", timeout=WAIT_S).status_code == 401
-    workers = httpx.get(f"{url}/admin/v1/workers", headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S)
+    assert httpx2.get(f"{url}/admin/v1/workers", timeout=WAIT_S).status_code == 401
+    workers = httpx2.get(f"{url}/admin/v1/workers", headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S)
     assert len(workers.json()["workers"]) == 1
     os.kill(up.pid("cpu-0"), signal.SIGKILL)
     assert up.until("cpu-0 was ended by SIGKILL")["level"] == "WARNING"
@@ -127,7 +127,7 @@ def test_it_serves_where_standard_output_cannot_be_written(log_format: str, redi
 
 def test_what_an_operator_changes_is_logged_with_who_did_it(up: Up) -> None:
     url = up.until("ready ")["message"].split()[1]
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S) as client:
+    with httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=WAIT_S) as client:
         versions = "/admin/v1/models/m/versions"
         for _ in range(2):
             assert client.post(versions, content=MODEL.read_bytes(), params={"wait": 60}).status_code == 201

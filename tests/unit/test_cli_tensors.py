@@ -53,6 +53,14 @@ def test_every_datatype_round_trips(datatype):
     assert decode(encode(array[:0], datatype), datatype, [0, 2]).shape == (0, 2)
 
 
+@pytest.mark.parametrize(("datatype", "value"), [("FP16", 1e6), ("FP32", 1e39), ("BF16", -1e39)])
+def test_a_number_beyond_the_datatype_is_refused_and_an_infinity_is_not(datatype, value):
+    with pytest.raises(Failure, match=f"do not fit into {datatype}"):
+        encode(np.array([1.0, value]), datatype)
+    array = np.array([1.0, np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(decode(encode(array, datatype), datatype, [4]), array)
+
+
 @given(st.lists(st.floats(width=32), max_size=20))
 def test_bf16_rounds_as_ml_dtypes_does(values):
     array = np.array(values, dtype=np.float32)

@@ -108,7 +108,7 @@ def test_ids_that_a_header_cannot_carry_are_refused(request_id):
 
 
 @pytest.mark.parametrize(
-    "inputs", [{"x": [[1], [2, 3]]}, {"x": {"a": 1}}, {1: [[1, 2]]}, {}, None, "text", [[None, 1]]]
+    "inputs", [{"x": [[1], [2, 3]]}, {"x": {"a": 1}}, {1: [[1, 2]], "a": 0}, {}, None, "text", [[None, 1]]]
 )
 def test_odd_inputs_are_refused_or_left_to_the_server(inputs):
     script = Script(reply(signature()), refusal(400, "expected 1 input"))
