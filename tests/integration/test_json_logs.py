@@ -117,7 +117,7 @@ def test_it_serves_where_standard_output_cannot_be_written(log_format: str, redi
         log = home / "logs/supervisor.log"
         wait_until(lambda: log.exists() and "ready http://" in log.read_text(), WAIT_S)
         url = (home / "run/url").read_text().strip()
-        assert httpx.get(f"{url}/v2/health/ready", timeout=WAIT_S).status_code == 200
+        assert httpx2.get(f"{url}/v2/health/ready", timeout=WAIT_S).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
     finally:

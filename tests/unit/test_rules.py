@@ -101,3 +101,12 @@ def test_settings_alone_read_the_environment() -> None:
             lines = path.read_text().splitlines()
             exceptions += [str(path.relative_to(ROOT)) for line in lines if re.search(r"os\.(environ|getenv)", line)]
     assert sorted(exceptions) == ["services/cli/commands/serve.py", "services/settings.py"]
+
+
+def test_no_file_imports_httpx() -> None:
+    """It has no maintainer. Ruff's ban does not apply to tests."""
+    folders = ("gateway", "services", "workers", "examples", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 400
+    pattern = re.compile(r"^\s*(import|from) httpx\b", re.MULTILINE)
+    assert [str(path.relative_to(ROOT)) for path in files if pattern.search(path.read_text())] == []
