@@ -10,16 +10,16 @@ ca_file = "ca.pem"              # certificates to trust instead of the system's
 
 from __future__ import annotations
 
-import difflib
 import stat
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from millstream.services.client.address import URL_DEFAULT, checked_url
 from millstream.services.errors import invalid
+from millstream.services.nearest_names import unknown_key
 from millstream.services.settings import user_config_file
 
 CONFIG_BYTES_MAX = 1 << 20
@@ -53,9 +53,9 @@ class UserConfig:
             name, source = self.default, f"{self.file}: default"
         assert name is not None
         if name not in self.endpoints:
-            known = ", ".join(nearest_first(name, self.endpoints)) or "none"
+            known = unknown_key(name, self.endpoints, "endpoint") if self.endpoints else "it has no endpoints"
             problem = f"{source} {name[:_EXCERPT_CHARACTERS]!r} is neither a URL, like {URL_DEFAULT}, nor an endpoint"
-            raise invalid(f"{problem} of {self.file or 'config.toml'}; its endpoints: {known}")
+            raise invalid(f"{problem} of {self.file or 'config.toml'}: {known}")
         return self._endpoint(name)
 
     def _endpoint(self, name: str) -> NamedEndpoint:
@@ -100,7 +100,7 @@ def read_user_config() -> UserConfig:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise invalid(f"{file} is not TOML: {error}") from error
-    _check_keys(document, _TOP_KEYS, f"{file}: ")
+    _check_keys(document, _TOP_KEYS, str(file))
     default = document.get("default")
     endpoints = document.get("endpoints", {})
     if default is not None and not isinstance(default, str):
@@ -111,27 +111,17 @@ def read_user_config() -> UserConfig:
         where = f"{file}: endpoints.{name}"
         if not isinstance(values, dict):
             raise invalid(f"{where} must be a table: write [endpoints.{name}] and its url below")
-        _check_keys(values, _ENDPOINT_KEYS, f"{where}.")
+        _check_keys(values, _ENDPOINT_KEYS, where)
         for key, value in values.items():
             if not isinstance(value, str):
                 raise invalid(f"{where}.{key} must be a string")
     return UserConfig(file, default, endpoints)
 
 
-def nearest_first(word: str, known: Iterable[str]) -> list[str]:
-    """Return the known words, the most similar one first."""
-    return sorted(
-        known,
-        key=lambda other: -difflib.SequenceMatcher(None, word[:_EXCERPT_CHARACTERS].lower(), other.lower()).ratio(),
-    )
-
-
 def _check_keys(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in known:
-            raise invalid(
-                f"{where}{key[:_EXCERPT_CHARACTERS]} is not known; valid keys: {', '.join(nearest_first(key, known))}"
-            )
+            raise invalid(f"{where}: {unknown_key(key, known, 'key')}")
 
 
 def _read(path: Path, bytes_max: int, what: str, *, required: bool = True) -> str | None:

@@ -81,11 +81,11 @@ def test_a_named_endpoint_and_its_key(user):
 
 def test_mistakes_in_the_configuration_are_one_line(user):
     user.write('defualt = "x"')
-    assert f"{user.config}: defualt is not known; valid keys: default, endpoints" in user.fails("models", code=2)
+    assert f"{user.config}: there is no key 'defualt': did you mean 'default'?" in user.fails("models", code=2)
     user.write('[endpoints.prod]\nurl = "http://h"\n[endpoints.staging]\nurl = "http://h"\n')
     said = user.fails("models", "--endpoint", "stagign", code=2)
     assert "'stagign' is neither a URL" in said
-    assert "its endpoints: staging, prod" in said
+    assert "did you mean 'staging'? valid: staging, prod" in said
     assert "MILLSTREAM_ENDPOINT 'x' is neither a URL" in user.fails("models", code=2, MILLSTREAM_ENDPOINT="x")
 
 
@@ -111,4 +111,4 @@ def test_ports_of_another_kind(user, stack: Stack):
 def test_a_user_without_a_home_folder(user):
     done = user.run("models", "--endpoint", "prod", HOME="/nowhere", XDG_CONFIG_HOME="")
     assert done.returncode == 2
-    assert "its endpoints: none" in done.stderr
+    assert "it has no endpoints" in done.stderr

@@ -42,15 +42,23 @@ def client(request: pytest.FixtureRequest, stack: Stack) -> Iterator[Any]:
 
 
 @pytest.fixture
-def name(client: Any, request: pytest.FixtureRequest) -> Iterator[str]:
+def name(client: Any, stack: Stack, request: pytest.FixtureRequest) -> Iterator[str]:
     """A name of a model for one test, which is deleted after it."""
     one = f"client-{request.node.name.translate(str.maketrans('[]', '--')).strip('-')}"
     yield one
     with contextlib.suppress(ModelNotFound):
+        settle(stack, client, one)
         client.remove(one)
 
 
-def test_from_a_file_to_an_answer_and_back(client, name):
+def settle(stack: Stack, client: Any, name: str) -> None:
+    """Wait until every worker has loaded every version: a file that is deleted while it loads is an error in a log."""
+    for version in client.versions(name):
+        if version["state"] not in {"failed", "unloaded"}:
+            stack.settled(name, version["version"])
+
+
+def test_from_a_file_to_an_answer_and_back(client, name, stack):
     seen: list[tuple[int, int]] = []
     pushed = client.push(name, DIGITS / "digits.onnx", wait_s=60, progress=lambda sent, size: seen.append((sent, size)))
     assert (pushed["model"], pushed["version"], pushed["state"]) == (name, 1, "ready")
@@ -79,10 +87,12 @@ def test_from_a_file_to_an_answer_and_back(client, name):
     assert client.predict(name, images[0], version=2).version == 2
     assert client.activate(name, 2)["active"] == 2
     assert client.wait(name)["version"] == 2
+    settle(stack, client, name)
     client.remove(name, 1)
     with pytest.raises(ServerError, match="serving") as refused:
         client.push(name, DIGITS / "digits.onnx", version=3, wait_s=60)
         client.wait(name, 3)
+        settle(stack, client, name)
         client.remove(name, 3)
     assert refused.value.code is Code.CONFLICT
     client.remove(name, 3, force=True)
@@ -183,6 +193,7 @@ def test_the_command_uploads_a_folder(stack, tmp_path):
     assert (document["state"], document["version"]) == ("ready", 1)
     with Client(stack.url) as client:
         assert client.version("by-command", 1)["digest"] == document["digest"]
+        settle(stack, client, "by-command")
         client.remove("by-command")
 
 
@@ -280,6 +291,7 @@ def test_threads_share_a_client(stack, tmp_path):
 
         with ThreadPoolExecutor(16) as pool:
             assert all(pool.map(ask, range(300)))
+        settle(stack, client, "threads")
         client.remove("threads")
 
 
@@ -295,6 +307,7 @@ def test_tasks_share_a_client(stack, tmp_path):
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert (await client.predict("tasks", X))["y"].tolist() == (2 * X).tolist()
+            stack.settled("tasks", 1)
             await client.remove("tasks")
 
     asyncio.run(main())

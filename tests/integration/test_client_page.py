@@ -42,8 +42,10 @@ def test_programs_of_the_pages_run(stack: Stack, number: int) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout
     finally:
-        for model in ("digits", "mine"):
-            stack.http.delete(f"/admin/v1/models/{model}")
+        for model in stack.http.get("/admin/v1/models").json()["models"]:
+            if model["name"] in {"digits", "mine"}:
+                stack.settled(model["name"], model["versions"][-1]["version"])
+                stack.http.delete(f"/admin/v1/models/{model['name']}").raise_for_status()
 
 
 def test_the_configuration_of_the_page_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,12 +101,18 @@ def test_the_folder_is_that_of_the_xdg_specification(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("defualt = 'prod'", r"config.toml: defualt is not known; valid keys: default, endpoints"),
+        (
+            "defualt = 'prod'",
+            r"toml: there is no key 'defualt': did you mean 'default'\? valid: default, endpoints",
+        ),
         (
             "[endpoints.prod]\napi_kye = 'x'",
-            r"prod.api_kye is not known; valid keys: api_key, api_key_file, ",
+            r"prod: there is no key 'api_kye': did you mean 'api_key' .* valid: api_key, ",
         ),
-        ("[endpoint.prod]\nurl = 'x'", r"config.toml: endpoint is not known; valid keys: endpoints, default"),
+        (
+            "[endpoint.prod]\nurl = 'x'",
+            r"no key 'endpoint': did you mean 'endpoints'\? valid: endpoints, default",
+        ),
         ("default = 3", "default must be the name of an endpoint"),
         ("endpoints = 3", "endpoints must be tables"),
         ("[endpoints]\nprod = 'http://x'", r"endpoints.prod must be a table: write \[endpoints.prod\]"),
@@ -129,9 +135,9 @@ def test_the_folder_is_that_of_the_xdg_specification(monkeypatch, tmp_path):
         ("default = 'prod'\n[endpoints.prod]\nurl = 'http://h'\napi_key_file = '~nobody-here/x'", "home"),
         (
             "default = 'prdo'\n[endpoints.other]\n[endpoints.prod]",
-            r"default 'prdo' is neither .* endpoints: prod, other",
+            r"default 'prdo' is neither .* did you mean 'prod'\? valid: prod, other",
         ),
-        ("default = 'x'", "its endpoints: none"),
+        ("default = 'x'", "it has no endpoints"),
         ("default = ", "is not TOML"),
         ("# \0", "is not TOML"),
         ("x" * (1 << 21), "is larger than"),
