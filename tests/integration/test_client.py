@@ -79,6 +79,8 @@ def test_from_a_file_to_an_answer_and_back(client, name, stack):
     assert np.mean(prediction["label"] == labels) > 0.9
     chosen = client.predict(name, images[0].tolist(), outputs=["label"])
     assert set(chosen) == {"label"}
+    assert chosen.request_id  # made by the server
+    assert chosen.request_id != client.predict(name, images[0]).request_id
     assert chosen.array.tolist() == [labels[0]]
 
     second = client.push(name, DIGITS / "digits.onnx", config={"rows_max": 8}, activate=False, wait_s=60)
