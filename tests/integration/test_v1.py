@@ -136,7 +136,7 @@ def test_bodies_may_be_compressed_and_large(stack: Stack) -> None:
         assert answered(reply)["predictions"][0]["doubled"][:3] == [0, 2, 4]
     reply = stack.http.post("/v1/models/tf-length:predict", content=document, headers={"Content-Encoding": "br"})
     assert "Unsupported compression" in refused(reply, 415)
-    reply = stack.http.post("/v1/models/tf-length:predict", content=b"{}", headers={"Content-Encoding": "gzip"})
+    reply = stack.http.post("/v1/models/tf-length:predict", content=b"{}" * 20, headers={"Content-Encoding": "gzip"})
     assert "not valid gzip" in refused(reply)
 
 
