@@ -91,6 +91,7 @@ class Callers:
         self.generate = Caller(RequestProtocol.GENERATE, find, timeout_s_max)
         self.tfserving = Caller(RequestProtocol.TFSERVING, find, timeout_s_max)
         self.sagemaker = Caller(RequestProtocol.SAGEMAKER, find, timeout_s_max)
+        self.vertex = Caller(RequestProtocol.VERTEX, find, timeout_s_max)
         self.openai = Caller(RequestProtocol.OPENAI, find, timeout_s_max)
         self.torchserve = Caller(RequestProtocol.TORCHSERVE, find, timeout_s_max)
 

@@ -39,6 +39,7 @@ class RequestProtocol(StrEnum):
     GENERATE = "generate"  # v2's generate and generate_stream
     TFSERVING = "tfserving"  # also KServe's V1
     SAGEMAKER = "sagemaker"
+    VERTEX = "vertex"
     OPENAI = "openai"
     TORCHSERVE = "torchserve"
 

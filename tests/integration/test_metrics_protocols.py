@@ -32,7 +32,8 @@ REPLIES = "millstream_http_requests_total"
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("protocols")
-    settings = {"request_bytes_max": BODY_BYTES_MAX, "queue_lease_s": 2}
+    vertex = {"vertex_predict_route": "/vertex:predict", "sagemaker_model": "m"}
+    settings = {"request_bytes_max": BODY_BYTES_MAX, "queue_lease_s": 2, **vertex}
     with running_stack(folder, pools="cpu=1", settings=settings) as stack:
         stack.push("m", models.mlp(folder / "m.onnx"))
         stack.push("e", models.embeddings(folder / "e.onnx"))
@@ -64,6 +65,7 @@ HTTP_CALLS = {
     RequestProtocol.GENERATE: ("/v2/models/m/generate", {"input": ROW}, {"input": ["x"]}),
     RequestProtocol.TFSERVING: ("/v1/models/m:predict", {"instances": [ROW]}, {"instances": 3}),
     RequestProtocol.SAGEMAKER: ("/endpoints/m/invocations", {"instances": [ROW]}, {"instances": [["x"]]}),
+    RequestProtocol.VERTEX: ("/vertex:predict", {"instances": [ROW]}, {"instances": [["x"]]}),
     RequestProtocol.OPENAI: ("/v1/embeddings", {"model": "e", "input": [[1, 2]]}, {"model": "m", "input": [[1, 2]]}),
     RequestProtocol.TORCHSERVE: ("/predictions/m", [ROW], [["x"]]),
 }

@@ -33,6 +33,7 @@ from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
 from millstream.gateway.protocols.v2.example import infer_body
 from millstream.gateway.protocols.v2.schemas import InferReply, InferRequest
+from millstream.gateway.scheduling.caller import Caller
 from millstream.gateway.scheduling.infer_arrays import infer_arrays
 from millstream.gateway.scheduling.router import ModelRoute
 from millstream.gateway.tensors import forms
@@ -164,7 +165,9 @@ async def invoke_model(model: str, request: Request, deps: DepsOf) -> Response:
         raise not_found(failure.message) from None  # no subject, which TorchServe's format, used here, would show
 
 
-async def invoke(request: Request, deps: Deps, model: str, accept: str | None = None) -> Response:
+async def invoke(
+    request: Request, deps: Deps, model: str, accept: str | None = None, caller: Caller | None = None
+) -> Response:
     """Run `model` on the request's body in any supported form, and reply in the form that the client accepts.
 
     Args:
@@ -172,16 +175,18 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
         deps: the parts of the gateway.
         model: name of the model.
         accept: the accepted forms, as in an Accept header; None: the request's Accept header.
+        caller: of the protocol that the metrics name; None: SageMaker's.
 
     Raises:
         Failure: of any kind. INVALID for a content type or encoding that is not supported: the reference container
             refuses bodies with 400 only.
         HTTPException: 406.
     """
-    route = deps.callers.sagemaker.find(model, variant_version(request.headers))
+    caller = caller or deps.callers.sagemaker
+    route = caller.find(model, variant_version(request.headers))
     try:
         async with decompressed_body(request, deps) as body:
-            reply = await cancel_on_disconnect(request, _reply(request, deps, route, body, accept))
+            reply = await cancel_on_disconnect(request, _reply(request, caller, route, body, accept))
     except Failure as failure:
         if failure.code is Code.ENCODING:
             raise invalid(failure.message) from None
@@ -194,28 +199,28 @@ async def invoke(request: Request, deps: Deps, model: str, accept: str | None = 
     return reply
 
 
-async def _reply(request: Request, deps: Deps, route: ModelRoute, body: bytes, accept: str | None) -> Response:
+async def _reply(request: Request, caller: Caller, route: ModelRoute, body: bytes, accept: str | None) -> Response:
     content_type = request.headers.get("content-type", "")
-    with deps.callers.sagemaker.count_rejections(route, rows_body):
+    with caller.count_rejections(route, rows_body):
         header_bytes = binary.header_bytes(content_type)
     if header_bytes is not None:
-        return _v2_reply(*await infer_v2(deps.callers.sagemaker, route, body, header_bytes))
+        return _v2_reply(*await infer_v2(caller, route, body, header_bytes))
     if forms.media_type(content_type) == OCTETS:
-        return await _octets(request, deps, route, body)
+        return await _octets(request, caller, route, body)
     form = accepted_form(accept or request.headers.get("accept"))
     if form is None:
         raise HTTPException(
             406, f"none of the forms in Accept can be given; these can: {forms.JSON}, {forms.CSV}, {forms.NPY}"
         )
-    with deps.callers.sagemaker.count_rejections(route, rows_body):
+    with caller.count_rejections(route, rows_body):
         if forms.media_type(content_type) == forms.JSON:
             document = await run_in_thread_if_large(len(body), forms.parse_json, body, route.plans.json_limits)
             parsed = None if is_v2(document) else await run_in_thread_if_large(len(body), _parsed, route, document)
         else:
             parsed = await run_in_thread_if_large(len(body), forms.reader(content_type), route.plans, body)
     if parsed is None:
-        return _v2_reply(*await infer_v2(deps.callers.sagemaker, route, body, None))
-    outputs = await infer_arrays(deps.callers.sagemaker, route, parsed.inputs)
+        return _v2_reply(*await infer_v2(caller, route, body, None))
+    outputs = await infer_arrays(caller, route, parsed.inputs)
     signature = route.plans.signature
     text = await run_in_thread_if_large(
         size_of(outputs), forms.write, signature, outputs, form, row_form=parsed.row_form
@@ -236,12 +241,12 @@ def _v2_reply(text: bytes, header_bytes: int | None) -> Response:
     return Response(text, media_type=forms.JSON if header_bytes is None else f"{binary.PREFIX}{header_bytes}")
 
 
-async def _octets(request: Request, deps: Deps, route: ModelRoute, body: bytes) -> Response:
+async def _octets(request: Request, caller: Caller, route: ModelRoute, body: bytes) -> Response:
     """Answer a v2 request with binary tensors, announced by Triton's own header."""
     length = request.headers.get("inference-header-content-length")
-    with deps.callers.sagemaker.count_rejections(route, infer_body):
+    with caller.count_rejections(route, infer_body):
         header_bytes = 0 if length is None else parse_header_length(length.encode("latin-1"))
-    text, written = await infer_v2(deps.callers.sagemaker, route, body, header_bytes)
+    text, written = await infer_v2(caller, route, body, header_bytes)
     if written is None:
         return Response(text, media_type=forms.JSON)
     return Response(text, media_type=OCTETS, headers={"inference-header-content-length": str(written)})

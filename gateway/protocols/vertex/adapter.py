@@ -30,4 +30,4 @@ def vertex_adapter(settings: Settings) -> Adapter:
 async def _predict(request: Request, deps: DepsOf) -> Response:
     """Answer `{"instances": …}` with `{"predictions": …}`; other bodies as /invocations does."""
     model = default_model(deps.catalog.snapshot, deps.settings.sagemaker_model)
-    return await invoke(request, deps, model)
+    return await invoke(request, deps, model, caller=deps.callers.vertex)
