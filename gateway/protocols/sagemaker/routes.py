@@ -28,6 +28,7 @@ from millstream.gateway.protocols.sagemaker.dataframes import is_dataframe, read
 from millstream.gateway.protocols.sagemaker.event_stream import MEDIA_TYPE as EVENT_STREAM
 from millstream.gateway.protocols.sagemaker.event_stream import payload_parts
 from millstream.gateway.protocols.sagemaker.forms import accepted_form, is_v2
+from millstream.gateway.protocols.sagemaker.schemas import DataFrameRequest
 from millstream.gateway.protocols.sagemaker.target import default_model, named_model, variant_version
 from millstream.gateway.protocols.v2.decode import parse_header_length
 from millstream.gateway.protocols.v2.embedded import infer_v2
@@ -50,8 +51,8 @@ _ECHOED_CHARACTERS_MAX = 1024
 _TRITON_BINARY = "application/vnd.sagemaker-triton.binary+json"
 
 _ANY_FORM: dict[str, Any] = {
-    "description": "Row or column form, a list of rows, or a request of v2.",
-    "anyOf": [ref(PredictRequest), {"type": "array", "items": {}}, ref(InferRequest)],
+    "description": "Row or column form, a list of rows, a request of v2, or a DataFrame as MLflow sends it.",
+    "anyOf": [ref(PredictRequest), {"type": "array", "items": {}}, ref(InferRequest), ref(DataFrameRequest)],
 }
 _CONTENT: dict[str, Any] = {
     JSON: content(_ANY_FORM, form="instances"),

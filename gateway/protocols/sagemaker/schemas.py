@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -13,4 +13,20 @@ class Ping(TypedDict):
     status: Literal["Healthy", "Unhealthy"]
 
 
-SCHEMAS = (Ping,)
+class DataFrameSplit(TypedDict):
+    """A pandas DataFrame in the orientation `split`."""
+
+    columns: NotRequired[list[Any]]
+    index: NotRequired[list[Any]]
+    data: list[list[Any]]
+
+
+class DataFrameRequest(TypedDict):
+    """A DataFrame, as clients of MLflow send it: give one of the two."""
+
+    dataframe_split: NotRequired[DataFrameSplit]
+    dataframe_records: NotRequired[list[dict[str, Any]]]
+    params: NotRequired[dict[str, Any]]
+
+
+SCHEMAS = (Ping, DataFrameRequest)
