@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from fastapi import telemetry
 from opentelemetry import trace
@@ -43,7 +43,7 @@ async def test_only_the_setting_turns_telemetry_on(tmp_path: Path, monkeypatch: 
     async def endpoint() -> None:
         seen.append(telemetry.get_telemetry_data() is not None)
 
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test") as client:
         assert (await client.get("/seen")).status_code == 200
     assert seen == [on]
     assert (provider.asked > 0) == on

@@ -137,7 +137,7 @@ def test_bodies_may_be_compressed_and_large(stack: Stack) -> None:
     reply = stack.http.post("/v1/models/tf-length:predict", content=document, headers={"Content-Encoding": "br"})
     assert "Unsupported compression" in refused(reply, 415)
     reply = stack.http.post("/v1/models/tf-length:predict", content=b"{}" * 20, headers={"Content-Encoding": "gzip"})
-    assert "truncated" in refused(reply)
+    assert "not valid gzip" in refused(reply)
 
 
 def test_classes_and_values(stack: Stack) -> None:
