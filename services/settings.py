@@ -20,6 +20,7 @@ from millstream.services.nearest_names import did_you_mean
 from millstream.services.secret_files import SecretFiles, file_variable
 from millstream.services.trace_settings import at_start
 
+ORT_DISABLE_TELEMETRY = "ORT_DISABLE_TELEMETRY"  # of ONNX Runtime
 _ENVIRONMENT = os.environ  # noqa: TID251 - of this process: no other module reads it
 
 MIB = 1 << 20
@@ -429,6 +430,15 @@ def user_config_file() -> Path | None:
     except RuntimeError:
         return None
     return base / "millstream" / "config.toml"
+
+
+def disable_library_telemetry() -> None:
+    """Keep ONNX Runtime from reporting models and runs over the network, unless the environment says otherwise.
+
+    Effective only before onnxruntime is imported. Its packages report by default, and leave a device id and a
+    database in ~/.cache/Microsoft. Source: onnxruntime, docs/Privacy.md and pull request 27379.
+    """
+    _ENVIRONMENT.setdefault(ORT_DISABLE_TELEMETRY, "1")
 
 
 def child_environment(overrides: dict[str, str], without: frozenset[str] = frozenset()) -> dict[str, str]:

@@ -19,7 +19,7 @@ from millstream.services.ingest.check_slots import check_slot
 from millstream.services.ingest.report import CheckedModel, CheckReport, CheckTask
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
 from millstream.services.process.uninterruptible import uninterrupted
-from millstream.services.settings import Settings, child_environment
+from millstream.services.settings import ORT_DISABLE_TELEMETRY, Settings, child_environment
 
 _REPORT_BYTES_MAX = 16 << 20
 _ERRORS_BYTES_KEPT = 4096
@@ -165,4 +165,5 @@ def _signal_name(number: int) -> str:
 def _environment() -> dict[str, str]:
     """Return this process's environment without secrets; libraries get one thread, since threads reserve memory."""
     inherited = {name: value for name, value in child_environment({}).items() if not name.startswith("MILLSTREAM_")}
+    inherited.setdefault(ORT_DISABLE_TELEMETRY, "1")
     return {**inherited, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}

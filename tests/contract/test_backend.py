@@ -93,6 +93,16 @@ def test_a_missing_input_is_a_failure_of_the_model(backend_name: str, tmp_path: 
     assert caught.value.code is Code.MODEL
 
 
+@pytest.mark.parametrize("kept_elsewhere", [False, True])
+def test_a_file_that_was_deleted_meanwhile_is_a_failure_of_the_model(
+    backend_name: str, tmp_path: Path, kept_elsewhere: bool
+) -> None:
+    home = tmp_path / "home" if kept_elsewhere else None
+    with pytest.raises(Failure, match="gone") as caught:
+        get_backend(backend_name, home).load(tmp_path / "gone", same(), "cpu", 1)
+    assert caught.value.code is Code.MODEL
+
+
 def test_a_file_that_is_no_model_is_refused(backend_name: str, tmp_path: Path) -> None:
     path = tmp_path / "broken"
     path.write_bytes(b"\x08\x08 not a model")

@@ -34,7 +34,8 @@ WAIT_S_MAX = 10.0
 CUTS_MAX = 8
 STATUSES = {100, 200, 307, 400, 401, 404, 405, 413, 415, 501}
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
-_DATE = re.compile(rb"\r\ndate: [^\r]+")
+#: headers that differ from reply to reply
+_OWN = re.compile(rb"\r\n(?:date|x-request-id): [^\r]+")
 _NOT_HTTP = b"Invalid HTTP request received."
 _ERRORS = logging.getLogger()
 
@@ -94,7 +95,7 @@ class Connections:
             assert cut == whole, pieces
 
     async def _talk(self, pieces: list[bytes]) -> bytes | None:
-        """All that the server says to a client that sends `pieces`, waits for its replies and leaves; without dates.
+        """All that the server says to a client that sends `pieces`, waits for replies and leaves; no dates, no ids.
 
         None where that depends on when the pieces come: the last request is not whole, or ends in what is not HTTP, and
         a route of the application may answer before it has read so far.
@@ -112,7 +113,7 @@ class Connections:
             while lane in self._state.connections or self._state.tasks:
                 await asyncio.sleep(0)
         self._check(said)
-        return None if open_ended or _NOT_HTTP in said else _DATE.sub(b"", said)
+        return None if open_ended or _NOT_HTTP in said else _OWN.sub(b"", said)
 
     async def _send(self, ours: socket.socket, lane: Any, piece: bytes) -> bytes:
         """Send, and take what the server says until it owes nothing."""

@@ -18,6 +18,7 @@ from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
 from millstream.services.process.allocator import resident_bytes, trim
+from millstream.services.settings import disable_library_telemetry
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
 MESSAGE_CHARACTERS_MAX = 1000
@@ -74,6 +75,13 @@ def _options(runtime: Any, signature: Signature, threads: int) -> Any:
     # Errors are raised; the log would repeat every caller's mistake.
     options.log_severity_level = 4
     return options
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise Failure(Code.MODEL, f"the model cannot be loaded: {path.name}: {error.strerror}") from error
 
 
 def _too_large(error: Exception, path: Path) -> OutOfMemory:
@@ -229,6 +237,7 @@ class OnnxRuntime:
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> OnnxRuntimeInstance:
         """Open a session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
+        disable_library_telemetry()
         try:
             import onnxruntime
         except ImportError as error:
@@ -236,6 +245,7 @@ class OnnxRuntime:
                 Code.UNAVAILABLE,
                 f"onnxruntime cannot be imported ({error}): install millstream[cpu] or millstream[gpu]",
             ) from error
+        file_bytes = _file_bytes(path)  # first: a version may be deleted while it is loaded
         engines = self._engines(path) / f"tensorrt-ort{onnxruntime.__version__}"
         providers = _providers(device, engines)
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
@@ -253,7 +263,7 @@ class OnnxRuntime:
             onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
         )
         # Reused memory of an unloaded model may hide the growth; the weights take at least the size of the file.
-        instance.size_bytes = max(resident_bytes() - resident, path.stat().st_size)
+        instance.size_bytes = max(resident_bytes() - resident, file_bytes)
         return instance
 
     def _engines(self, path: Path) -> Path:
