@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 from millstream.services.cli.help import nearest
 from millstream.services.cli.terminal import allows_colour
-from millstream.services.client.errors import ServerError
+from millstream.services.client.errors import ServerError, WrongFile
 from millstream.services.errors import Code, Failure
 from millstream.services.process.printable import printable
 
@@ -50,11 +50,14 @@ def wrong_usage(message: str) -> UsageFailure:
 
 @contextlib.contextmanager
 def usage_of() -> Iterator[None]:
-    """Turn failures of the block because of invalid input into wrong usage, but not those that a server reports."""
+    """Turn failures of the block because of invalid input into wrong usage.
+
+    Not those that a server reports, nor a file that is no model: the exit code does not depend on who recognises it.
+    """
     try:
         yield
     except Failure as failure:
-        if failure.code is not Code.INVALID or isinstance(failure, ServerError):
+        if failure.code is not Code.INVALID or isinstance(failure, ServerError | WrongFile):
             raise
         raise wrong_usage(failure.message) from failure
 

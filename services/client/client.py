@@ -51,7 +51,7 @@ class Client:
     """A client of one server. Close it, or use it in a `with` block. Threads may share it.
 
     Every error is a `Failure` with one clear line: ServerError (and ModelNotFound), ConnectionFailed, Timeout,
-    VersionFailed, or a plain Failure for a mistake that is found before anything is sent.
+    VersionFailed, WrongFile, or a plain Failure for a mistake that is found before anything is sent.
 
     Args:
         endpoint: URL, or name of an endpoint in ~/.config/millstream/config.toml. None: MILLSTREAM_ENDPOINT, the

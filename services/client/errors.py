@@ -64,6 +64,13 @@ class Timeout(Failure):
         super().__init__(Code.EXPIRED, message)
 
 
+class WrongFile(Failure):
+    """A file or folder is no model that the server could serve. Nothing was sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.INVALID, message)
+
+
 class VersionFailed(Failure):
     """A version cannot serve; `reason` is the server's."""
 

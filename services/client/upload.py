@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 from millstream.services.client.call import Body, Call, Steps, send
 from millstream.services.client.documents import Version
-from millstream.services.client.errors import Timeout, VersionFailed
+from millstream.services.client.errors import Timeout, VersionFailed, WrongFile
 from millstream.services.client.models import admin_path, version, wait
 from millstream.services.client.replies import document_of
 from millstream.services.client.retry import Budget
@@ -71,7 +71,7 @@ class ModelFiles:
                 raise invalid(f"{path}: the {'folder has no files' if end else 'file is empty'}")
             why = why_not_onnx(path)
             if why is not None:
-                raise invalid(f"{path}: {why}")
+                raise WrongFile(f"{path}: {why}")
             digest = hashlib.sha256()
             for chunk in _chunks(parts, end):
                 digest.update(chunk)

@@ -9,7 +9,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from millstream.services.client.async_client import AsyncClient
     from millstream.services.client.client import Client
-    from millstream.services.client.errors import ConnectionFailed, ModelNotFound, ServerError, Timeout, VersionFailed
+    from millstream.services.client.errors import (
+        ConnectionFailed,
+        ModelNotFound,
+        ServerError,
+        Timeout,
+        VersionFailed,
+        WrongFile,
+    )
     from millstream.services.client.inference import Prediction
     from millstream.services.client.metrics_page import Metrics
     from millstream.services.errors import Code, Failure
@@ -27,6 +34,7 @@ _MODULES = {
     "ServerError": "client.errors",
     "Timeout": "client.errors",
     "VersionFailed": "client.errors",
+    "WrongFile": "client.errors",
 }
 
 __all__ = [
@@ -41,6 +49,7 @@ __all__ = [
     "ServerError",
     "Timeout",
     "VersionFailed",
+    "WrongFile",
 ]
 
 

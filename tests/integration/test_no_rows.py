@@ -101,6 +101,13 @@ def npy(array: np.ndarray[Any, Any]) -> bytes:
 
 EMPTY = npy(np.zeros((0, 2), np.float32))
 JSON = "application/json"
+FLAT = {
+    "signature": {
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 2]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+    },
+    "example": {"instances": [[0.0, 0.0]]},
+}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +123,9 @@ JSON = "application/json"
             200,
             {"outputs": {"sum": [], "difference": []}},
         ),
-        ("/v1/models/flat:predict", JSON, b'{"instances":[]}', JSON, 400, {"error": "'instances' is empty"}),
+        ("/v1/models/flat:predict", JSON, b'{"instances":[]}', JSON, 400, {"error": "'instances' is empty", **FLAT}),
         ("/predictions/flat", "application/x-npy", EMPTY, JSON, 200, []),
-        ("/endpoints/flat/invocations", JSON, b'{"inputs":{"x":[]}}', JSON, 200, {"outputs": []}),
+        ("/endpoints/flat/invocations", JSON, b'{"inputs":{"x":[]}}', JSON, 200, {"predictions": [], "outputs": []}),
         ("/endpoints/flat/invocations", "application/x-npy", EMPTY, JSON, 200, {"predictions": []}),
         ("/endpoints/flat/invocations", "application/x-npy", EMPTY, "text/csv", 200, b""),
         ("/endpoints/flat/invocations", "application/x-npy", EMPTY, "application/x-npy", 200, EMPTY),

@@ -18,6 +18,7 @@ from millstream.gateway.tensors.output_options import Extensions, OutputOption
 from millstream.gateway.tensors.outputs import OutputTensor
 from millstream.services.errors import GRPC_STATUS, Code, Failure
 from millstream.services.model.signature import Signature, TensorSpec
+from millstream.services.process.request_id import request_context
 
 SIGNATURE = Signature(
     inputs=(),
@@ -141,9 +142,9 @@ def test_an_answer_has_the_form_of_the_question():
 def test_every_code_has_its_status():
     for code, name in GRPC_STATUS.items():
         context = Context()
-        with pytest.raises(grpc.aio.AbortError):
+        with pytest.raises(grpc.aio.AbortError), request_context(b"r-1"):
             asyncio.run(status.refuse(context, Failure(code, "why \ud800", retry_after_s=0.25)))
-        wanted = (("retry-after", "1"), ("grpc-retry-pushback-ms", "250"))
+        wanted = (("x-request-id", "r-1"), ("retry-after", "1"), ("grpc-retry-pushback-ms", "250"))
         assert context.said == (grpc.StatusCode[name], "why \\ud800", wanted)
 
 

@@ -16,15 +16,15 @@ from millstream.gateway.protocols.grpc.tcp_info import Address, TcpConnections, 
 log = logging.getLogger("millstream.grpc")
 
 CHECK_S = 0.5
-READ_BYTES_PER_S_MIN = 64 * 1024  # a client that reads as much is not slow
+READ_RATE_MIN = 64 * 1024  # bytes a second; a client that reads as much is not slow
 
 
 class StalledReplies(PeriodicCheck):
     """Tracks the replies that the gRPC library holds.
 
     Args:
-        client_stall_s_max: seconds for which a client may read less than READ_BYTES_PER_S_MIN of one reply, and for
-            which its connection may take less than READ_BYTES_PER_S_MIN of all waiting replies.
+        client_stall_s_max: seconds for which a client may read less than READ_RATE_MIN of one reply, and for
+            which its connection may take less than READ_RATE_MIN of all waiting replies.
     """
 
     def __init__(self, client_stall_s_max: float) -> None:
@@ -38,7 +38,7 @@ class StalledReplies(PeriodicCheck):
         """Start the check of a reply. Call it before the library gets a reply or a status; call `end` afterwards."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._waiting[context] = now, now + self._slow_s_max + size_bytes / READ_BYTES_PER_S_MIN
+        self._waiting[context] = now, now + self._slow_s_max + size_bytes / READ_RATE_MIN
         if self._timer is None:
             self._start_timer(loop)
 
@@ -61,11 +61,11 @@ class StalledReplies(PeriodicCheck):
         return bool(self._waiting)
 
     def _stuck(self, connections: TcpConnections, peer: Address, now: float) -> bool:
-        """Whether a connection has taken less than READ_BYTES_PER_S_MIN of its replies for too long."""
+        """Whether a connection has taken less than READ_RATE_MIN of its replies for too long."""
         traffic = connections.bytes_of(peer)
         taken = 0 if traffic is None else traffic.acknowledged
         before, at = self._progress.setdefault(peer, (taken, now))
-        if taken >= before + READ_BYTES_PER_S_MIN:
+        if taken >= before + READ_RATE_MIN:
             self._progress[peer] = taken, now
             return False
         return now >= at + self._slow_s_max
