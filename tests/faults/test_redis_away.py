@@ -221,7 +221,7 @@ def test_replies_to_a_connection_that_is_gone_do_not_stay(tmp_path: Path) -> Non
 
 def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: Path) -> None:
     """A request is given up when its workers died: not when it was put again and then lost one worker."""
-    path = models.slow(tmp_path / "m.onnx", rounds=400_000)
+    path = models.slow(tmp_path / "m.onnx", rounds=100_000)
     body, headers = v2.request({"x": np.ones((1, 128), np.float32)})
     # nothing is reclaimed for silence while the worker sleeps
     with running_stack(tmp_path, models={"steady": path}, settings={"queue_lease_s": 20}) as stack:
@@ -233,7 +233,7 @@ def test_losing_the_connection_is_not_counted_as_a_death_of_a_worker(tmp_path: P
                 cut(stack)
                 wait_until(lambda: streams(stack) == number, what="put again")  # noqa: B023
         # the first run is over, and the batches that were put again, or one of them, are in the worker's hands
-        wait_until(lambda: streams(stack) == 2 and leases(stack) > 0, what="leased")
+        wait_until(lambda: streams(stack) == 2 and leases(stack) > 0, 120, "leased")
         os.kill(worker, signal.SIGKILL)
         reply = connection.getresponse()
         print(f"1 request, put 3 times, 1 worker killed: {reply.status} {reply.read()[:100]!r}")

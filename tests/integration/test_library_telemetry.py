@@ -19,7 +19,7 @@ class AtHome(Millstream):
     """Runs commands as a user whose home is the folder around that of Millstream."""
 
     def environment(self) -> dict[str, str]:
-        without = frozenset({"XDG_CACHE_HOME", ORT_DISABLE_TELEMETRY})
+        without = frozenset({"XDG_CACHE_HOME", ORT_DISABLE_TELEMETRY, "CI"})  # CI turns it off, too
         return child_environment({**super().environment(), "HOME": str(self.home.parent)}, without)
 
 
