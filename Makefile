@@ -38,7 +38,7 @@ run: serving ## start everything here, the digits example loaded (ARGS="--http-p
 demo: serving ## send held-out digits to a running Millstream: accuracy, rate, latency
 	@$(BIN)/millstream demo $(ARGS)
 
-test: install $(VENV)/.clients ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
+test: install $(VENV)/.clients $(VENV)/.audit ## run the tests, JOBS files at a time; or some of them (ARGS="tests/unit -x")
 	@$(BIN)/python -m tests.kit.tools
 	@$(BIN)/python -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile)
 
@@ -54,7 +54,7 @@ check: install ## lint, format, types, rules between folders
 openapi: install ## write docs/openapi.json, the description of the HTTP API
 	@$(BIN)/python -m tests.kit.openapi
 
-coverage: install $(VENV)/.clients ## run the tests and report which lines they ran, in all processes (ARGS="tests/unit")
+coverage: install $(VENV)/.clients $(VENV)/.audit ## run the tests and report which lines they ran, in all processes (ARGS="tests/unit")
 	@rm -rf $(COVERAGE) && mkdir -p $(COVERAGE)
 	@status=0; \
 	$(BIN)/python -m coverage run -m pytest $(or $(ARGS),--numprocesses $(JOBS) --dist loadfile) || status=$$?; \
@@ -130,7 +130,7 @@ $(VENV)/.clients: $(CLIENTS_LOCK) | install
 	@$(VENV)/clients/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(CLIENTS_LOCK)
 	@touch $@
 
-# Programs that look at the locks, for a release.
+# Programs that look at the locks, for a release and a test.
 $(VENV)/.audit: $(AUDIT_LOCK) | install
 	@$(BIN)/python -m venv --clear $(VENV)/audit
 	@$(VENV)/audit/bin/python -m pip --disable-pip-version-check --no-input --quiet install --require-hashes --only-binary :all: -r $(AUDIT_LOCK)

@@ -100,7 +100,6 @@ def test_without_a_vulnerability_service_one_line_says_so_and_it_fails(
 AUDIT_PYTHON = ROOT / ".venv" / "audit" / "bin" / "python"
 
 
-@pytest.mark.skipif(not AUDIT_PYTHON.exists(), reason="make sbom makes this environment")
 def test_the_components_of_each_role(tmp_path: Path) -> None:
     program = f"""
 import sys; sys.path.insert(0, {str(ROOT / "deploy")!r})
