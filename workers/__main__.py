@@ -57,7 +57,7 @@ from millstream.workers.heartbeat import Heartbeat
 from millstream.workers.idle_trim import IdleTrimmer
 from millstream.workers.lease import ReplyWriter
 from millstream.workers.live_check import LiveCheck
-from millstream.workers.load_version import Placement
+from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import Limits
 from millstream.workers.memory_limit import limit_memory, prefer_for_oom_kill
@@ -229,10 +229,10 @@ class WorkerProcess:
             os._exit(code)
         return code
 
-    def _placement(self) -> Placement:
+    def _placement(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
         threads = settings.worker_threads or os.cpu_count() or 1
-        return Placement(get_backend(backend, settings.home), backend, settings.worker_device, threads)
+        return LoadEnvironment(get_backend(backend, settings.home), backend, settings.worker_device, threads)
 
     def _connect(self) -> Consumer:
         return Consumer(self._address, self._keys, self._identity.worker, self._clock)

@@ -37,7 +37,7 @@ class LoadedVersion(NamedTuple):
     profile: Profile
 
 
-class Placement(NamedTuple):
+class LoadEnvironment(NamedTuple):
     """Where a worker loads versions."""
 
     backend: Backend
@@ -47,7 +47,11 @@ class Placement(NamedTuple):
 
 
 def load(
-    manifest: Manifest, folder: Path, at: Placement, stop: Stop, warming: Callable[[Instance], None] = lambda _: None
+    manifest: Manifest,
+    folder: Path,
+    at: LoadEnvironment,
+    stop: Stop,
+    warming: Callable[[Instance], None] = lambda _: None,
 ) -> LoadedVersion:
     """Load `manifest`, whose files are in `folder`, and call `warming` with the instance before its first run.
 
@@ -71,7 +75,7 @@ def load(
     return LoadedVersion(instance, profile)
 
 
-def probe(manifest: Manifest, at: Placement, run_dir: Path, seconds_max: float, stop: Stop) -> str:
+def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:
     """Load a version in a process of its own on trial. Returns how that process died; "" if it did not.
 
     The mark that it leaves in `run_dir` is removed here. Raises Failure(MODEL) if it takes too long, or if

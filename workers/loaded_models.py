@@ -53,7 +53,7 @@ class LoadedModel:
             profile=dict(self.measured),
             rows_max=self.rows_max,
             rows_efficient=self.rows_merged_max,
-            size_bytes=self.instance.size_bytes if self.instance is not None else 0,
+            resident_bytes=self.instance.size_bytes if self.instance is not None else 0,
         )
 
 

@@ -28,7 +28,7 @@ from millstream.services.wire.records import State
 from millstream.workers.backends.base import Instance, Stop
 from millstream.workers.consumer import Consumer
 from millstream.workers.exploration import Exploration
-from millstream.workers.load_version import LoadedVersion, Placement, load, probe
+from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
 from millstream.workers.metrics import WorkerMetrics
@@ -69,7 +69,7 @@ class Reconciler:
         self,
         repository: Repository,
         member: PoolMember,
-        at: Placement,
+        at: LoadEnvironment,
         models: LoadedModels,
         connect: Callable[[], Consumer],
         metrics: WorkerMetrics,

@@ -18,7 +18,7 @@ from millstream.services.settings import read_settings
 from millstream.services.wire.worker_id import worker_id
 from millstream.workers.backends import get_backend
 from millstream.workers.backends.base import Stop
-from millstream.workers.load_version import REFUSED, Placement, load
+from millstream.workers.load_version import REFUSED, LoadEnvironment, load
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
     settings = read_settings()
     folder = FolderRepository(settings.repository_dir).folder_of(manifest)
     backend = get_backend(arguments.backend, settings.home)
-    at = Placement(backend, arguments.backend, arguments.device, arguments.threads)
+    at = LoadEnvironment(backend, arguments.backend, arguments.device, arguments.threads)
     marks = LoadMarks(settings.home / "run", worker_id(PROBE, arguments.start_id))
     try:
         with marks.loading(manifest, alone=True):

@@ -54,7 +54,7 @@ class VersionInstance(BaseModel):
             state=instance.state,
             reason=instance.reason,
             profile=dict(instance.profile),
-            size_bytes=instance.size_bytes,
+            size_bytes=instance.resident_bytes,
         )
 
 

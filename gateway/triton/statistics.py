@@ -89,7 +89,7 @@ def _memory(view: VersionView) -> dict[tuple[str, int], int]:
     sizes: Counter[tuple[str, int]] = Counter()
     for at in view.replicas:
         kind, _, number = at.worker.device.partition(":")
-        sizes[("CPU", 0) if kind == "cpu" else ("GPU", int(number or 0))] += at.instance.size_bytes
+        sizes[("CPU", 0) if kind == "cpu" else ("GPU", int(number or 0))] += at.instance.resident_bytes
     return dict(sizes)
 
 

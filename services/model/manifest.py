@@ -198,6 +198,37 @@ class Manifest(BaseModel):
         return f"{self.model}:{self.version}:{self.digest[:8]}{int(self.created * 1000) & 0xFFFFFF:06x}"
 
 
+class EndpointPlacement(BaseModel):
+    """Where and how often a model is loaded. It holds for each of its versions that serves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pools: tuple[str, ...] = Field(
+        (), description="Pools that may serve the model, the preferred one first; empty: those of the version."
+    )
+    instances_min: int = Field(0, ge=0, le=1024, description="Instances that are always loaded.")
+    instances_max: int = Field(0, ge=0, le=1024, description="Most instances in a pool; 0: no limit.")
+    idle_s: float = Field(
+        0,
+        ge=0,
+        le=31_536_000,
+        description="Seconds without a call until it is unloaded; 0: only if memory is short.",
+    )
+    pin: bool = Field(False, description="Whether a loaded instance stays, also when memory is short.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.instances_max and self.instances_min > self.instances_max:
+            raise ValueError(
+                f"instances_min is {self.instances_min}, more than instances_max, which is {self.instances_max}"
+            )
+        if len(set(self.pools)) != len(self.pools):
+            raise ValueError("pools: each pool is named once")
+        if self.pin and self.idle_s:
+            raise ValueError("pin keeps an instance loaded, idle_s unloads it: set one of them")
+        return self
+
+
 class Endpoint(BaseModel):
     """The versions that a model's public name resolves to.
 
@@ -208,6 +239,7 @@ class Endpoint(BaseModel):
         loaded: the versions that are served; None: all; empty: the model is unloaded.
         source: the Triton repository that contains the model, which is served in place; None: it was uploaded.
         failure: why the last load failed; empty: it did not.
+        placement: where and how often it is loaded.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -219,6 +251,7 @@ class Endpoint(BaseModel):
     loaded: tuple[int, ...] | None = None
     source: str | None = None
     failure: str = ""
+    placement: EndpointPlacement = EndpointPlacement()
 
     def serves(self, version: int) -> bool:
         """Return whether the version is to be loaded."""

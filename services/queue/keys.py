@@ -19,6 +19,8 @@ Keys of a pool, ms:2:{millstream:cpu}:...
   record:<worker>     string: the worker's record (JSON, expires)
   replies:<gateway>   list: replies on their way to a gateway's n-th connection, <gateway>-<n> (expires)
   blob:<id>           list: tensors too large for a script, in parts (expires)
+  demands             hash: lanes that a gateway ordered a worker to load, each with that worker and until when (ms)
+  orders:<worker>     list: what the worker is to load or unload (wire.orders; expires)
   blamed              hash: how often each version ended workers recently, and until when it is refused
   counted:<event>     string: marks an event that was counted in the hash above (expires)
   epoch               string: changes when Redis lost its data (expires when no gateway reads it)
@@ -27,6 +29,8 @@ Keys of the installation, ms:2:{millstream}:...
   pools               set: pools that have workers (expires when no worker of any pool beats)
   uploads             hash: uploads that are being received or checked, each with the time when it expires
   gateways            hash: gateways and the state of the repository that each routes by, each with such a time
+  leader              string: the controller that leads, and its fencing token (expires)
+  leader_token        string: the last fencing token that was given out
   changes             channel: "model:<name>", "worker:<pool>", "died:<worker> <what it ran>", "poison:<digest>"
 """
 
@@ -44,7 +48,7 @@ class InstallationKeys:
         installation: its name, without colons and braces (`millstream.services.installation`).
     """
 
-    __slots__ = ("changes", "gateways", "installation", "pools", "uploads")
+    __slots__ = ("changes", "gateways", "installation", "leader", "leader_token", "pools", "uploads")
 
     def __init__(self, installation: str) -> None:
         self.installation = installation
@@ -52,6 +56,8 @@ class InstallationKeys:
         self.pools = prefix + b"pools"
         self.uploads = prefix + b"uploads"
         self.gateways = prefix + b"gateways"
+        self.leader = prefix + b"leader"
+        self.leader_token = prefix + b"leader_token"
         self.changes = prefix + b"changes"
 
     def pool(self, name: str) -> PoolKeys:
@@ -64,6 +70,7 @@ class PoolKeys:
     __slots__ = (
         "blamed",
         "deadlines",
+        "demands",
         "epoch",
         "idle",
         "of_installation",
@@ -85,6 +92,7 @@ class PoolKeys:
         self.idle = self.prefix + b"idle"
         self.workers = self.prefix + b"workers"
         self.blamed = self.prefix + b"blamed"
+        self.demands = self.prefix + b"demands"
         self.epoch = self.prefix + b"epoch"
         #: the first keys of every script that moves batches (_prelude.lua)
         self.scheduling = (self.ready, self.deadlines, self.vtimes, self.idle, self.workers)
@@ -100,6 +108,9 @@ class PoolKeys:
 
     def inbox(self, worker: str) -> bytes:
         return self.prefix + b"inbox:" + worker.encode()
+
+    def orders(self, worker: str) -> bytes:
+        return self.prefix + b"orders:" + worker.encode()
 
     def running(self, worker: str) -> bytes:
         return self.prefix + b"running:" + worker.encode()

@@ -12,11 +12,13 @@ class State(StrEnum):
     """Progress of a version on its way to serving; a version's state is the best of its instances' states.
 
     RECEIVING: its upload is in progress. PENDING: it waits for its check or, published, for a worker to load it.
+    STANDBY: no worker has loaded it; its first call makes a worker load it.
     """
 
     RECEIVING = "receiving"
     PENDING = "pending"
     CHECKING = "checking"
+    STANDBY = "standby"
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
@@ -38,7 +40,24 @@ class InstanceRecord(BaseModel):
     profile: dict[int, float] = {}  # rows of a run -> seconds, corrected as it runs
     rows_max: int = 1  # rows of the largest run
     rows_efficient: int = 1  # more rows in one run gain almost nothing, or were not tried yet
-    size_bytes: int = 0
+    resident_bytes: int = 0  # measured; 0: not yet
+    peak_bytes: int = 0  # beyond resident_bytes, while it loads, warms up or runs its largest batch
+    load_s: float = 0.0  # from the order until it was ready; 0: not yet
+    loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
+    last_used: float = 0.0  # likewise, of its last request; 0: none
+    usage: dict[str, float] = {}  # packed placement.usage.Usage
+    why: str = ""  # why the worker loaded it, for people
+
+
+class RefusalRecord(BaseModel):
+    """A load that a worker was ordered to make and did not begin, or that failed."""
+
+    model_config = ConfigDict(frozen=True)
+
+    content_id: str
+    kind: str  # a placement.views.RefusalKind; gateways treat one that they do not know as "failed"
+    reason: str
+    until: float  # instant from which on it is worth another try, in seconds on the Redis clock
 
 
 class WorkerRecord(BaseModel):
@@ -56,6 +75,11 @@ class WorkerRecord(BaseModel):
     heartbeat: float = 0.0  # time of the last heartbeat on the reader's clock; set by ClusterState
     batch_formats: tuple[int, ...] = ()  # batch formats that the worker reads
     instances: tuple[InstanceRecord, ...] = ()
+    budget_bytes: int = 0  # memory that the process may use, the interpreter included; 0: no limit
+    used_bytes: int = 0  # in use, promised to loads in progress, or not yet free after an unload
+    draining: bool = False  # it stops soon and loads nothing
+    token: str = ""  # of the repository state that its instances follow
+    refusals: tuple[RefusalRecord, ...] = ()
 
     @field_validator("instances", mode="before")
     @classmethod

@@ -110,7 +110,7 @@ def _worker(replica: Replica) -> dict[str, Any]:
         "id": replica.worker.id,
         "startTime": started.replace("+00:00", "Z"),
         "status": _STATUS.get(replica.instance.state, "LOADING"),
-        "memoryUsage": replica.instance.size_bytes,
+        "memoryUsage": replica.instance.resident_bytes,
         "pid": replica.worker.pid,
         "gpu": gpu,
         "gpuUsage": "N/A",

@@ -1,0 +1,101 @@
+"""The facts that placement decides on: versions, instances and workers, with measured bytes and seconds. Pure.
+
+Instants are seconds on one clock (the Redis clock in a running installation, a virtual one in a simulation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from millstream.services.placement.usage import NO_USAGE, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one instance of a version takes on one kind of device.
+
+    Args:
+        resident_bytes: memory that the instance keeps between runs.
+        peak_bytes: memory beyond that while it loads, warms up or runs its largest batch.
+        load_s: seconds from the order until the instance can serve, warm-up included.
+        measured: whether a worker measured it; otherwise it is a prediction.
+    """
+
+    resident_bytes: int
+    peak_bytes: int = 0
+    load_s: float = 0.0
+    measured: bool = False
+
+    @property
+    def load_bytes(self) -> int:
+        """Bytes that must be free before the load begins."""
+        return self.resident_bytes + self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedInstance:
+    """One instance in a worker, or one that is being loaded.
+
+    Args:
+        loaded_at: instant at which it became ready; infinity while it loads.
+        in_use: whether it has batches that wait or run.
+        pinned: whether its endpoint forbids to unload it.
+    """
+
+    content_id: str
+    footprint: Footprint
+    loaded_at: float
+    last_used: float
+    in_use: bool = False
+    pinned: bool = False
+    usage: Usage = NO_USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker as placement sees it.
+
+    Args:
+        budget_bytes: memory that the process may use, the interpreter included; 0: no limit.
+        used_bytes: memory that is in use, that loads in progress will take, and that is not yet free after an unload.
+        draining: whether it stops soon and takes no further instance.
+    """
+
+    id: str
+    pool: str
+    budget_bytes: int
+    used_bytes: int
+    draining: bool = False
+    instances: Mapping[str, PlacedInstance] = field(default_factory=dict)
+
+    @property
+    def free_bytes(self) -> int:
+        return max(0, self.budget_bytes - self.used_bytes) if self.budget_bytes else 1 << 62
+
+
+class RefusalKind(StrEnum):
+    """Why no memory can be made free. Each has an HTTP status of its own in the gateway.
+
+    TOO_LARGE: larger than the budget of every worker, whatever is unloaded. NOTHING_EVICTABLE: all others are in use,
+    pinned or needed (503). THRASHING: only instances that were loaded a moment ago could be unloaded (503, retry).
+    TOO_SLOW: the load takes longer than the request may wait (429). NO_WORKER: the pool has no worker (503).
+    FAILED: the load was tried and failed (503, retry).
+    """
+
+    TOO_LARGE = "too_large"
+    NOTHING_EVICTABLE = "nothing_evictable"
+    THRASHING = "thrashing"
+    TOO_SLOW = "too_slow"
+    NO_WORKER = "no_worker"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a version is not loaded, in one sentence for the caller, and after which time to try again (0: unknown)."""
+
+    kind: RefusalKind
+    reason: str
+    retry_after_s: float = 0.0
