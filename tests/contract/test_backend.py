@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,15 +42,15 @@ def some(datatype: str, rows: int) -> Array:
     return (np.arange(2 * rows) % 7).reshape(rows, 2).astype(NUMPY[datatype])
 
 
-@pytest.fixture(params=["onnxruntime", "echo"])
+@pytest.fixture(params=["onnxruntime", "simulated"])
 def backend_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 def load_identity(backend_name: str, folder: Path, datatype: str = "FP32") -> Instance:
     """A model whose output is its input."""
-    if backend_name == "echo":
-        path = folder / "echo.json"
+    if backend_name == "simulated":
+        path = folder / "model.json"
         path.write_text("{}")
     else:
         path = models.identity(folder / "identity.onnx", datatype)
@@ -126,7 +124,7 @@ def test_size_is_known_and_closing_twice_is_harmless(backend_name: str, tmp_path
 
 
 def test_an_unknown_backend_is_named() -> None:
-    with pytest.raises(Failure, match="unknown backend 'caffe'; known: echo, onnxruntime"):
+    with pytest.raises(Failure, match="unknown backend 'caffe'; known: onnxruntime, simulated"):
         get_backend("caffe")
 
 
@@ -134,51 +132,6 @@ def test_importing_the_backends_imports_no_library() -> None:
     modules = "sys, millstream.workers.backends, millstream.workers.profiler"
     code = f"import {modules}; print({{'onnxruntime', 'onnx'}} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
-
-
-class TestEcho:
-    def test_fails_on_an_element(self, tmp_path: Path) -> None:
-        instance = self.load(tmp_path, {"fail_if": 13})
-        instance.run({"x": np.array([[12.0, 14.0]], np.float32)})
-        with pytest.raises(Failure, match="an element equals 13") as caught:
-            instance.run({"x": np.array([[12.0, 13.0]], np.float32)})
-        assert caught.value.code is Code.MODEL
-
-    def test_fails_on_text(self, tmp_path: Path) -> None:
-        instance = self.load(tmp_path, {"fail_if": "poison"}, "BYTES")
-        instance.run({"x": np.array([[b"poisonous", b""]], dtype=object)})
-        with pytest.raises(Failure, match="poison"):
-            instance.run({"x": np.array([[b"", b"poison"]], dtype=object)})
-
-    def test_crashes_the_process_on_an_element(self, tmp_path: Path) -> None:
-        path = tmp_path / "echo.json"
-        path.write_text(json.dumps({"crash_if": 99}))
-        code = (
-            "import sys, numpy, pathlib; from tests.contract.test_backend import same\n"
-            "from millstream.workers.backends import get_backend\n"
-            "instance = get_backend('echo').load(pathlib.Path(sys.argv[1]), same(), 'cpu', 1)\n"
-            "for value in (98, 99): instance.run({'x': numpy.full((1, 2), value)}); print(value, flush=True)\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code, str(path)], check=False, capture_output=True, text=True)
-        assert (done.stdout, done.returncode) == ("98\n", -signal.SIGKILL)
-
-    @pytest.mark.parametrize("behaviour", [{"sleep": 1}, {"sleep_s": -1}, []])
-    def test_refuses_a_behaviour_it_does_not_know(self, tmp_path: Path, behaviour: object) -> None:
-        with pytest.raises(Failure):
-            self.load(tmp_path, behaviour)
-
-    def test_refuses_outputs_unlike_the_inputs(self, tmp_path: Path) -> None:
-        path = tmp_path / "echo.json"
-        path.write_text("{}")
-        unlike = signature([("x", "FP32", (-1, 2))], [("y", "FP32", (-1, 2)), ("z", "FP32", (-1, 2))])
-        with pytest.raises(Failure, match="one by one"):
-            get_backend("echo").load(path, unlike, "cpu", 1)
-
-    @staticmethod
-    def load(folder: Path, behaviour: object, datatype: str = "FP32") -> Instance:
-        path = folder / "echo.json"
-        path.write_text(json.dumps(behaviour))
-        return get_backend("echo").load(path, same(datatype), "cpu", 1)
 
 
 class TestOnnxRuntime:

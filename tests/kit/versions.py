@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 from millstream.services.model.manifest import Batching, Manifest, ModelConfig, SourceFile
 from millstream.services.model.signature import Signature, TensorSpec
@@ -12,6 +14,13 @@ from millstream.services.repository.base import Repository
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
     outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 2)),),
+    batching=True,
+)
+
+#: of `publish_simulated`: the output is the input
+COPYING = Signature(
+    inputs=(TensorSpec(name="x", datatype="FP32", shape=(-1, 4)),),
+    outputs=(TensorSpec(name="y", datatype="FP32", shape=(-1, 4)),),
     batching=True,
 )
 
@@ -67,5 +76,42 @@ def publish_model(
     with repository.open_staging() as staging:
         (staging.path / "source").mkdir()
         (staging.path / "source" / "model.onnx").write_bytes(content)
+        repository.publish(staging, manifest, activate=True)
+    return manifest
+
+
+def publish_simulated(
+    repository: Repository,
+    model: str,
+    behaviour: dict[str, Any] | None = None,
+    version: int = 1,
+    config: ModelConfig | None = None,
+    signature: Signature = COPYING,
+) -> Manifest:
+    """Publish a model of the simulated backend as the active version.
+
+    Args:
+        behaviour: fields of millstream.workers.backends.simulated.Behaviour.
+        config: must name a pool whose workers have that backend.
+    """
+    content = json.dumps(behaviour or {}).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = Manifest(
+        model=model,
+        version=version,
+        created=1_700_000_000.0 + version,
+        digest=digest,
+        source_format="simulated",
+        served="source/model.json",
+        files=(SourceFile(path="source/model.json", size_bytes=len(content), sha256=digest),),
+        signature=signature,
+        config=config or ModelConfig(pool="simulated"),
+        opset=0,
+        ir_version=0,
+        batching=Batching(decided="proven"),
+    )
+    with repository.open_staging() as staging:
+        (staging.path / "source").mkdir()
+        (staging.path / "source" / "model.json").write_bytes(content)
         repository.publish(staging, manifest, activate=True)
     return manifest

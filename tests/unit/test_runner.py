@@ -82,14 +82,14 @@ def holding(instance: Instance | None, of: Signature, rows_max: int = 64) -> Loa
 
 
 @pytest.fixture(scope="module")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
-    """An echo that fails on BAD."""
-    path = tmp_path_factory.mktemp("echo") / "echo.json"
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., LoadedModel]:
+    """A model whose output is its input, and which fails on BAD."""
+    path = tmp_path_factory.mktemp("simulated") / "model.json"
     path.write_text(json.dumps({"fail_if": BAD}))
 
     def load(of: Signature | None = None) -> LoadedModel:
         of = of or signature()
-        return holding(Counted(get_backend("echo").load(path, of, "cpu", 1)), of)
+        return holding(Counted(get_backend("simulated").load(path, of, "cpu", 1)), of)
 
     return load
 
@@ -140,8 +140,8 @@ def test_leases_of_other_lanes_or_shapes_do_not_merge():
     assert merge([one, wide], 64) == [one]
 
 
-def test_merged_leases_run_once_and_get_their_own_rows(echo):
-    held = echo()
+def test_merged_leases_run_once_and_get_their_own_rows(simulated):
+    held = simulated()
     results = run([lease([1], [2, 3]), lease([4]), lease([], [5])], held, SEGMENTS, CLOCK)
     assert [values(result) for result in results] == [[1, 2, 3], [4], [5]]
     assert runs(held) == [5]
@@ -149,13 +149,13 @@ def test_merged_leases_run_once_and_get_their_own_rows(echo):
     assert all(result.execution_s > 0 and not result.lease.failures for result in results)
 
 
-def test_rows_of_nothing_run_too(echo):
-    [result] = run([lease([], [])], echo(), SEGMENTS, CLOCK)
+def test_rows_of_nothing_run_too(simulated):
+    [result] = run([lease([], [])], simulated(), SEGMENTS, CLOCK)
     assert values(result) == []
 
 
-def test_what_expired_does_not_run(echo):
-    held = echo()
+def test_what_expired_does_not_run(simulated):
+    held = simulated()
     half = lease([1], [2, 2], [3], deadlines=[FAR_MS, 1, FAR_MS])
     gone = lease([4], deadlines=[CLOCK.now_ms() - 1])
     results = run([half, gone], held, SEGMENTS, CLOCK)
@@ -165,20 +165,20 @@ def test_what_expired_does_not_run(echo):
     assert half.failures[1][0] == Code.EXPIRED
 
 
-def test_only_the_culprit_is_told(echo):
-    held = echo()
+def test_only_the_culprit_is_told(simulated):
+    held = simulated()
     innocent, guilty = lease([1], [2]), lease([3], [4, BAD, 5], [6])
     results = run([innocent, guilty], held, SEGMENTS, CLOCK)
     assert [values(result) for result in results] == [[1, 2], [3, 6]]
     assert innocent.failures == {}
-    assert guilty.failures == {1: [Code.MODEL, "echo: an element equals 13.0"]}
+    assert guilty.failures == {1: [Code.MODEL, "simulated: an element equals 13.0"]}
     assert guilty.live_requests == [0, 2]
     # All, then its two halves, and the half that fails halved until it is one request.
     assert runs(held) == [7, 2, 5, 1, 4, 3, 1]
 
 
-def test_a_request_that_is_alone_is_not_run_again(echo):
-    held = echo()
+def test_a_request_that_is_alone_is_not_run_again(simulated):
+    held = simulated()
     [result] = run([lease([BAD])], held, SEGMENTS, CLOCK)
     assert (values(result), runs(held)) == (None, [1])
     assert list(result.lease.failures) == [0]
@@ -193,9 +193,9 @@ def test_a_request_that_is_alone_is_not_run_again(echo):
     st.sets(st.integers(0, 15)),
 )
 @settings(deadline=None, derandomize=True)
-def test_whatever_fails_the_others_are_answered(echo, batches, late):
+def test_whatever_fails_the_others_are_answered(simulated, batches, late):
     """`late`: numbers of requests, over all leases, that have expired."""
-    held = echo()
+    held = simulated()
     leases, wanted = [], []
     number = 0
     for requests in batches:
@@ -215,9 +215,9 @@ def test_whatever_fails_the_others_are_answered(echo, batches, late):
         assert (result.outputs is None) == all(fates)
 
 
-def test_several_outputs_are_split_alike(echo):
+def test_several_outputs_are_split_alike(simulated):
     of = signature(outputs=2)
-    held = echo(of)
+    held = simulated(of)
 
     def pair(value: float) -> Lease:
         one, two = np.full((1, 1), value, np.float32), np.full((1, 1), 10 * value, np.float32)
@@ -302,8 +302,8 @@ def test_a_model_that_mixes_rows_is_found_out():
     assert values(two[0]) == [4]
 
 
-def test_leases_whose_tensors_are_gone_do_not_harm_the_others(echo):
-    held = echo()
+def test_leases_whose_tensors_are_gone_do_not_harm_the_others(simulated):
+    held = simulated()
     lost = lease([1], [2])
     lost.header.inputs[0] = structs.replace(lost.header.inputs[0], shm=ShmSlice("no-such-segment", 0, 8))
     empty = lease([3])
@@ -359,8 +359,8 @@ class Memory:
         self.halved.append(rows)
 
 
-def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
-    held = echo()
+def test_a_run_without_memory_is_halved_until_there_is_enough(simulated):
+    held = simulated()
     held = replace(held, instance=Narrow(held.instance, 3))
     memory = Memory()
     one, two = run([lease([1, 2, 3, 4, 5], [6]), lease([7, 8])], held, SEGMENTS, CLOCK, memory)
@@ -370,11 +370,11 @@ def test_a_run_without_memory_is_halved_until_there_is_enough(echo):
     assert memory.halved == [4, 4, 8]
 
 
-def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkeypatch):
+def test_leases_that_cannot_be_put_together_run_one_after_the_other(simulated, monkeypatch):
     def full(_: Any) -> Array:
         raise MemoryError("no room")
 
-    held = echo()
+    held = simulated()
     memory = Memory()
     monkeypatch.setattr("millstream.workers.runner.np.concatenate", full)
     one, two = run([lease([1, 2]), lease([3])], held, SEGMENTS, CLOCK, memory)
@@ -382,8 +382,8 @@ def test_leases_that_cannot_be_put_together_run_one_after_the_other(echo, monkey
     assert (runs(held), memory.failures, memory.halved) == ([2, 1], [3], [3])
 
 
-def test_a_row_without_memory_is_an_error_of_its_request_alone(echo):
-    held = echo()
+def test_a_row_without_memory_is_an_error_of_its_request_alone(simulated):
+    held = simulated()
     held = replace(held, instance=Narrow(held.instance, 0))
     [result] = run([lease([1], [2])], held, SEGMENTS, CLOCK)
     assert result.outputs is None
@@ -400,8 +400,8 @@ class Greedy(Counted):
         return outputs
 
 
-def test_a_request_that_asks_for_too_much_alone_changes_no_size_of_the_others(echo):
-    held = echo()
+def test_a_request_that_asks_for_too_much_alone_changes_no_size_of_the_others(simulated):
+    held = simulated()
     held = replace(held, instance=Greedy(held.instance))
     memory = Memory()
     one, two = run([lease([1], [2], [HUGE]), lease([3], [4])], held, SEGMENTS, CLOCK, memory)
@@ -411,21 +411,21 @@ def test_a_request_that_asks_for_too_much_alone_changes_no_size_of_the_others(ec
     assert 1 in memory.failures
 
 
-def test_requests_of_a_version_that_batches_no_more_run_one_by_one(echo):
-    held = replace(echo(), alone="its rows influence each other")
+def test_requests_of_a_version_that_batches_no_more_run_one_by_one(simulated):
+    held = replace(simulated(), alone="its rows influence each other")
     assert held.rows_merged_max == 1
     one, two = run([lease([1], [2, 3], [BAD]), lease([4])], held, SEGMENTS, CLOCK)
     assert (values(one), values(two)) == ([1, 2, 3], [4])
     assert list(one.lease.failures) == [2]
     assert runs(held) == [1, 2, 1, 1]
     kept: list[int] = []
-    run([lease([1], [2])], echo(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
-    run([lease([1])], echo(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
+    run([lease([1], [2])], simulated(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
+    run([lease([1])], simulated(), SEGMENTS, CLOCK, on_run=lambda inputs, outputs: kept.append(len(outputs[0])))
     assert kept == [2]
 
 
-def test_a_run_that_fails_leaves_nothing_for_the_garbage_collector(echo):
-    held = echo()
+def test_a_run_that_fails_leaves_nothing_for_the_garbage_collector(simulated):
+    held = simulated()
     gc.collect()
     gc.disable()
     try:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 from millstream.services.errors import invalid
 from millstream.workers.backends.base import Backend
-from millstream.workers.backends.echo import Echo
 from millstream.workers.backends.onnxruntime import OnnxRuntime
+from millstream.workers.backends.simulated import Simulated
 
-_BACKENDS: dict[str, Callable[[Path | None], Backend]] = {"onnxruntime": OnnxRuntime, "echo": lambda _: Echo()}
+_BACKENDS: dict[str, Callable[[Path | None], Backend]] = {
+    "onnxruntime": OnnxRuntime,
+    "simulated": lambda _: Simulated(),
+}
 
 
 def get_backend(name: str, home: Path | None = None) -> Backend:

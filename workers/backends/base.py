@@ -87,6 +87,7 @@ class Backend(Protocol):
     """An inference library. Importing its module must not import the library."""
 
     name: str
+    formats: frozenset[str]  # values of Manifest.source_format that it loads
 
     def load(self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None) -> Instance:
         """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0"). `stop` may end the load early.

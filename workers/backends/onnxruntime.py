@@ -229,6 +229,7 @@ class OnnxRuntime:
     """
 
     name = "onnxruntime"
+    formats = frozenset({"onnx"})
 
     def __init__(self, home: Path | None = None) -> None:
         self._home = home.absolute() if home is not None else None

@@ -1,0 +1,52 @@
+"""Starts a worker process beside a running stack, with another backend or in another pool than those of `up`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from millstream.services.installation import installation_name
+from millstream.services.settings import Settings, child_environment
+from millstream.services.supervisor.plan import metrics_dir_of
+from tests.kit.stack import Stack
+
+
+@contextmanager
+def running_worker(
+    stack: Stack,
+    pool: str,
+    backend: str = "simulated",
+    *,
+    index: int = 0,
+    settings: Mapping[str, object] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker of `pool`; at the end stop it, and check that it drained and ended with exit code 0.
+
+    A worker that the block killed (-SIGKILL) or that ended in it is not checked.
+
+    Args:
+        settings: fields of millstream.services.settings.Settings.
+    """
+    own = Settings(home=stack.home)
+    environment = {
+        "MILLSTREAM_HOME": str(stack.home),
+        "MILLSTREAM_REDIS_URL": f"unix://{stack.socket}",
+        "MILLSTREAM_INSTALLATION_NAME": installation_name(own),
+        "MILLSTREAM_METRICS_DIR": str(metrics_dir_of(own)),
+        "MILLSTREAM_WORKER_THREADS": "1",
+    } | {f"MILLSTREAM_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+    command = [sys.executable, "-P", "-m", "millstream.workers"]
+    command += ["--pool", pool, "--index", str(index), "--backend", backend]
+    log = stack.home / "logs" / f"{pool}-{index}.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, env=child_environment(environment), stdout=output, stderr=output)
+        try:
+            yield process
+            if process.poll() is None:
+                process.terminate()
+                assert process.wait(60) == 0, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
