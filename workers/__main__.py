@@ -62,7 +62,9 @@ from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import Limits
 from millstream.workers.memory_limit import limit_memory, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
-from millstream.workers.reconciler import LoadGuard, PoolMember, Reconciler
+from millstream.workers.reconciler import PoolMember, Reconciler
+from millstream.workers.unloads import Unloads
+from millstream.workers.version_loads import LoadGuard, VersionLoads
 from millstream.workers.watchdog import GRACE_S, Guarded, Watchdog
 from millstream.workers.worker import Worker
 
@@ -164,12 +166,10 @@ class WorkerProcess:
         )
         self._models.on_change = self._heartbeat.beat_now
         self._load_stuck = threading.Event()
-        self._reconciler = Reconciler(
+        self._loads = VersionLoads(
             repository,
-            PoolMember(identity.pool, identity.number),
             self._placement(),
             self._models,
-            self._connect,
             self.metrics,
             LoadGuard(
                 LoadMarks(run_dir, identity.worker),
@@ -177,6 +177,10 @@ class WorkerProcess:
                 self._replace,
             ),
         )
+        stopping = threading.Event()
+        unloads = Unloads(self._connect, self._models, self.metrics, stopping)
+        member = PoolMember(identity.pool, identity.number)
+        self._reconciler = Reconciler(repository, member, self._models, self._loads, unloads, stopping)
         self._mark = _run_mark(runs, identity.worker)
         grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
         self._watchdog = Watchdog(
@@ -224,7 +228,7 @@ class WorkerProcess:
         self._process_metrics.stop()
         self._registry.close()
         code = LOAD_STUCK if self._load_stuck.is_set() else 0
-        if self._reconciler.loading:  # Python's own exit would wait for the library, or crash in it
+        if self._loads.busy:  # Python's own exit would wait for the library, or crash in it
             logging.shutdown()
             os._exit(code)
         return code

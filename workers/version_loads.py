@@ -1,0 +1,200 @@
+"""version_loads: loads versions in threads of the loader and publishes the progress of each load.
+
+LoadRequest ─> loader ─> (suspect: trial load in a process of its own) ─> load, warm up, measure ─> READY or FAILED
+a version whose verdict says that it failed is not loaded, also not after a restart, until the verdict is cleared
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from millstream.services.crashes.load_marks import DEATHS_CERTAIN, LoadMarks, with_death
+from millstream.services.errors import Code, Failure
+from millstream.services.model.manifest import Manifest
+from millstream.services.process.backoff import with_jitter
+from millstream.services.process.logs import about
+from millstream.services.repository.base import Repository
+from millstream.services.repository.verdicts import Verdict
+from millstream.services.wire.records import State
+from millstream.workers.backends.base import Instance, Stop
+from millstream.workers.exploration import Exploration
+from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
+from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
+from millstream.workers.metrics import WorkerMetrics
+
+log = logging.getLogger("millstream.reconciler")
+
+PROBE_START_S = 30.0  # to start the process of a trial load, in addition to the load itself
+RETRY_S = 30.0  # longest pause before a version that failed for want of a device or Redis is loaded again
+
+
+class LoadGuard(NamedTuple):
+    """What limits loads, and what happens to a load that exceeds its limit or ends the process."""
+
+    marks: LoadMarks  # say after a crash what was being loaded
+    limits: Limits
+    replace_process: Callable[[], None]  # called when a load cannot be ended: a new process takes over
+
+
+class VersionLoads:
+    """Loads versions while the main loop serves. Safe for several threads."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        at: LoadEnvironment,
+        models: LoadedModels,
+        metrics: WorkerMetrics,
+        guard: LoadGuard,
+    ) -> None:
+        self._repository = repository
+        self._at = at
+        self._models = models
+        self._metrics = metrics
+        self._guard = guard
+        self._stopping = False
+        self._retry_at: dict[str, float] = {}  # content id -> monotonic time at which a failed load is tried again
+        self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
+        self._loader = Loader(self._load, self._on_stuck, guard.limits)
+
+    def start(self) -> None:
+        self._loader.start()
+
+    def stop(self) -> None:
+        """Begin no further load. A load in progress that cannot be ended ends with the process."""
+        self._stopping = True
+        self._loader.stop()
+        self._guard.marks.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a load is in progress."""
+        return self._loader.busy
+
+    def want(self, missing: list[LoadRequest]) -> None:
+        """Load these versions; end the loads of all others."""
+        with self._settling:
+            self._loader.want(missing)
+
+    def retry_due(self, content_id: str) -> bool:
+        """Return whether a version whose load failed is to be loaded again now."""
+        return self._retry_at.get(content_id, float("inf")) <= time.monotonic()
+
+    @property
+    def any_retry_due(self) -> bool:
+        """Whether any version whose load failed is to be loaded again now."""
+        return any(at <= time.monotonic() for at in list(self._retry_at.values()))
+
+    def forget_failure(self, content_id: str) -> None:
+        """Forget when to try a failed load again: it is tried now, or its version was removed."""
+        self._retry_at.pop(content_id, None)
+
+    def _load(self, current: Load) -> None:
+        """Load one version, in a thread of the loader."""
+        manifest, stop = current.wanted.manifest, current.stop
+        model = LoadedModel(manifest, State.LOADING)
+        log.info("loading: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
+        self._publish_progress(current, model)
+        self._metrics.loading(manifest)
+
+        def warming(instance: Instance) -> None:
+            self._loader.warming(current)
+            self._publish_progress(current, replace(model, state=State.WARMING, instance=instance))
+
+        try:
+            if current.wanted.suspect:
+                self._load_on_trial(manifest, stop)
+            began = time.monotonic()
+            with self._guard.marks.loading(manifest):
+                loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
+        except Failure as failure:
+            if stop.reason and stop.reason != NOT_WANTED:
+                self._give_up(manifest, stop.reason)
+            self._fail(current, stop.reason or failure.message)
+            if failure.code is not Code.MODEL and not stop.reason:
+                self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(RETRY_S)
+        except Exception as error:
+            log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
+            self._fail(current, f"{type(error).__name__}: {error}")
+        else:
+            self._succeed(current, model, loaded, time.monotonic() - began)
+
+    def _load_on_trial(self, manifest: Manifest, stop: Stop) -> None:
+        """Load a suspect version in a process of its own. Raises Failure(MODEL) if that process dies, too."""
+        seconds_max = PROBE_START_S + sum(self._guard.limits)
+        died = probe(manifest, self._at, self._guard.marks.run_dir, seconds_max, stop)
+        if died:
+            verdict = self._change_verdict(manifest, lambda one: with_death(one, DEATHS_CERTAIN, died, time.time()))  # noqa: TID251 - for people
+            # An operator may have cleared the verdict meanwhile: then the version is loaded again.
+            code = Code.MODEL if verdict.failed else Code.UNAVAILABLE
+            raise Failure(code, verdict.failed or f"the process that loaded it {died}")
+
+    def _succeed(self, current: Load, model: LoadedModel, loaded: LoadedVersion, seconds: float) -> None:
+        manifest, profile = model.manifest, loaded.profile
+        measured = dict(profile.seconds)
+        ready = replace(
+            model,
+            state=State.READY,
+            instance=loaded.instance,
+            measured=measured,
+            alone=self._repository.verdicts.of(manifest).batching_off,
+            exploration=Exploration(measured, model.rows_max),
+            rows_efficient=profile.rows_worth_running(model.rows_max),
+        )
+        if not self._publish_progress(current, ready):
+            loaded.instance.close()
+            return
+        self._metrics.bytes_of(ready, loaded.instance.size_bytes)
+        self._metrics.loaded(manifest, seconds)
+        log.info("ready: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
+        if current.wanted.suspect:
+            self._change_verdict(manifest, lambda verdict: verdict.model_copy(update={"load_deaths": 0}))
+
+    def _fail(self, current: Load, reason: str) -> None:
+        manifest = current.wanted.manifest
+        if self._publish_progress(current, LoadedModel(manifest, State.FAILED, reason)):
+            self._metrics.load_failed(manifest)
+            log.error(
+                "failed: %s version %s: %s", manifest.model, manifest.version, reason, extra=about_version(manifest)
+            )
+
+    def _publish_progress(self, current: Load, model: LoadedModel) -> bool:
+        """Publish the progress of a load, unless it is no longer wanted; returns whether it is."""
+        with self._settling:
+            wanted = current.stop.reason != NOT_WANTED
+            if wanted:
+                self._models.set(model)
+            return wanted
+
+    def _on_stuck(self, current: Load) -> None:
+        """Handle a load that does not end although its end was requested."""
+        manifest, reason = current.wanted.manifest, current.stop.reason
+        log.error("version %s of %s: %s, and cannot be ended", manifest.version, manifest.model, reason)
+        if reason != NOT_WANTED:
+            self._give_up(manifest, reason)
+            self._fail(current, reason)
+        if not self._stopping:
+            self._guard.replace_process()
+
+    def _give_up(self, manifest: Manifest, reason: str) -> None:
+        """Record the failure in the version's verdict: no worker loads it again until an operator asks for it."""
+        self._change_verdict(manifest, lambda verdict: verdict.with_failure(reason, time.time()))  # noqa: TID251 - for people
+
+    def _change_verdict(self, manifest: Manifest, change: Callable[[Verdict], Verdict]) -> Verdict:
+        """Store the changed verdict of a version and return it; if it cannot be stored, only return it."""
+        try:
+            return self._repository.verdicts.change(manifest, change)
+        except Failure as failure:
+            log.warning("the verdict on %s cannot be stored: %s", manifest.content_id, failure.message)
+            return change(self._repository.verdicts.of(manifest))
+
+
+def about_version(manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of a log entry about a version."""
+    return about(manifest.model, version=manifest.version)
