@@ -429,6 +429,7 @@ def test_what_serves_is_looked_after_over_grpc(client: Any) -> None:
         client.register_system_shared_memory("r", "/r", 8)
 
 
+@pytest.mark.needs("kserve")
 def test_kserves_client(stack: Stack) -> None:
     program = Path(__file__).parent / "programs" / "kserve_grpc_client.py"
     done = subprocess.run(

@@ -285,6 +285,7 @@ def test_requests_of_clients_that_go_away_are_dropped(stack: Stack) -> None:
     wait_until(lambda: dropped() > before, what="a request was dropped")
 
 
+@pytest.mark.needs("kserve")
 def test_kserves_own_client(stack: Stack) -> None:
     done = subprocess.run(
         [CLIENTS, "-P", ROOT / "tests/integration/programs/kserve_client.py", stack.url, "tf-mlp"],
