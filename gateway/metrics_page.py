@@ -56,7 +56,7 @@ class GatewayMetricsPage:
         """Append the depth of each lane's stream to `depths`."""
         by_pool: dict[str, list[Lane]] = {}
         for lane in self._lanes():
-            by_pool.setdefault(lane.manifest.config.pool, []).append(lane)
+            by_pool.setdefault(lane.pool, []).append(lane)
         for pool, of_pool in by_pool.items():
             for start in range(0, len(of_pool), STREAMS_AT_ONCE):
                 lanes = of_pool[start : start + STREAMS_AT_ONCE]

@@ -166,9 +166,10 @@ class WorkerProcess:
         )
         self._models.on_change = self._heartbeat.beat_now
         self._load_stuck = threading.Event()
+        self._environment = self._load_environment()
         self._loads = VersionLoads(
             repository,
-            self._placement(),
+            self._environment,
             self._models,
             self.metrics,
             LoadGuard(
@@ -179,7 +180,7 @@ class WorkerProcess:
         )
         stopping = threading.Event()
         unloads = Unloads(self._connect, self._models, self.metrics, stopping)
-        member = PoolMember(identity.pool, identity.number)
+        member = PoolMember(identity.pool, identity.number, self._environment.backend.formats)
         self._reconciler = Reconciler(repository, member, self._models, self._loads, unloads, stopping)
         self._mark = _run_mark(runs, identity.worker)
         grace_s = GRACE_S if settings.worker_device == "cpu" else DEVICE_GRACE_S
@@ -233,7 +234,7 @@ class WorkerProcess:
             os._exit(code)
         return code
 
-    def _placement(self) -> LoadEnvironment:
+    def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
         threads = settings.worker_threads or os.cpu_count() or 1
         return LoadEnvironment(get_backend(backend, settings.home), backend, settings.worker_device, threads)
@@ -256,6 +257,7 @@ class WorkerProcess:
             pid=os.getpid(),
             host=self._host,
             batch_formats=BATCH_FORMATS,
+            formats=tuple(sorted(self._environment.backend.formats)),
             started=self._started,
             instances=self._models.records(),
         )

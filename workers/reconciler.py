@@ -31,6 +31,7 @@ class PoolMember(NamedTuple):
 
     pool: str
     number: int  # from 0: versions with `instances_max` are loaded by the first workers
+    formats: frozenset[str] = frozenset()  # model formats that its backend loads; empty: all
 
 
 class Reconciler:
@@ -55,7 +56,7 @@ class Reconciler:
         self._loads = loads
         self._unloads = unloads
         self._stopping = stopping
-        self._versions = WantedVersions(repository, member.pool)
+        self._versions = WantedVersions(repository, member.pool, member.formats)
         self._alone: set[str] = set()  # content ids that are not batched because of their verdict
         self._by_verdict: set[str] = set()  # content ids that are not loaded because of their verdict
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)

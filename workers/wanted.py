@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from millstream.services.errors import Code, Failure
 from millstream.services.model.manifest import EndpointPlacement, Manifest
+from millstream.services.placement.pools import serves
 from millstream.services.repository.base import Repository
 from millstream.services.repository.stored_models import StoredModels
 from millstream.services.repository.verdicts import Verdict
@@ -32,11 +33,16 @@ class Wanted(NamedTuple):
 
 
 class WantedVersions:
-    """Reads the versions of one pool from the repository. Blocking; not safe for several threads at once."""
+    """Reads the versions of one pool from the repository. Blocking; not safe for several threads at once.
 
-    def __init__(self, repository: Repository, pool: str) -> None:
+    Args:
+        formats: model formats that the worker loads; empty: all.
+    """
+
+    def __init__(self, repository: Repository, pool: str, formats: frozenset[str] = frozenset()) -> None:
         self._repository = repository
         self._pool = pool
+        self._formats = formats
         self._stored = StoredModels(repository)
 
     def read(self) -> dict[str, Wanted]:
@@ -47,7 +53,7 @@ class WantedVersions:
     def _published(self) -> Iterator[Wanted]:
         for endpoint, versions in self._stored.models.values():
             for version, (manifest, verdict) in versions.items():
-                if endpoint.serves(version) and self._pool in (endpoint.placement.pools or (manifest.config.pool,)):
+                if endpoint.serves(version) and self._serves(manifest, endpoint.placement):
                     yield Wanted(manifest, verdict, endpoint.placement)
 
     def _staged(self) -> Iterator[Wanted]:
@@ -57,8 +63,11 @@ class WantedVersions:
                 stored = self._stored.models.get(model)
                 placement = stored.endpoint.placement if stored is not None else EndpointPlacement()
                 for manifest in self._repository.staged.of(model):
-                    if self._pool in (placement.pools or (manifest.config.pool,)):
+                    if self._serves(manifest, placement):
                         yield Wanted(manifest, self._repository.verdicts.of(manifest), placement, staged=True)
+
+    def _serves(self, manifest: Manifest, placement: EndpointPlacement) -> bool:
+        return serves(self._pool, self._formats, manifest, placement)
 
 
 @contextmanager

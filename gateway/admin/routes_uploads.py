@@ -31,7 +31,7 @@ WAIT_S_MAX = 600.0
 #: limit on the bytes of a form besides the model: the config, and boundaries and headers of two parts
 _FORM_BYTES_MAX = CONFIG_PART_BYTES_MAX + 64 * 1024
 
-_CONFIG_EXAMPLE = '{"rows_max": 32, "pool": "cpu"}'
+_CONFIG_EXAMPLE = '{"rows_max": 32, "pools": ["cpu"]}'
 _BODY = request_body(
     {
         OCTETS: BINARY,

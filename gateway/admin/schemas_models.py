@@ -68,7 +68,7 @@ class Version(BaseModel):
     digest: str | None = Field(None, description="sha256 of the uploaded bytes, in hex.")
     size_bytes: int | None = None
     created: float | None = Field(None, description="Seconds since the epoch.")
-    pool: str | None = None
+    pools: list[str] = Field([], description="Pools that may serve it, the preferred one first.")
     active: bool = Field(False, description="The activated version; `serving` of the model is the one that answers.")
     batching: bool | None = None
     batching_decided: Literal["proven", "requested", "off"] | None = Field(
@@ -93,7 +93,7 @@ class Version(BaseModel):
             digest=manifest.digest,
             size_bytes=sum(file.size_bytes for file in manifest.files),
             created=manifest.created,
-            pool=manifest.config.pool,
+            pools=list(view.pools),
             active=active,
             batching=manifest.signature.batching and not off,
             batching_decided="off" if off else manifest.batching.decided,

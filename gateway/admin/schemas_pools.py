@@ -12,19 +12,19 @@ from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
 
 class Pool(BaseModel):
-    """Workers that serve the same versions. A pool without workers is listed if versions ask for it."""
+    """Workers that may serve the same versions. A pool without workers is listed if versions name it."""
 
     name: str
     workers: int
     devices: list[str]
     backends: list[str]
-    versions: int = Field(description="Published versions that ask for this pool.")
+    versions: int = Field(description="Published versions that this pool may serve.")
     instances: int
     instances_ready: int
 
 
 class Pools(BaseModel):
-    """All pools that have a worker or that a version asks for."""
+    """All pools that have a worker or that a version names."""
 
     pools: list[Pool]
 
@@ -70,7 +70,8 @@ def pools(snapshot: Snapshot) -> Pools:
     versions_of: dict[str, int] = {}
     for model in snapshot.models.values():
         for view in model.versions.values():
-            versions_of[view.manifest.config.pool] = versions_of.get(view.manifest.config.pool, 0) + 1
+            for pool in view.pools:
+                versions_of[pool] = versions_of.get(pool, 0) + 1
     names = sorted(set(versions_of) | {worker.pool for worker in snapshot.workers})
     return Pools(
         pools=[

@@ -50,7 +50,8 @@ def parse_config(text: str | bytes) -> ModelConfig:
             raise invalid(f"{'.'.join(parents)}: {unknown_key(name, valid)}") from None
         field = ".".join((*parents, name))
         raise invalid(f"{field}: {first['msg'].removeprefix('Value error, ')}") from None
-    check_name(config.pool, "config.pool")
+    for pool in config.pools:
+        check_name(pool, "config.pools")
     return config
 
 
@@ -71,7 +72,13 @@ async def receive(deps: Deps, upload: Upload, body: AsyncIterator[bytes]) -> Man
     """
     with audited("upload", upload.model):
         manifest = await _publish(deps, upload, body)
-    audit("uploaded", manifest.model, version=manifest.version, pool=manifest.config.pool, activated=upload.activate)
+    audit(
+        "uploaded",
+        manifest.model,
+        version=manifest.version,
+        pools=" ".join(manifest.config.pools),
+        activated=upload.activate,
+    )
     return manifest
 
 

@@ -10,12 +10,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.placements import Placements
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
 from millstream.services.errors import Failure
 from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.placement.pools import PoolTraits, learn, pools_of
 from millstream.services.process.backoff import with_jitter
 from millstream.services.process.cancel import cancel_all
 from millstream.services.queue.cluster_state import ClusterState
@@ -62,6 +64,7 @@ class Catalog:
         self._token = ""
         self._stored = StoredModels(repository)
         self._placements = Placements()
+        self._pools: Mapping[str, PoolTraits] = {}
         self._changes: set[str] = set()  # models whose changes are not in the snapshot yet
         self._unreported: set[str] = set()  # models whose changes `on_snapshot` may not have applied
         self._changed = asyncio.Event()
@@ -91,9 +94,17 @@ class Catalog:
                 workers = await self._cluster_state.workers()
                 await self._exchange_uploads()
             self._changes |= self._placements.update(workers)
+            self._learn_pools(workers)
             await self._apply(workers)
             with suppress(Failure):
                 await self._cluster_state.set_gateway(self._name, token)
+
+    def _learn_pools(self, workers: tuple[WorkerRecord, ...]) -> None:
+        """Note the pools of the workers. Models that name no pool may be served by a new one."""
+        pools = learn(self._pools, workers)
+        if pools is not self._pools:
+            self._pools = pools
+            self._changes |= self._stored.models.keys()
 
     async def _apply(self, workers: tuple[WorkerRecord, ...]) -> None:
         """Replace the changed models in the snapshot, and report them."""
@@ -106,7 +117,7 @@ class Catalog:
                 models.pop(name, None)
         changed = {name for name in self._changes if models.get(name) != before.models.get(name)}
         others = [worker.id for worker in workers] != [worker.id for worker in before.workers]
-        self.snapshot = Snapshot(models if changed else before.models, workers)
+        self.snapshot = Snapshot(models if changed else before.models, workers, self._pools)
         self._changes.clear()
         # If `on_snapshot` raises, the next call reports the same models again.
         self._unreported |= changed
@@ -158,8 +169,9 @@ class Catalog:
     def _model(self, name: str) -> ModelView:
         endpoint, manifests = self._stored.models[name]
         versions = {
-            version: _version(
-                manifest, verdict, self._placements.of(manifest.content_id), loaded=endpoint.serves(version)
+            version: replace(
+                _version(manifest, verdict, self._placements.of(manifest.content_id), loaded=endpoint.serves(version)),
+                pools=pools_of(manifest, endpoint.placement, self._pools),
             )
             for version, (manifest, verdict) in manifests.items()
         }
@@ -173,6 +185,7 @@ class Catalog:
             source=endpoint.source,
             failure=endpoint.failure,
             unloaded=endpoint.loaded == (),
+            placement=endpoint.placement,
         )
 
     def _serving(self, name: str, endpoint: Endpoint, versions: Mapping[int, VersionView]) -> int | None:

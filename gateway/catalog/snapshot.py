@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream.services.errors import Failure, Subject, not_found
-from millstream.services.model.manifest import Manifest
+from millstream.services.model.manifest import EndpointPlacement, Manifest
 from millstream.services.model.names import NAME_CHARACTERS_MAX
 from millstream.services.nearest_names import did_you_mean
+from millstream.services.placement.pools import POOL_DEFAULT, PoolTraits
 from millstream.services.repository.verdicts import NO_VERDICT, Verdict
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
 
@@ -70,6 +71,7 @@ class VersionView:
     reason: str | None  # why it is FAILED
     replicas: tuple[Replica, ...]
     verdict: Verdict = NO_VERDICT  # findings from running the version
+    pools: tuple[str, ...] = (POOL_DEFAULT,)  # that may serve it, the preferred one first
 
     @property
     def ready(self) -> bool:
@@ -91,6 +93,7 @@ class ModelView:
     source: str | None = None  # the folder from which it is served in place
     failure: str = ""  # why its last load failed
     unloaded: bool = False  # it answers no request until it is loaded
+    placement: EndpointPlacement = field(default_factory=EndpointPlacement)
 
     def published(self, version: int) -> VersionView:
         """Return a version, loaded or not. Raises Failure(NOT_FOUND)."""
@@ -136,6 +139,7 @@ class Snapshot:
 
     models: Mapping[str, ModelView]
     workers: tuple[WorkerRecord, ...]
+    pools: Mapping[str, PoolTraits] = field(default_factory=dict)  # all that have, or had, a worker
 
     def model(self, name: str) -> ModelView:
         """Return a model. Raises Failure(NOT_FOUND)."""
@@ -146,6 +150,11 @@ class Snapshot:
                 Subject.MODEL,
             )
         return view
+
+    def placement(self, name: str) -> EndpointPlacement:
+        """Return where and how often a model is loaded; the default for one that is not in the snapshot."""
+        view = self.models.get(name)
+        return view.placement if view is not None else EndpointPlacement()
 
     def did_you_mean(self, name: str) -> str:
         """Return the nearest names for the end of a message: "; did you mean 'a'?"; "" if there is none.

@@ -47,6 +47,7 @@ class Lane:
         config, batching = manifest.config, manifest.signature.batching
         self.manifest = manifest
         self.content_id = manifest.content_id
+        self.pool = context.pool
         self.link = context.link
         self.failed: str | None = None
         self._context = context

@@ -25,10 +25,10 @@ class _ProtocolSeries(NamedTuple):
 class LaneMetrics:
     """The series of one version in one pool, and of its content id."""
 
-    def __init__(self, registry: MetricsRegistry, manifest: Manifest) -> None:
+    def __init__(self, registry: MetricsRegistry, manifest: Manifest, pool: str) -> None:
         self._registry = registry
         version = str(manifest.version)
-        self._labels = (manifest.model, version, manifest.config.pool)
+        self._labels = (manifest.model, version, pool)
         self._off = False
         self._version = (manifest.model, version)
         self._of_content = (manifest.model, version, manifest.content_id)

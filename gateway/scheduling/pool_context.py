@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class PoolContext:
     """The parts and limits that the lanes of one pool share. Times are seconds."""
 
+    pool: str  # its name
     link: ProducerLink  # to the pool's Redis
     pending: dict[str, InFlightBatch]  # the gateway's batches in flight, by name
     admission: Admission

@@ -166,14 +166,14 @@ class Router:
         manifest = view.manifest
         route = self._by_content_id.get(manifest.content_id)
         if route is None:
-            context = await self._context(manifest.config.pool)
+            context = await self._context(view.pools[0])
             rows_max = manifest.config.rows_max if manifest.signature.batching else 1
             log.debug("lane opened: %s", manifest.content_id)
             lane = Lane(
                 manifest,
                 context,
                 Packer(manifest.signature, self._segments, self._settings.shm_tensor_bytes_min),
-                LaneMetrics(self._registry, manifest),
+                LaneMetrics(self._registry, manifest, context.pool),
             )
             limits = JsonLimits(self._settings.json_bytes_max, self._settings.json_values_max)
             plans = InputPlans(manifest.model, manifest.signature, rows_max, limits, manifest.trial)
@@ -196,6 +196,7 @@ class Router:
     async def _context(self, pool: str) -> PoolContext:
         if pool not in self._contexts:
             self._contexts[pool] = PoolContext(
+                pool,
                 await self._producer.link(pool),
                 self._producer.pending,
                 self._admission,

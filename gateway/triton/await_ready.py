@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from millstream.gateway.catalog.interfaces import ModelCatalog
 from millstream.services.errors import Code, Failure, Subject
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.pools import pools_of
 from millstream.services.wire.records import InstanceRecord, State
 
 READY_S_MAX = 600.0
@@ -24,7 +25,7 @@ class ReadyWaiter:
     Args:
         catalog: Holds the workers' records.
         ready_s_max: Seconds for loading and warming up.
-        worker_s_max: Seconds for which a pool may have no worker.
+        worker_s_max: Seconds for which a version's pools may have no worker.
         unloaded_s_max: Seconds for unloading a version.
     """
 
@@ -85,8 +86,10 @@ class ReadyWaiter:
             await self._catalog.next_change(min(1.0, left_s))
 
     def _check(self, manifest: Manifest, waited_s: float) -> None:
-        pool = manifest.config.pool
-        workers = any(worker.pool == pool for worker in self._catalog.snapshot.workers)
+        snapshot = self._catalog.snapshot
+        pools = pools_of(manifest, snapshot.placement(manifest.model), snapshot.pools)
+        named = " or ".join(map(repr, pools))
+        workers = any(worker.pool in pools for worker in snapshot.workers)
         if waited_s >= self._ready_s_max:
             raise Failure(
                 Code.UNAVAILABLE,
@@ -97,7 +100,7 @@ class ReadyWaiter:
         if not workers and waited_s >= self._worker_s_max:
             raise Failure(
                 Code.UNAVAILABLE,
-                f"version {manifest.version}: pool {pool!r} has no worker: start one with --pool {pool}=1, or name "
+                f"version {manifest.version}: pool {named} has no worker: start one with --pool {pools[0]}=1, or name "
                 "another kind in instance_group",
                 retry_after_s=10,
                 subject=Subject.VERSION,

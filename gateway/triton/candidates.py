@@ -36,25 +36,24 @@ class Candidate(NamedTuple):
     digest: str | None = None  # digest of the upload; None: it is computed from the files
 
 
-async def manifest_of(candidate: Candidate, parsed: ParsedConfig, pool: str, settings: Settings) -> Manifest:
+async def manifest_of(candidate: Candidate, parsed: ParsedConfig, settings: Settings) -> Manifest:
     """Return the manifest of a version: the manifest that serves now if nothing has changed, else a new one.
 
     Args:
         candidate: The version.
         parsed: Its configuration.
-        pool: The pool of the version if the configuration names no kind of device.
         settings: Limits of the check.
 
     Raises:
         Failure: The version or its configuration cannot be served.
     """
     now = candidate.now
-    if now is not None and await asyncio.to_thread(_unchanged, candidate, now, parsed, pool):
+    if now is not None and await asyncio.to_thread(_unchanged, candidate, now, parsed):
         return now
     rows_max = parsed.message.max_batch_size or ROWS_MAX_DEFAULT
     checked = await check_in_place(candidate.folder, candidate.served, requested_batching(parsed), settings, rows_max)
     signature = client_signature(parsed, checked.signature, checked.notes)
-    translated = to_model_config(parsed, signature, pool)
+    translated = to_model_config(parsed, signature)
     batching = checked.batching if signature.batching else _off(checked)
     checked = checked.model_copy(update={"signature": signature, "batching": batching})
     return await asyncio.to_thread(_manifest, candidate, parsed, checked, translated)
@@ -67,11 +66,11 @@ def _off(checked: CheckedModel) -> Batching:
     return Batching(decided="off", reason="the configuration says so")
 
 
-def _unchanged(candidate: Candidate, now: Manifest, parsed: ParsedConfig, pool: str) -> bool:
+def _unchanged(candidate: Candidate, now: Manifest, parsed: ParsedConfig) -> bool:
     if (now.origin, now.served, now.triton) != (candidate.origin, candidate.served, parsed.document()):
         return False
     try:
-        if to_model_config(parsed, now.signature, pool).config != now.config:
+        if to_model_config(parsed, now.signature).config != now.config:
             return False
         return all(describe_file(candidate.folder, file.path) == file for file in now.files)
     except (Failure, OSError):  # the check reports what is wrong

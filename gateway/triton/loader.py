@@ -179,16 +179,11 @@ class RepositoryLoader:
     async def _manifest(self, candidate: Candidate, config: ParsedConfig | None) -> Manifest:
         assert config is not None
         try:
-            return await manifest_of(candidate, config, self._pool(), self._settings)
+            return await manifest_of(candidate, config, self._settings)
         except Failure as failure:
             raise Failure(
                 failure.code, f"version {candidate.version}: {failure.message}", subject=Subject.VERSION
             ) from failure
-
-    def _pool(self) -> str:
-        """Return the pool for models that name no kind of device: cpu if it has a worker, or if no pool has one."""
-        pools = {worker.pool for worker in self._catalog.snapshot.workers}
-        return "cpu" if "cpu" in pools or not pools else min(pools)
 
     async def _note_failure(self, model: str, folder: Path, message: str) -> None:
         with suppress(Failure):

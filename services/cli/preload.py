@@ -98,14 +98,12 @@ async def wait_until_ready(client: AsyncClient) -> bool:
     return True
 
 
-async def load_models(
-    client: AsyncClient, models: Sequence[Preload], pool: str
-) -> AsyncIterator[ServedModel | FailedModel]:
+async def load_models(client: AsyncClient, models: Sequence[Preload]) -> AsyncIterator[ServedModel | FailedModel]:
     """Load models one after the other, and yield the outcome of each. A failure does not stop the others."""
     deadline = time.monotonic() + MODELS_S_MAX
     for model in models:
         try:
-            served = await load_model(client, model, pool, deadline)
+            served = await load_model(client, model, deadline)
         except Failure as failure:
             yield FailedModel(model.name, failure.message)
         else:
@@ -113,11 +111,11 @@ async def load_models(
                 yield served
 
 
-async def load_model(client: AsyncClient, model: Preload, pool: str, deadline: float) -> ServedModel | None:
+async def load_model(client: AsyncClient, model: Preload, deadline: float) -> ServedModel | None:
     """Load a model and try one inference; return None for an example whose name is already used.
 
-    A file that was already uploaded, judging by its digest, is not pushed again; otherwise `pool` serves it. Raises
-    Failure if the model fails or is not ready by `deadline` (monotonic).
+    A file that was already uploaded, judging by its digest, is not pushed again. Raises Failure if the model
+    fails or is not ready by `deadline` (monotonic).
     """
     known = await _stored_versions(client, model.name)
     digest = (await asyncio.to_thread(ModelFiles.open, model.path)).sha256
@@ -127,8 +125,7 @@ async def load_model(client: AsyncClient, model: Preload, pool: str, deadline: f
     if same:
         version = same[-1]
     else:
-        config = {"pool": pool} if pool != "cpu" else None
-        version = (await client.push(model.name, model.path, config=config))["version"]
+        version = (await client.push(model.name, model.path))["version"]
     await _wait_for_version(client, model.name, version, deadline)
     return ServedModel(model.name, version, not same, await _time_inference(client, model.name, version, deadline))
 
@@ -148,7 +145,8 @@ async def _wait_for_version(client: AsyncClient, name: str, version: int, deadli
             raise Failure(Code.MODEL, f"{name} version {version} cannot be served: {document['reason']}")
         if time.monotonic() > deadline:
             state = f"is still {document['state']} after {MODELS_S_MAX:g} s"
-            raise Failure(Code.UNAVAILABLE, f"{name} version {version} {state}: has pool {document['pool']} a worker?")
+            pools = " or ".join(document["pools"])
+            raise Failure(Code.UNAVAILABLE, f"{name} version {version} {state}: has pool {pools} a worker?")
         await asyncio.sleep(with_jitter(PAUSE_S))
 
 

@@ -46,7 +46,7 @@ class StartupView:
             async with AsyncClient(ServerAddress(running.local_url, self._key), retries=0) as client:
                 await preload.wait_until_live(client)
                 await repositories.load_repositories(client, self._plan.repositories, self._on_loaded)
-                async for model in preload.load_models(client, self._plan.models, _pool(running)):
+                async for model in preload.load_models(client, self._plan.models):
                     self._on_model(model)
                 if not await preload.wait_until_ready(client):
                     log.warning(_NOT_READY)
@@ -205,11 +205,6 @@ class JsonView(StartupView):
     def _print(self, document: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             print(json.dumps(document), flush=True)
-
-
-def _pool(running: Running) -> str:
-    """Return the pool that serves preloaded models: cpu if there is one, else the first."""
-    return "cpu" if "cpu" in running.pools else next(iter(running.pools))
 
 
 def _short(path: Path) -> str:

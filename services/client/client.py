@@ -150,7 +150,7 @@ class Client:
             model: its name; a new one makes a new model.
             path: ONNX file, archive, or folder with an ONNX file and its external data.
             version: number of the new version; None: the next.
-            config: of the version, such as {"rows_max": 32, "pool": "cpu"}.
+            config: of the version, such as {"rows_max": 32, "pools": ["cpu"]}.
             activate: whether it serves in place of the current version when it is ready.
             wait_s: longest wait until it is ready, in seconds; the document's `state` says whether it is.
             progress: called with the bytes sent so far and the bytes of the upload.

@@ -43,7 +43,7 @@ class Version(_VersionState):
     digest: str
     size_bytes: int
     created: float
-    pool: str
+    pools: list[str]
     batching: bool
     rows_max: int
 
@@ -55,7 +55,7 @@ class ListedVersion(_VersionState):
     digest: str | None
     size_bytes: int | None
     created: float | None
-    pool: str | None
+    pools: list[str]
     batching: bool | None
     rows_max: int | None
 

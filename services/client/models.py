@@ -93,8 +93,8 @@ def wait(name: str, number: int | None, budget: Budget) -> Steps[Version]:
 
 def _still(name: str, document: Version | None, state: str, budget: Budget) -> Timeout:
     what = f"{name} version {document['version']}" if document else name
-    pool = document.get("pool") if document else None
-    hint = f": has pool {pool} a worker?" if pool else ""
+    pools = document.get("pools") if document else None
+    hint = f": has pool {' or '.join(pools)} a worker?" if pools else ""
     return Timeout(f"{what} is still {state} after {budget.timeout_s:g} s{hint}")
 
 

@@ -107,7 +107,8 @@ class ModelUpload:
             Failure: INVALID (the model is rejected, or the digest differs), CONFLICT (the version exists), STORAGE.
         """
         report_state = on_state or _ignore_state
-        check_name(self.config.pool, "pool name")
+        for pool in self.config.pools:
+            check_name(pool, "pool name")
         if not self._size_bytes:
             raise invalid("the upload is empty: send the model file as the body")
         await self._flush()

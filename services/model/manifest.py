@@ -16,6 +16,7 @@ ROWS_MAX_DEFAULT = 64
 LEVELS_MAX = 1024  # priority levels of a version
 SIZES_MAX = 64  # preferred batch sizes of a version
 WARMUPS_MAX = 64  # warm-up requests of a version
+POOLS_MAX = 16  # pools that a version or an endpoint names
 
 
 class QueuePolicy(BaseModel):
@@ -78,7 +79,11 @@ class ModelConfig(BaseModel):
 
     batching: bool | None = Field(None, description="Whether requests share runs; default: the check decides.")
     rows_max: int = Field(ROWS_MAX_DEFAULT, ge=1, le=65536, description="Largest number of rows in one run.")
-    pool: str = Field("cpu", description="The worker pool that serves the version.")
+    pools: tuple[str, ...] = Field(
+        (),
+        max_length=POOLS_MAX,
+        description="Worker pools that may serve the version, the preferred one first; empty: all that can run it.",
+    )
     timeout_ms_default: float = Field(
         30_000, gt=0, le=3_600_000, description="Timeout of a request that sets none, from its arrival."
     )
@@ -87,7 +92,7 @@ class ModelConfig(BaseModel):
     )
     rows_preferred: tuple[int, ...] = Field((), description="Batch sizes that are sent without further waiting.")
     instances_max: int = Field(
-        0, ge=0, description="Workers of the pool that load the version, on each machine; 0: all."
+        0, ge=0, description="Workers of each pool that load the version, on each machine; 0: all."
     )
     priority_levels: int = Field(
         0,
@@ -117,6 +122,8 @@ class ModelConfig(BaseModel):
             raise ValueError(f"rows_preferred: at most {SIZES_MAX} sizes")
         if len(self.warmup) > WARMUPS_MAX:
             raise ValueError(f"warmup: at most {WARMUPS_MAX} requests")
+        if len(set(self.pools)) != len(self.pools):
+            raise ValueError("pools: each pool is named once")
         return self
 
 
@@ -204,7 +211,9 @@ class EndpointPlacement(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pools: tuple[str, ...] = Field(
-        (), description="Pools that may serve the model, the preferred one first; empty: those of the version."
+        (),
+        max_length=POOLS_MAX,
+        description="Pools that may serve the model, the preferred one first; empty: those of the version.",
     )
     instances_min: int = Field(0, ge=0, le=1024, description="Instances that are always loaded.")
     instances_max: int = Field(0, ge=0, le=1024, description="Most instances in a pool; 0: no limit.")

@@ -64,7 +64,7 @@ def _complete_policies(message: Any, manifest: Manifest) -> None:
 
 
 def _complete_instances(message: Any, manifest: Manifest) -> None:
-    gpu = manifest.config.pool in {"gpu", "tensorrt"}
+    gpu = manifest.config.pools[:1] in {("gpu",), ("tensorrt",)}
     if not message.instance_group:
         message.instance_group.add(count=max(1, manifest.config.instances_max))
     for number, group in enumerate(message.instance_group):

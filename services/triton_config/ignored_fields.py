@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from millstream.services.model.manifest import ModelConfig
+from millstream.services.placement.pools import pools_text
 
 #: `parameters` of Triton's ONNX Runtime backend, and what this server does instead
 _THREADS = "`millstream up --worker-threads` sets the threads of each worker"
@@ -40,13 +41,13 @@ def _instances(message: Any, config: ModelConfig) -> Iterator[str]:
     groups = message.instance_group
     if config.instances_max:
         yield (
-            f"instance_group: a worker loads one instance, so at most {config.instances_max} workers of pool "
-            f"{config.pool!r} load this version."
+            f"instance_group: a worker loads one instance, so at most {config.instances_max} workers of "
+            f"{pools_text(config.pools) if config.pools else 'each pool'} load this version."
         )
     if any(group.gpus for group in groups):
         yield "instance_group: gpus is not used; MILLSTREAM_WORKER_DEVICE sets the device of a pool's workers."
     if any(group.kind == 3 for group in groups):
-        yield f"instance_group: KIND_MODEL is served by pool {config.pool!r}."
+        yield "instance_group: KIND_MODEL is served by all pools that can run the model."
     for field in ("rate_limiter", "profile", "host_policy", "secondary_devices"):
         if any(_is_set(group, field) for group in groups):
             yield f"instance_group: {field} is not used."

@@ -5,6 +5,7 @@ ParsedConfig + Signature (for clients) ─> TranslatedConfig (ModelConfig, notes
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from millstream.services.errors import invalid
@@ -28,18 +29,18 @@ class TranslatedConfig(NamedTuple):
     notes: tuple[str, ...]
 
 
-def to_model_config(parsed: ParsedConfig, signature: Signature, pool: str) -> TranslatedConfig:
+def to_model_config(parsed: ParsedConfig, signature: Signature) -> TranslatedConfig:
     """Translate a configuration. Raises Failure(INVALID).
 
-    `signature` is the one that clients see. `pool` serves models whose instance groups name no kind of device.
+    `signature` is the one that clients see.
     """
     message = parsed.message
     rows_max = message.max_batch_size or ROWS_MAX_DEFAULT
-    pool, instances = _instances(message, pool)
+    pools, instances = _instances(message)
     config = ModelConfig(
         batching=signature.batching,
         rows_max=rows_max,
-        pool=pool,
+        pools=pools,
         instances_max=instances,
         warmup=to_warmups(message, signature, rows_max),
         labels=_labels(message),
@@ -49,20 +50,24 @@ def to_model_config(parsed: ParsedConfig, signature: Signature, pool: str) -> Tr
     return TranslatedConfig(config, ignored_field_notes(message, config))
 
 
-def _instances(message: Any, pool: str) -> tuple[str, int]:
-    """Return the pool and the number of workers that the instance groups request."""
-    if not message.instance_group:
-        return pool, 0
-    pools = {
-        _POOLS.get(_KINDS[group.kind] if group.kind < len(_KINDS) else "", pool) for group in message.instance_group
-    }
-    if len(pools) > 1:
-        raise invalid("instance_group requests CPU and GPU: a version is served by one pool")
+def _instances(message: Any) -> tuple[tuple[str, ...], int]:
+    """Return the pools, the GPU's first, and the number of workers of each that the instance groups request.
+
+    A group that names no kind of device may be served by all pools that can run the model.
+    """
+    groups = message.instance_group
+    if not groups:
+        return (), 0
     if any(group.passive for group in message.instance_group):
         raise invalid("instance_group: passive instances are not supported")
     if any(group.count < 0 for group in message.instance_group):
         raise invalid("instance_group: a count is negative")
-    return pools.pop(), sum(group.count or 1 for group in message.instance_group)
+    kinds = {_KINDS[group.kind] if group.kind < len(_KINDS) else "" for group in groups}
+    pools = tuple(pool for kind, pool in _POOLS.items() if kind in kinds) if kinds <= _POOLS.keys() else ()
+    counts: Counter[int] = Counter()
+    for group in groups:
+        counts[group.kind] += group.count or 1
+    return pools, max(counts.values())
 
 
 def _labels(message: Any) -> dict[str, str]:

@@ -74,6 +74,7 @@ class WorkerRecord(BaseModel):
     started: float
     heartbeat: float = 0.0  # time of the last heartbeat on the reader's clock; set by ClusterState
     batch_formats: tuple[int, ...] = ()  # batch formats that the worker reads
+    formats: tuple[str, ...] = ()  # model formats that its backend loads; empty: unknown
     instances: tuple[InstanceRecord, ...] = ()
     budget_bytes: int = 0  # memory that the process may use, the interpreter included; 0: no limit
     used_bytes: int = 0  # in use, promised to loads in progress, or not yet free after an unload

@@ -57,7 +57,7 @@ async def test_a_version_is_described_in_full(client: httpx2.AsyncClient, versio
         "digest": versions[0].digest,
         "size_bytes": versions[0].files[0].size_bytes,
         "created": versions[0].created,
-        "pool": "cpu",
+        "pools": ["cpu"],
         "active": True,
         "batching": True,
         "batching_decided": "proven",
@@ -231,7 +231,7 @@ async def test_deleting_a_model(application: Application, client: httpx2.AsyncCl
 async def test_pools_count_workers_and_what_is_ready(
     application: Application, client: httpx2.AsyncClient, versions: list[Manifest]
 ) -> None:
-    publish(application.repository, "vision", 1, ModelConfig(pool="gpu"))
+    publish(application.repository, "vision", 1, ModelConfig(pools=("gpu",)))
     await application.catalog.refresh()
     assert (await client.get(f"{ADMIN}/pools")).json() == {
         "pools": [

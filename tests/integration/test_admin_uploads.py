@@ -100,9 +100,9 @@ async def test_a_form_brings_its_config_before_or_after_the_model(
 
 
 async def test_config_as_a_parameter(application: Application, client: httpx2.AsyncClient, onnx: bytes) -> None:
-    config = json.dumps({"rows_max": 3, "pool": "fast"})
+    config = json.dumps({"rows_max": 3, "pools": ["fast"]})
     reply = await client.post(M, params={"config": config}, content=onnx)
-    assert (reply.status_code, reply.json()["rows_max"], reply.json()["pool"]) == (201, 3, "fast")
+    assert (reply.status_code, reply.json()["rows_max"], reply.json()["pools"]) == (201, 3, ["fast"])
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ async def test_config_as_a_parameter(application: Application, client: httpx2.As
         ("[" * 100_000, "config: Invalid JSON"),
         ('{"rows_max": 0}', "config.rows_max: "),
         ('{"rows": 1}', "config: there is no field 'rows'"),
-        ('{"pool": "../x"}', "config.pool '../x'"),
-        ('{"pool": "\\ud800"}', "config"),
+        ('{"pools": ["../x"]}', "config.pools '../x'"),
+        ('{"pools": ["\\ud800"]}', "config"),
     ],
 )
 async def test_a_bad_config_is_refused_by_field(

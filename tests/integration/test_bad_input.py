@@ -372,7 +372,7 @@ PARAMETERS = [
     ("POST", "/admin/v1/models/x/versions?config=x", "config"),
     ("POST", "/admin/v1/models/x/versions?config={%22rows_max%22:0}", "config.rows_max"),
     ("POST", "/admin/v1/models/x/versions?config={%22rows%22:1}", "config: there is no field 'rows'"),
-    ("POST", "/admin/v1/models/x/versions?config={%22pool%22:%22a/b%22}", "config.pool"),
+    ("POST", "/admin/v1/models/x/versions?config={%22pools%22:[%22a/b%22]}", "config.pools"),
     ("GET", "/admin/v1/models/x/versions/one", "'version'"),
     ("DELETE", "/admin/v1/models/m/versions/one", "'version'"),
     ("DELETE", "/admin/v1/models/m/versions/1?force=maybe", "'force'"),

@@ -135,7 +135,7 @@ def test_rm_asks_on_a_terminal(millstream):
 def test_push_waits_or_not(millstream):
     pushed = millstream.ok("push", "later", DIGITS / "digits.onnx", "--no-wait")
     assert "later version 1" in pushed
-    stalled = ["push", "later", DIGITS / "digits.onnx", "--config", '{"pool": "none"}']
+    stalled = ["push", "later", DIGITS / "digits.onnx", "--config", '{"pools": ["none"]}']
     assert millstream.json(*stalled, "--no-wait", "--no-activate")["state"] != "ready"
     millstream.ok("rm", "later", "--force")
 
@@ -267,7 +267,7 @@ def test_tables_in_terminals_of_all_widths(millstream):
     assert code == 0
     assert f"{name}\n  version   1\n  state     ready\n  role      serving\n  size      " in narrow
     _, wide = millstream.in_terminal(["models"], 160)
-    assert wide.splitlines()[0].split() == ["MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOL", "WORKERS", "UPLOADED"]
+    assert wide.splitlines()[0].split() == ["MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOLS", "WORKERS", "UPLOADED"]
     assert f"\n{name}         1   ready   serving   " in wide
     _, said = millstream.in_terminal(["describe", "digits"], 40)
     assert "\n  outputs   label INT64 [-1],\n            probabilities FP32 [-1, 10]\n" in said

@@ -26,7 +26,7 @@ def test_requests_share_runs_that_were_measured_with_one_row_alone(tmp_path):
             FolderRepository(Settings(home=stack.home).repository_dir),
             "long",
             {"run_s": RUN_S},
-            config=ModelConfig(pool=POOL, timeout_ms_default=300_000),
+            config=ModelConfig(pools=(POOL,), timeout_ms_default=300_000),
         )
         with running_worker(stack, POOL):
             wait_until(lambda: stack.http.get("/v2/models/long/ready").status_code == 200, 60)

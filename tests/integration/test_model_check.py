@@ -200,7 +200,7 @@ def test_a_rejected_upload_leaves_no_files(repository: FolderRepository, tmp_pat
     assert "no .onnx file" in refused(repository, tarred({"readme": b""}))
     assert "sha256" in refused(repository, whole, digest="0" * 64)
     assert "64 hexadecimal digits" in refused(repository, whole, digest="abc")
-    assert "pool name" in refused(repository, whole, config=ModelConfig(pool="../x"))
+    assert "pool name" in refused(repository, whole, config=ModelConfig(pools=("../x",)))
     assert "version 0 is not allowed" in refused(repository, whole, version=0)
 
 
@@ -410,7 +410,7 @@ def test_concurrent_uploads_get_distinct_numbers_and_one_wins_an_explicit_number
 
 
 def test_the_uploaded_configuration_is_kept(repository: FolderRepository, tmp_path: Path) -> None:
-    config = ModelConfig(batching=False, rows_max=7, pool="gpu")
+    config = ModelConfig(batching=False, rows_max=7, pools=("gpu",))
     manifest = uploaded(repository, mlp(tmp_path), config=config)
     assert manifest.config == config
     assert not manifest.signature.batching

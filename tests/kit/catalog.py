@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from millstream.gateway.catalog.interfaces import UploadKey
 from millstream.gateway.catalog.snapshot import ModelView, Replica, Snapshot, VersionView
-from millstream.services.model.manifest import Manifest
+from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.placement.pools import learn, pools_of
 from millstream.services.repository.base import Repository
 from millstream.services.wire.batch import BATCH_FORMATS
 from millstream.services.wire.records import InstanceRecord, State, WorkerRecord
@@ -32,8 +34,10 @@ class RepositoryCatalog:
         self.announced: list[str] = []
 
     async def refresh(self) -> None:
+        pools = learn(self.snapshot.pools, self._workers)
+        self.snapshot = replace(self.snapshot, pools=pools)
         models = {name: self._model(name) for name in self._repository.models()}
-        snapshot = Snapshot(models=models, workers=self._workers)
+        snapshot = Snapshot(models=models, workers=self._workers, pools=pools)
         if snapshot != self.snapshot:
             self.snapshot = snapshot
             await self._notify()
@@ -76,10 +80,7 @@ class RepositoryCatalog:
     def _model(self, name: str) -> ModelView:
         endpoint = self._repository.endpoint(name)
         numbers = self._repository.versions(name)
-        versions = {
-            number: self._version(self._repository.manifest(name, number), loaded=endpoint.serves(number))
-            for number in numbers
-        }
+        versions = {number: self._version(self._repository.manifest(name, number), endpoint) for number in numbers}
         active = versions.get(endpoint.active) if endpoint.active is not None else None
         serving = endpoint.active if active is None or active.loaded else None
         before = versions.get(endpoint.previous) if endpoint.previous is not None else None
@@ -95,7 +96,7 @@ class RepositoryCatalog:
             unloaded=endpoint.loaded == (),
         )
 
-    def _version(self, manifest: Manifest, *, loaded: bool) -> VersionView:
+    def _version(self, manifest: Manifest, endpoint: Endpoint) -> VersionView:
         replicas = tuple(
             Replica(worker=worker, instance=instance)
             for worker in self._workers
@@ -104,16 +105,18 @@ class RepositoryCatalog:
         )
         best = min(replicas, key=lambda one: _BEST_FIRST.index(one.instance.state), default=None)
         verdict = self._repository.verdicts.of(manifest)
-        if not loaded:
-            return VersionView(manifest, State.UNLOADED, None, replicas, verdict)
+        pools = pools_of(manifest, endpoint.placement, self.snapshot.pools)
+        if not endpoint.serves(manifest.version):
+            return VersionView(manifest, State.UNLOADED, None, replicas, verdict, pools)
         if verdict.failed and not (best and best.instance.state is State.READY):
-            return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict)
+            return VersionView(manifest, State.FAILED, verdict.failed, replicas, verdict, pools)
         return VersionView(
             manifest=manifest,
             state=best.instance.state if best else State.PENDING,
             reason=best.instance.reason if best else None,
             replicas=replicas,
             verdict=verdict,
+            pools=pools,
         )
 
 
@@ -144,5 +147,5 @@ def instance(manifest: Manifest, state: State = State.READY, reason: str | None 
         profile={1: 0.001, 2: 0.0015},
         rows_max=64,
         rows_efficient=16,
-        size_bytes=1234,
+        resident_bytes=1234,
     )

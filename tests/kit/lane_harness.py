@@ -77,6 +77,7 @@ class LaneBench:
         self._soon: list[Callable[[], None]] = []
         self.timers: list[tuple[float, Callable[[int], None], int]] = []
         self.shared = PoolContext(
+            "cpu",
             self.link,
             self.pending,
             self.admission,
@@ -99,7 +100,7 @@ class LaneBench:
         """Return a further lane of the pool, ready; its largest run is the largest in `profile`."""
         manifest = publish(self._repository, name, 1, config)
         packer = Packer(manifest.signature, self._segments, 1 << 10)
-        lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest))
+        lane = Lane(manifest, self.shared, packer, LaneMetrics(self._tally, manifest, "cpu"))
         lane.update_instances(
             instances, Profile(profile), max(profile), same_host=self._segments is not None, failed=None
         )

@@ -105,7 +105,7 @@ def publish_simulated(
         served="source/model.json",
         files=(SourceFile(path="source/model.json", size_bytes=len(content), sha256=digest),),
         signature=signature,
-        config=config or ModelConfig(pool="simulated"),
+        config=config or ModelConfig(pools=("simulated",)),
         opset=0,
         ir_version=0,
         batching=Batching(decided="proven"),

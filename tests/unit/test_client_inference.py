@@ -119,7 +119,7 @@ def test_odd_inputs_are_refused_or_left_to_the_server(inputs):
 
 
 def version(state: str, reason: str | None = None) -> Any:
-    return reply({"version": 2, "state": state, "reason": reason, "pool": "gpu"})
+    return reply({"version": 2, "state": state, "reason": reason, "pools": ["gpu"]})
 
 
 def waited(script: Script, number: int | None = 2, timeout_s: float = 300) -> Any:

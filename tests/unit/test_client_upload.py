@@ -155,7 +155,7 @@ def test_a_long_wait_asks_again(tmp_path):
     files = ModelFiles.open(tmp_path / "m.onnx")
 
     def pushed(*states: str, wait_s: float = 300) -> tuple[Script, Any]:
-        documents = [reply({"version": 7, "state": state, "reason": "why", "pool": "cpu"}) for state in states]
+        documents = [reply({"version": 7, "state": state, "reason": "why", "pools": ["cpu"]}) for state in states]
         script = Script(*documents)
         steps = push("m", files, UploadOptions(wait_s=wait_s), None, lambda: script.now)
         return script, script.run(steps, timeout_s=None)

@@ -45,7 +45,7 @@ WARM_UP = """
 def serve(text: str, found: Signature = SIGNATURE) -> TranslatedConfig:
     given = from_text(text)
     check_supported(given.message)
-    return to_model_config(given, client_signature(given, found, ("Requests run one at a time: it said so.",)), "cpu")
+    return to_model_config(given, client_signature(given, found, ("Requests run one at a time: it said so.",)))
 
 
 def fit(text: str, found: Signature = SIGNATURE) -> Signature:
@@ -62,7 +62,7 @@ def manifest(given: ParsedConfig, found: Signature = SIGNATURE, **fields: Any) -
         served="3/model.onnx",
         files=(),
         signature=signature,
-        config=to_model_config(given, signature, "cpu").config,
+        config=to_model_config(given, signature).config,
         opset=17,
         ir_version=8,
         triton=given.document(),
@@ -107,18 +107,19 @@ def test_scheduling():
 
 
 @pytest.mark.parametrize(
-    ("groups", "pool", "instances"),
+    ("groups", "pools", "instances"),
     [
-        ("", "cpu", 0),
-        ("instance_group { kind: KIND_CPU count: 2 }", "cpu", 2),
-        ("instance_group { kind: KIND_GPU }", "gpu", 1),
-        ("instance_group { kind: KIND_AUTO count: 3 }", "cpu", 3),
-        ("instance_group [ { count: 1 kind: KIND_CPU }, { count: 2 kind: KIND_CPU } ]", "cpu", 3),
+        ("", (), 0),
+        ("instance_group { kind: KIND_CPU count: 2 }", ("cpu",), 2),
+        ("instance_group { kind: KIND_GPU }", ("gpu",), 1),
+        ("instance_group { kind: KIND_AUTO count: 3 }", (), 3),
+        ("instance_group [ { count: 1 kind: KIND_CPU }, { count: 2 kind: KIND_CPU } ]", ("cpu",), 3),
+        ("instance_group [ { count: 3 kind: KIND_CPU }, { kind: KIND_GPU } ]", ("gpu", "cpu"), 3),
     ],
 )
-def test_instances(groups, pool, instances):
+def test_instances(groups, pools, instances):
     config = serve(groups).config
-    assert (config.pool, config.instances_max) == (pool, instances)
+    assert (config.pools, config.instances_max) == (pools, instances)
 
 
 def test_ignored_fields_become_notes():
@@ -282,7 +283,6 @@ def test_warmup():
             'max_batch_size: 4 input { name: "x" data_type: TYPE_FP32 dims: [3] reshape { shape: [4] } }',
             "different numbers of elements",
         ),
-        ("instance_group { kind: KIND_CPU } instance_group { kind: KIND_GPU }", "CPU and GPU"),
         ("instance_group { passive: true }", "passive"),
         ("instance_group { count: -1 }", "negative"),
         ("max_batch_size: 4 dynamic_batching { preferred_batch_size: [5] }", "preferred_batch_size 5 is not from 1"),

@@ -33,6 +33,7 @@ from millstream.gateway.protocols.torchserve.schemas import (
 )
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.pools import pools_text
 from millstream.services.process.audit import audit, audited
 from millstream.services.wire.records import State
 
@@ -184,7 +185,7 @@ def _workers(model: ModelView, view: VersionView) -> dict[str, str]:
     """Return how many workers have loaded a version. A pool's workers serve all its models, so none scales for one."""
     count = len(view.replicas)
     return {
-        "status": f"{count} workers of pool '{view.manifest.config.pool}' hold version {view.manifest.version} of "
+        "status": f"{count} workers of {pools_text(view.pools)} hold version {view.manifest.version} of "
         f"model '{model.name}'; workers are shared by the models of a pool: scale the pool"
     }
 

@@ -75,7 +75,9 @@ def _show(console: Console, version: ListedVersion) -> None:
     if version["digest"] is None:
         return
     show_detail(console, "  file      ", f"{size(version['size_bytes'])}, sha256 {version['digest']}")
-    show_detail(console, "  uploaded  ", f"{ago(version['created'])}, for pool {escape(version['pool'] or '-')}")
+    pools = version["pools"]
+    what = "pool" if len(pools) == 1 else "pools"
+    show_detail(console, "  uploaded  ", f"{ago(version['created'])}, for {what} {escape(', '.join(pools))}")
     show_detail(console, "  inputs    ", escape(tensors(version["inputs"])))
     show_detail(console, "  outputs   ", escape(tensors(version["outputs"])))
     show_detail(console, "  batching  ", escape(batching(version)))

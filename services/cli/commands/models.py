@@ -43,13 +43,13 @@ def models(context: typer.Context, json_output: Json = False, endpoint: Endpoint
                 state(version["state"]),
                 _role(model, version),
                 size(version["size_bytes"]),
-                escape(version["pool"] or "-"),
+                escape(", ".join(version["pools"]) or "-"),
                 _ready_on(version),
                 ago(version["created"]),
             ]
             for version in model["versions"]
         ]
-    columns = ("MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOL", "WORKERS", "UPLOADED")
+    columns = ("MODEL", "VERSION", "STATE", "ROLE", "SIZE", "POOLS", "WORKERS", "UPLOADED")
     show_rows(console, columns, rows, right=("VERSION", "SIZE", "WORKERS"))
 
 

@@ -41,7 +41,7 @@ def push(
     activate: Annotated[bool, typer.Option(help="Serve the new version in place of the current one.")] = True,
     config: Annotated[
         str | None,
-        typer.Option(metavar="JSON|FILE", help='Model configuration, such as {"rows_max": 32, "pool": "cpu"}.'),
+        typer.Option(metavar="JSON|FILE", help='Model configuration, such as {"rows_max": 32, "pools": ["cpu"]}.'),
     ] = None,
     json_output: Json = False,
     endpoint: Endpoint = None,
