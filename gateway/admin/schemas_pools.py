@@ -42,7 +42,15 @@ class WorkerInstance(BaseModel):
 
     @classmethod
     def of(cls, record: InstanceRecord) -> Self:
-        return cls.model_validate(record, from_attributes=True)
+        return cls(
+            model=record.model,
+            version=record.version,
+            state=record.state,
+            reason=record.reason,
+            profile=record.profile,
+            rows_max=record.rows_max,
+            size_bytes=record.resident_bytes,
+        )
 
 
 class WorkerInfo(BaseModel):
