@@ -53,6 +53,7 @@ from millstream.gateway.triton.shared_memory import ClientMemory
 from millstream.gateway.triton.statistics import MachineStatistics
 from millstream.gateway.triton.trace import SharedTraceSettings
 from millstream.services.errors import Code, Failure, invalid
+from millstream.services.ingest.check_process import end_fork_server
 from millstream.services.installation import installation_name, shm_prefix
 from millstream.services.metrics import catalogue
 from millstream.services.metrics.process import ProcessMetrics
@@ -151,6 +152,7 @@ class Gateway:
         await self.catalog.stop()
         await self.producer.stop()
         await self.traces.close()
+        await end_fork_server()
         if self.segments is not None:
             self.segments.close()
         self._process_metrics.stop()

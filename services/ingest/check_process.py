@@ -1,28 +1,45 @@
 """Runs the checker in a process of its own, and always ends that process.
 
 CheckTask ─> checker process (own session, low priority, bounded memory and time) ─> CheckedModel, or a Failure
+The process is forked from one that has the libraries loaded (`ingest.fork_server`); where there is none, it is started.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
 import os
 import signal
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from millstream.services.errors import Code, Failure, invalid
 from millstream.services.ingest.check_slots import check_slot
-from millstream.services.ingest.report import CheckedModel, CheckReport, CheckTask
+from millstream.services.ingest.forked_check import Ended, Forker
+from millstream.services.ingest.needed_files import keep_only
+from millstream.services.ingest.report import (
+    ERRORS_BYTES_KEPT,
+    REPORT_BYTES_MAX,
+    UPLOAD,
+    CheckedModel,
+    CheckReport,
+    CheckTask,
+)
 from millstream.services.model.manifest import ROWS_MAX_DEFAULT
 from millstream.services.process.uninterruptible import uninterrupted
+from millstream.services.repository.disk import storage_errors
 from millstream.services.settings import ORT_DISABLE_TELEMETRY, Settings, child_environment
 
-_REPORT_BYTES_MAX = 16 << 20
-_ERRORS_BYTES_KEPT = 4096
+log = logging.getLogger("millstream.check")
+
+#: Linux only: elsewhere libraries may start threads when they are imported, and a checker could not be told to end
+FORKS = sys.platform.startswith("linux")
+_FORK_ATTEMPTS = 2  # the first may find a fork server that is about to end, since it idles
 _RETRY_S = 5.0
 _IMPORT_ROOT = Path(__file__).parents[3]
 
@@ -34,19 +51,18 @@ async def check(task: CheckTask, seconds_max: float) -> CheckedModel:
         Failure: the checker's rejection; INVALID, if it crashed or exceeded `seconds_max`; INTERNAL, if it printed no
             valid report; UNAVAILABLE, if no process could be started.
     """
-    starting = asyncio.ensure_future(_start(task))
     try:
         async with asyncio.timeout(seconds_max):
-            process = await asyncio.shield(starting)
-            report, errors = await _communicate(process, task.model_dump_json().encode())
-            status = await process.wait()
+            ended = await _forked(task) or await _started(task)
     except TimeoutError:
         raise _too_slow(seconds_max) from None
-    finally:
-        # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
-        await uninterrupted(_end(starting))
     # A report lists up to 10,001 files: parse it in a thread, so that it does not block the event loop.
-    return await asyncio.to_thread(_outcome, report, errors, status, task, seconds_max)
+    return await asyncio.to_thread(_outcome, *ended, task, seconds_max)
+
+
+async def end_fork_server() -> None:
+    """End the process that checkers are forked from; the next check starts it again."""
+    await asyncio.to_thread(_forker().close)
 
 
 async def check_in_place(
@@ -70,6 +86,52 @@ async def check_in_place(
         return await check(task, settings.check_s_max)
 
 
+async def _forked(task: CheckTask) -> Ended | None:
+    """Run a forked checker; return None where there is no fork server, or if it ends before the checker does."""
+    if not FORKS:
+        return None
+    document = task.model_dump_json().encode()
+    for _ in range(_FORK_ATTEMPTS):
+        try:
+            ended = await _forker().run(document)
+        except OSError as error:
+            raise _not_started(error) from error
+        if ended is not None:
+            return ended
+        await asyncio.to_thread(_undo, task)
+    log.warning("the fork server of the model check ended; the check is repeated in a process of its own")
+    return None
+
+
+@cache
+def _forker() -> Forker:
+    forker = Forker(_IMPORT_ROOT, _environment())
+    atexit.register(forker.close)
+    return forker
+
+
+def _undo(task: CheckTask) -> None:
+    """Remove what a checker has written that did not end. Raises Failure(UNAVAILABLE) if the upload is gone."""
+    if task.served is not None:
+        return
+    if not (task.folder / UPLOAD).exists():  # it was unpacked
+        raise Failure(Code.UNAVAILABLE, "the model check was interrupted: send the model again", retry_after_s=_RETRY_S)
+    with storage_errors(task.folder):
+        keep_only(task.folder, {UPLOAD})
+
+
+async def _started(task: CheckTask) -> Ended:
+    """Run a checker in a process that is started for it."""
+    starting = asyncio.ensure_future(_start(task))
+    try:
+        process = await asyncio.shield(starting)
+        report, errors = await _communicate(process, task.model_dump_json().encode())
+        return Ended(report, errors, await process.wait())
+    finally:
+        # The start is awaited and never cancelled: event loops differ in whether they then kill the child.
+        await uninterrupted(_end(starting))
+
+
 async def _start(task: CheckTask) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
@@ -85,9 +147,11 @@ async def _start(task: CheckTask) -> asyncio.subprocess.Process:
             start_new_session=True,
         )
     except OSError as error:
-        raise Failure(
-            Code.UNAVAILABLE, f"the model check cannot be started: {error.strerror}", retry_after_s=_RETRY_S
-        ) from error
+        raise _not_started(error) from error
+
+
+def _not_started(error: OSError) -> Failure:
+    return Failure(Code.UNAVAILABLE, f"the model check cannot be started: {error.strerror}", retry_after_s=_RETRY_S)
 
 
 async def _end(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
@@ -115,15 +179,15 @@ async def _read_beginning(stream: asyncio.StreamReader) -> bytes:
     """Return the beginning of the stream; the rest is read and dropped, so that the writer never blocks."""
     kept = bytearray()
     while chunk := await stream.read(1 << 16):
-        kept += chunk[: _REPORT_BYTES_MAX - len(kept)]
+        kept += chunk[: REPORT_BYTES_MAX - len(kept)]
     return bytes(kept)
 
 
 async def _read_end(stream: asyncio.StreamReader) -> bytes:
-    """Return the end of the stream, at most _ERRORS_BYTES_KEPT bytes."""
+    """Return the end of the stream, at most ERRORS_BYTES_KEPT bytes."""
     kept = b""
     while chunk := await stream.read(1 << 16):
-        kept = (kept + chunk)[-_ERRORS_BYTES_KEPT:]
+        kept = (kept + chunk)[-ERRORS_BYTES_KEPT:]
     return kept
 
 
@@ -135,8 +199,8 @@ def _outcome(report: bytes, errors: bytes, status: int, task: CheckTask, seconds
             f"the model check was ended by {_signal_name(-status)}: the model crashes ONNX Runtime or needs more than "
             f"the {task.memory_bytes_max >> 20} MiB that a check may use (MILLSTREAM_CHECK_MEMORY_BYTES_MAX)"
         )
-    if len(report) >= _REPORT_BYTES_MAX:
-        raise invalid(f"the model's inputs, outputs and files take more than {_REPORT_BYTES_MAX} bytes to describe")
+    if len(report) >= REPORT_BYTES_MAX:
+        raise invalid(f"the model's inputs, outputs and files take more than {REPORT_BYTES_MAX} bytes to describe")
     try:
         outcome = CheckReport.model_validate_json(report).outcome
     except ValidationError:

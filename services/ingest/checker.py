@@ -2,7 +2,8 @@
 
 python -m millstream.services.ingest.checker FOLDER
 CheckTask (JSON on standard input) ─> sandbox ─> unpack ─> inspect ─> CheckReport (JSON on standard output)
-It runs untrusted models in native code that may crash or hang; `ingest.check_process` starts it and enforces limits.
+It runs untrusted models in native code that may crash or hang; `ingest.check_process` starts it, or has it forked by
+`ingest.fork_server`, and enforces limits.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,9 +34,14 @@ _NICE = 10
 _REWRITE_BYTES = 64 << 20
 
 
-def main() -> None:
-    """Check one model. Exits with 0 if it printed a report."""
+def main(set_title: Callable[..., None] | None = None) -> None:
+    """Check one model. Exits with 0 if it printed a report.
+
+    `set_title`: replaces the command line of a process that was forked, so that `ps` shows what it checks.
+    """
     task = CheckTask.model_validate_json(sys.stdin.buffer.read())
+    if set_title is not None:
+        set_title(sys.executable, "-m", __name__, str(task.folder))
     output = os.dup(1)
     os.dup2(2, 1)  # standard output is for the report: libraries that print write to standard error
     report = _report(task).model_dump_json().encode()
@@ -97,8 +104,11 @@ def _check(task: CheckTask) -> CheckedModel:
         check_kind(path)
     else:
         path = unpack(task.folder / UPLOAD, task.folder / "source", task.unpacked_bytes_max)
-    # Imported here, after the archive was checked and inside the memory limit: these libraries are large.
+    # Imported here, after the archive was checked and inside the memory limit: these libraries are large. The fork
+    # server has imported them already.
     try:
+        if _address_space_bytes() > task.memory_bytes_max:
+            raise MemoryError
         from millstream.services.ingest.inspection import inspect
     except (MemoryError, SystemError) as error:  # SystemError: C code of a library that ran out of memory
         raise ImportError("no memory left") from error
@@ -106,6 +116,14 @@ def _check(task: CheckTask) -> CheckedModel:
     batching = checked.batching.model_copy(update={"reason": _one_line(checked.batching.reason)})
     notes = tuple(_one_line(note) for note in checked.notes)
     return checked.model_copy(update={"batching": batching, "notes": notes, "producer": _one_line(checked.producer)})
+
+
+def _address_space_bytes() -> int:
+    """Return the size of this process's address space, which RLIMIT_AS limits; 0 if unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def _one_line(text: str) -> str:

@@ -6,6 +6,7 @@ Imported by the checker process only.
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import onnx
@@ -60,11 +61,16 @@ def _version_failure(text: str, imports: dict[str, int], ir_version: int) -> Fai
     return invalid(f"{runtime} does not accept the model's opsets: {_message(text)}")
 
 
+@cache
+def known_operators() -> frozenset[tuple[str, str]]:
+    """Return the domain and name of each operator that ONNX Runtime has; "" is the domain of ONNX."""
+    schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
+    return frozenset((schema.domain, schema.name) for schema in schemas)
+
+
 def check_operators(model: onnx.ModelProto) -> None:
     """Raise Failure(INVALID) for operators that neither ONNX Runtime nor the model defines."""
-    schemas = onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema()
-    known = {(schema.domain, schema.name) for schema in schemas}
-    known |= {(_domain(function.domain), function.name) for function in model.functions}
+    known = known_operators() | {(_domain(function.domain), function.name) for function in model.functions}
     for node in nodes(model):
         domain = _domain(node.domain)
         if (domain, node.op_type) in known:

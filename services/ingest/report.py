@@ -24,6 +24,9 @@ RANK_MAX = 32
 #: files of one version that a worker reads: the model and its weights
 FILES_MAX = 10_001
 MESSAGE_CHARACTERS_MAX = 1000
+#: the checker's output: a longer report rejects the model; of its error output only the end is kept
+REPORT_BYTES_MAX = 16 << 20
+ERRORS_BYTES_KEPT = 4096
 _NOTES_MAX = 16
 _PATH_BYTES_MAX = 1200
 

@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from millstream.services.errors import Code, Failure
-from millstream.services.ingest.check_process import _REPORT_BYTES_MAX, _outcome
+from millstream.services.ingest.check_process import _outcome
 from millstream.services.ingest.inspection import inspect
 from millstream.services.ingest.needed_files import keep_only
-from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, TENSORS_MAX, CheckTask
+from millstream.services.ingest.report import NAME_CHARACTERS_MAX, RANK_MAX, REPORT_BYTES_MAX, TENSORS_MAX, CheckTask
 
 
 def task(folder: Path) -> CheckTask:
@@ -78,7 +78,7 @@ def test_an_oversized_report_is_rejected(tmp_path: Path, what: str) -> None:
 
 def test_a_report_beyond_its_limit_rejects_the_model(tmp_path: Path) -> None:
     with pytest.raises(Failure, match="bytes to describe") as caught:
-        outcome(tmp_path, b"[" * _REPORT_BYTES_MAX)
+        outcome(tmp_path, b"[" * REPORT_BYTES_MAX)
     assert caught.value.code is Code.INVALID
     with pytest.raises(Failure, match="ended with status 0"):
         outcome(tmp_path, b"[" * 1_000_000)
