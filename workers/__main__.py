@@ -60,6 +60,7 @@ from millstream.workers.live_check import LiveCheck
 from millstream.workers.load_version import LoadEnvironment
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import Limits
+from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.memory_limit import limit_memory, prefer_for_oom_kill
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.reconciler import PoolMember, Reconciler
@@ -130,7 +131,8 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
     memory_bytes_max = _memory_bytes_max(settings)
     limit_memory(memory_bytes_max)
     prefer_for_oom_kill()
-    process = WorkerProcess(settings, RedisAddress.parse(settings.redis_url.get_secret_value()), identity)
+    address = RedisAddress.parse(settings.redis_url.get_secret_value())
+    process = WorkerProcess(settings, address, identity, memory_bytes_max)
     process.metrics.memory_limit(memory_bytes_max)
     process.start()
     process.loop.serve()
@@ -143,7 +145,7 @@ def run_worker(settings: Settings, identity: Identity, *, supervised: bool) -> i
 class WorkerProcess:
     """The objects of one worker process and the order in which they start and stop."""
 
-    def __init__(self, settings: Settings, address: RedisAddress, identity: Identity) -> None:
+    def __init__(self, settings: Settings, address: RedisAddress, identity: Identity, memory_bytes_max: int) -> None:
         self._settings = settings
         self._address = address
         self._identity = identity
@@ -160,6 +162,7 @@ class WorkerProcess:
         self.metrics = WorkerMetrics(self._registry, identity.pool, identity.name, settings.worker_device)
         self._clock = RedisClock()
         self._spin = Spin(settings.busy_poll_us_max / 1e6)
+        self._budget = MemoryBudget(memory_bytes_max)
         self._models = LoadedModels()
         self._heartbeat = Heartbeat(
             self._connect, self._record, self._models.lanes, settings.queue_lease_s, self.metrics.redis_answers
@@ -179,7 +182,7 @@ class WorkerProcess:
             ),
         )
         stopping = threading.Event()
-        unloads = Unloads(self._connect, self._models, self.metrics, stopping)
+        unloads = Unloads(self._connect, self._models, self.metrics, stopping, self._budget)
         member = PoolMember(identity.pool, identity.number, self._environment.backend.formats)
         self._reconciler = Reconciler(repository, member, self._models, self._loads, unloads, stopping)
         self._mark = _run_mark(runs, identity.worker)
@@ -237,7 +240,14 @@ class WorkerProcess:
     def _load_environment(self) -> LoadEnvironment:
         settings, backend = self._settings, self._identity.backend
         threads = settings.worker_threads or os.cpu_count() or 1
-        return LoadEnvironment(get_backend(backend, settings.home), backend, settings.worker_device, threads)
+        return LoadEnvironment(
+            get_backend(backend, settings.home),
+            backend,
+            settings.worker_device,
+            threads,
+            self._budget,
+            lambda: self.loop.runs,
+        )
 
     def _connect(self) -> Consumer:
         return Consumer(self._address, self._keys, self._identity.worker, self._clock)
@@ -260,6 +270,8 @@ class WorkerProcess:
             formats=tuple(sorted(self._environment.backend.formats)),
             started=self._started,
             instances=self._models.records(),
+            budget_bytes=self._budget.budget_bytes,
+            used_bytes=self._budget.used_bytes,
         )
 
     def _replace(self) -> None:

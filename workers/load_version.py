@@ -1,6 +1,6 @@
 """load_version: the files of a version -> an instance that answered its warm-up requests and was measured.
 
-verify digests ─> backend.load ─> warm up, measure ─> LoadedVersion
+verify digests ─> backend.load ─> warm up, measure ─> LoadedVersion, with the bytes that it took
 A suspect version is loaded in a process of its own first (millstream.workers.trial_load): a crash there loses nothing.
 """
 
@@ -22,6 +22,8 @@ from millstream.services.model.version_files import describe_file
 from millstream.services.settings import child_environment
 from millstream.services.wire.worker_id import new_start, worker_id
 from millstream.workers.backends.base import Backend, Instance, Stop
+from millstream.workers.footprint_meter import FootprintMeter, Measurement
+from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.profiler import measure
 from millstream.workers.reshape import Reshaped
 from millstream.workers.warmup import warm_up
@@ -31,19 +33,28 @@ REFUSED = 1  # exit code of a trial load that fails with an error instead of a c
 
 
 class LoadedVersion(NamedTuple):
-    """An instance that can serve, and how long its runs take."""
+    """An instance that can serve, how long its runs take, and the memory that it takes."""
 
     instance: Instance
     profile: Profile
+    measurement: Measurement
 
 
 class LoadEnvironment(NamedTuple):
-    """Where a worker loads versions."""
+    """Where a worker loads versions.
+
+    Args:
+        backend_name: by which the process of a trial load finds the same backend.
+        budget: the memory of the worker; None: there is no limit.
+        runs: returns the number of runs of the main loop so far.
+    """
 
     backend: Backend
-    backend_name: str  # by which the process of a trial load finds the same backend
+    backend_name: str
     device: str
     threads: int
+    budget: MemoryBudget | None = None
+    runs: Callable[[], int] = lambda: 0
 
 
 def load(
@@ -58,6 +69,10 @@ def load(
     Raises Failure; if `stop.reason` is set, that is the cause.
     """
     verify(folder, manifest)
+    at.backend.prepare(at.device)
+    if at.budget is not None:
+        at.budget.base_grew()
+    meter = FootprintMeter(at.runs, folder)
     instance = at.backend.load(folder / manifest.served, manifest.signature, at.device, at.threads, stop)
     try:
         if manifest.signature.reshaped:
@@ -69,10 +84,14 @@ def load(
         profile = measure(instance, manifest.signature, rows_max, MEASURE_S_MAX)
         if stop.reason:  # the end was requested between two runs
             raise Failure(Code.MODEL, stop.reason)
+        measurement = meter.end()
     except BaseException:
         instance.close()
         raise
-    return LoadedVersion(instance, profile)
+    reported = instance.size_bytes
+    if reported > measurement.resident_bytes:
+        measurement = measurement._replace(resident_bytes=reported)
+    return LoadedVersion(instance, profile, measurement)
 
 
 def probe(manifest: Manifest, at: LoadEnvironment, run_dir: Path, seconds_max: float, stop: Stop) -> str:

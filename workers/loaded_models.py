@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from millstream.services.model.manifest import Manifest
+from millstream.services.placement.views import Footprint
 from millstream.services.wire.records import InstanceRecord, State
 from millstream.workers.backends.base import Instance
 from millstream.workers.exploration import Exploration
@@ -27,6 +28,8 @@ class LoadedModel:
     rows_fitting: int = 1 << 30  # more rows found no memory
     measured: dict[int, float] = field(default_factory=dict)  # rows of a run -> seconds; corrected by the main loop
     exploration: Exploration | None = None  # corrects `measured`
+    footprint: Footprint | None = None  # measured; None: not yet
+    loaded_at: float = 0.0  # instant at which it became ready, in seconds on the Redis clock; 0: not yet
     alone: str = ""  # why requests share no runs although the version supports batching; "": they may share runs
 
     @property
@@ -53,7 +56,10 @@ class LoadedModel:
             profile=dict(self.measured),
             rows_max=self.rows_max,
             rows_efficient=self.rows_merged_max,
-            resident_bytes=self.instance.size_bytes if self.instance is not None else 0,
+            resident_bytes=self.footprint.resident_bytes if self.footprint else 0,
+            peak_bytes=self.footprint.peak_bytes if self.footprint else 0,
+            load_s=self.footprint.load_s if self.footprint else 0.0,
+            loaded_at=self.loaded_at,
         )
 
 

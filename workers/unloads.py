@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from millstream.services.process.allocator import trim
 from millstream.services.wire.records import State
 from millstream.workers.consumer import Consumer
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
+from millstream.workers.memory_budget import MemoryBudget
 from millstream.workers.metrics import WorkerMetrics
 from millstream.workers.version_loads import about_version
 
@@ -33,11 +35,13 @@ class Unloads:
         models: LoadedModels,
         metrics: WorkerMetrics,
         stopping: threading.Event,
+        budget: MemoryBudget,
     ) -> None:
         self._connect = connect
         self._models = models
         self._metrics = metrics
         self._stopping = stopping
+        self._budget = budget
 
     def remove(self, model: LoadedModel) -> None:
         """Unload a version that the repository no longer has. Raises Failure(UNAVAILABLE) without Redis."""
@@ -48,10 +52,19 @@ class Unloads:
                 self._drain(consumer, content_id)
             finally:
                 consumer.close()
+        loads = model.state in {
+            State.LOADING,
+            State.WARMING,
+        }  # a load closes its instance and returns its memory itself
+        if not loads:
+            self._budget.begin_unload(content_id)
         self._models.remove(content_id)
         self._metrics.unloaded(model)
-        if model.instance is not None and model.state is not State.WARMING:  # a load closes its instance itself
-            model.instance.close()
+        if not loads:
+            if model.instance is not None:
+                model.instance.close()
+                trim()
+            self._budget.freed(content_id)
         about = about_version(model.manifest)
         log.info("unloaded: %s version %s", model.manifest.model, model.manifest.version, extra=about)
 

@@ -23,6 +23,7 @@ from millstream.services.repository.verdicts import Verdict
 from millstream.services.wire.records import State
 from millstream.workers.backends.base import Instance, Stop
 from millstream.workers.exploration import Exploration
+from millstream.workers.load_memory import LoadMemory
 from millstream.workers.load_version import LoadedVersion, LoadEnvironment, load, probe
 from millstream.workers.loaded_models import LoadedModel, LoadedModels
 from millstream.workers.loader import NOT_WANTED, Limits, Load, Loader, LoadRequest
@@ -60,6 +61,7 @@ class VersionLoads:
         self._guard = guard
         self._stopping = False
         self._retry_at: dict[str, float] = {}  # content id -> monotonic time at which a failed load is tried again
+        self._memory = LoadMemory(repository, at)
         self._settling = threading.Lock()  # locked while deciding whether a load that ends is still wanted
         self._loader = Loader(self._load, self._on_stuck, guard.limits)
 
@@ -111,15 +113,18 @@ class VersionLoads:
             if current.wanted.suspect:
                 self._load_on_trial(manifest, stop)
             began = time.monotonic()
+            self._memory.reserve(manifest)
             with self._guard.marks.loading(manifest):
                 loaded = load(manifest, self._repository.folder_of(manifest), self._at, stop, warming)
         except Failure as failure:
+            self._memory.failed(manifest, failure)
             if stop.reason and stop.reason != NOT_WANTED:
                 self._give_up(manifest, stop.reason)
             self._fail(current, stop.reason or failure.message)
             if failure.code is not Code.MODEL and not stop.reason:
                 self._retry_at[manifest.content_id] = time.monotonic() + with_jitter(RETRY_S)
         except Exception as error:
+            self._memory.failed(manifest)
             log.exception("version %s of %s cannot be loaded", manifest.version, manifest.model)
             self._fail(current, f"{type(error).__name__}: {error}")
         else:
@@ -146,11 +151,13 @@ class VersionLoads:
             alone=self._repository.verdicts.of(manifest).batching_off,
             exploration=Exploration(measured, model.rows_max),
             rows_efficient=profile.rows_worth_running(model.rows_max),
+            footprint=self._memory.loaded(manifest, loaded.measurement, seconds),
         )
         if not self._publish_progress(current, ready):
             loaded.instance.close()
+            self._memory.failed(manifest)
             return
-        self._metrics.bytes_of(ready, loaded.instance.size_bytes)
+        self._metrics.bytes_of(ready, loaded.measurement.resident_bytes)
         self._metrics.loaded(manifest, seconds)
         log.info("ready: %s version %s", manifest.model, manifest.version, extra=about_version(manifest))
         if current.wanted.suspect:

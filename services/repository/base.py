@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from millstream.services.model.manifest import Endpoint, Manifest
+from millstream.services.repository.footprints import Footprints
 from millstream.services.repository.verdicts import Verdict
 
 
@@ -85,6 +86,10 @@ class Repository(Protocol):
     @property
     def verdicts(self) -> Verdicts:
         """The verdicts about all versions."""
+
+    @property
+    def footprints(self) -> Footprints:
+        """What instances of all versions take, measured or predicted."""
 
     def open_staging(self) -> Staging:
         """Open a staging folder on the same storage as the versions, so that publishing is one rename."""

@@ -4,6 +4,7 @@
 <root>/models/<model>/endpoint.json      replaced under <root>/.lock
 <root>/models/<model>/numbers.json       the highest version number ever published
 <root>/models/<model>/verdicts/…         what running a version has shown
+<root>/footprints/<model>/…              the memory that instances of a version took
 <root>/.token                            new content of the same length before and after each change
 """
 
@@ -38,6 +39,7 @@ from millstream.services.repository.disk import (
     try_lock,
 )
 from millstream.services.repository.documents import content_of, read_document, read_endpoint, read_manifest
+from millstream.services.repository.footprints import Footprints
 from millstream.services.repository.staged_versions import FolderStagedVersions
 from millstream.services.repository.staging import FolderStaging, open_staging, reserve_staging, sweep_staging
 from millstream.services.repository.verdicts import FolderVerdicts
@@ -74,6 +76,7 @@ class FolderRepository:
         self._settle_token()
         self.staged = FolderStagedVersions(self._root, self._changing)
         self.verdicts = FolderVerdicts(self._root, self._changing)
+        self.footprints = Footprints(self._root)
 
     def open_staging(self) -> FolderStaging:
         """Open a staging folder on the disk of the versions. Raises Failure(STORAGE, INTERNAL)."""
@@ -166,6 +169,7 @@ class FolderRepository:
             with self._remembering(model, version):
                 folder.rename(trash.path)
             self.verdicts.forget(model, version)
+            self.footprints.forget(model, version)
             fsync(folder.parent)
 
     def delete_model(self, model: str) -> None:
@@ -175,6 +179,7 @@ class FolderRepository:
             if not self._is_stored(model):
                 raise not_found(f"there is no model {model!r}")
             folder.rename(trash.path)
+            self.footprints.forget_model(model)
             fsync(self._models)
 
     def next_version(self, model: str) -> int:

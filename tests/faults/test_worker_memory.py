@@ -43,8 +43,8 @@ def test_a_request_or_a_load_that_asks_for_more_fails_alone(tmp_path: Path) -> N
 
         reply = stack.http.post("/admin/v1/models/heavy/versions", params={"wait": 60}, content=heavy.read_bytes())
         document = wait_until(lambda: failed(stack), what="the load has failed")
-        assert "does not fit into this worker's memory" in document["reason"]
-        assert "MILLSTREAM_WORKER_MEMORY_BYTES_MAX" in document["reason"]
+        assert "it takes" in document["reason"]
+        assert "raise --memory (MILLSTREAM_WORKER_MEMORY)" in document["reason"]
         assert ask(stack, "steady", x=row).status_code == 200
         assert stack.pids()["cpu-0"] == worker
 

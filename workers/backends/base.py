@@ -77,7 +77,10 @@ class Instance(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Resident bytes that this instance added to the process, if known."""
+        """Bytes that the library reports for this instance, on a device or in another process; 0: it reports none.
+
+        What it takes of the worker's own memory is measured by the worker (workers.footprint_meter).
+        """
 
     def close(self) -> None:
         """Free everything."""
@@ -88,6 +91,12 @@ class Backend(Protocol):
 
     name: str
     formats: frozenset[str]  # values of Manifest.source_format that it loads
+
+    def prepare(self, device: str) -> None:
+        """Import the library and start what all its instances share, so that the first load does not count it.
+
+        Raises Failure(UNAVAILABLE) if the library is not installed.
+        """
 
     def load(self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None) -> Instance:
         """Load the model file at `path` on `device` ("cpu", "cuda:0", "tensorrt:0"). `stop` may end the load early.

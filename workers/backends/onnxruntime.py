@@ -17,7 +17,7 @@ from millstream.services.errors import Code, Failure, invalid
 from millstream.services.model.datatypes import BYTES
 from millstream.services.model.onnxruntime_values import bf16_bits, library_message, text_array
 from millstream.services.model.signature import Signature
-from millstream.services.process.allocator import resident_bytes, trim
+from millstream.services.process.allocator import trim
 from millstream.services.settings import disable_library_telemetry
 from millstream.workers.backends.base import Array, OutOfMemory, Stop, Terminated
 
@@ -77,19 +77,28 @@ def _options(runtime: Any, signature: Signature, threads: int) -> Any:
     return options
 
 
-def _file_bytes(path: Path) -> int:
+def _library() -> Any:
+    disable_library_telemetry()
     try:
-        return path.stat().st_size
+        import onnxruntime
+    except ImportError as error:
+        raise Failure(
+            Code.UNAVAILABLE,
+            f"onnxruntime cannot be imported ({error}): install millstream[cpu] or millstream[gpu]",
+        ) from error
+    return onnxruntime
+
+
+def _check_readable(path: Path) -> None:
+    try:
+        path.stat()
     except OSError as error:
         raise Failure(Code.MODEL, f"the model cannot be loaded: {path.name}: {error.strerror}") from error
 
 
 def _too_large(error: Exception, path: Path) -> OutOfMemory:
     trim()
-    return OutOfMemory(
-        f"the model does not fit into this worker's memory ({_reason(error, path)}): unload others, or raise "
-        "MILLSTREAM_WORKER_MEMORY_BYTES_MAX"
-    )
+    return OutOfMemory(f"there is no memory for the model: {_reason(error, path)}")
 
 
 def _open(runtime: Any, path: Path, options: Any, device: str, providers: list[tuple[str, dict[str, Any]]]) -> Any:
@@ -234,19 +243,16 @@ class OnnxRuntime:
     def __init__(self, home: Path | None = None) -> None:
         self._home = home.absolute() if home is not None else None
 
+    def prepare(self, device: str) -> None:
+        """Import onnxruntime. Raises Failure(UNAVAILABLE) if it is not installed."""
+        _library()
+
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> OnnxRuntimeInstance:
         """Open a session on `device` with `threads` threads. Raises Failure(MODEL) or Failure(UNAVAILABLE)."""
-        disable_library_telemetry()
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise Failure(
-                Code.UNAVAILABLE,
-                f"onnxruntime cannot be imported ({error}): install millstream[cpu] or millstream[gpu]",
-            ) from error
-        file_bytes = _file_bytes(path)  # first: a version may be deleted while it is loaded
+        onnxruntime = _library()
+        _check_readable(path)  # first: a version may be deleted while it is loaded
         engines = self._engines(path) / f"tensorrt-ort{onnxruntime.__version__}"
         providers = _providers(device, engines)
         datatypes = {spec.datatype for spec in (*signature.inputs, *signature.outputs)}
@@ -256,16 +262,10 @@ class OnnxRuntime:
             onnxruntime.preload_dlls()  # finds the CUDA libraries that pip installed
         if providers[0][0] == "TensorrtExecutionProvider":
             engines.mkdir(parents=True, exist_ok=True)
-        resident = resident_bytes()
         options = _options(onnxruntime, signature, threads)
         if stop is not None:
             stop.on_request(lambda: options.set_load_cancellation_flag(True))
-        instance = OnnxRuntimeInstance(
-            onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature
-        )
-        # Reused memory of an unloaded model may hide the growth; the weights take at least the size of the file.
-        instance.size_bytes = max(resident_bytes() - resident, file_bytes)
-        return instance
+        return OnnxRuntimeInstance(onnxruntime, lambda: _open(onnxruntime, path, options, device, providers), signature)
 
     def _engines(self, path: Path) -> Path:
         """Return the folder for engines of the model at `path`: never a folder that Millstream does not own."""

@@ -158,6 +158,9 @@ class Simulated:
     name = "simulated"
     formats = frozenset({FORMAT, "onnx"})
 
+    def prepare(self, device: str) -> None:
+        """Do nothing: there is no library."""
+
     def load(
         self, path: Path, signature: Signature, device: str, threads: int, stop: Stop | None = None
     ) -> SimulatedInstance:

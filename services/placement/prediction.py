@@ -1,0 +1,91 @@
+"""Predicts what a version takes that no worker has loaded yet, from the size of its files. Pure.
+
+measured footprints of one kind (backend and device) ─> Ratios.learn ─> Ratios ─> predict(bytes of the files)
+
+A file says little about the memory of its model: weights are copied, packed again for the processor, or stay in the
+mapped file. The share of measured versions that would have been predicted too low is small by construction (a high
+quantile), and while few are measured, assumed ones that take a lot are added to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from millstream.services.placement.views import Footprint
+
+#: What an instance takes besides its weights: its session, threads, code.
+FIXED_BYTES = 4 << 20
+#: Versions with smaller files say nothing about bytes for each byte of a file.
+LEARN_BYTES_MIN = 256 << 10
+MEASURED_MAX = 4096  # measured versions that ratios are learnt from
+QUANTILE = 0.9
+#: How many assumed versions count besides the measured ones.
+ASSUMED = 2
+#: A load that found no memory reserves at least this multiple of its last prediction the next time.
+CORRECTION = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """What versions of one kind take for each byte of their files, and their time to load.
+
+    Args:
+        resident: bytes that stay, beyond FIXED_BYTES.
+        peak: further bytes while it loads, warms up or runs its largest batch, beyond FIXED_BYTES.
+        load_s_fixed: seconds to load the smallest version.
+        load_s_per_byte: further seconds for each byte of the files.
+    """
+
+    resident: float = 1.5
+    peak: float = 1.5
+    load_s_fixed: float = 0.5
+    load_s_per_byte: float = 1 / (100 << 20)
+
+    @staticmethod
+    def learn(measured: Sequence[tuple[int, Footprint]]) -> Ratios:
+        """Return the ratios of measured versions: the bytes of the files of each, and what it takes."""
+        large = [(size, one) for size, one in measured[-MEASURED_MAX:] if size >= LEARN_BYTES_MIN]
+        small = [one.load_s for size, one in measured[-MEASURED_MAX:] if size < LEARN_BYTES_MIN]
+        assumed = ASSUMED_RATIOS
+        return Ratios(
+            _high(((one.resident_bytes - FIXED_BYTES) / size for size, one in large), assumed.resident),
+            _high(((one.peak_bytes - FIXED_BYTES) / size for size, one in large), assumed.peak),
+            _high(small, assumed.load_s_fixed),
+            _high((one.load_s / size for size, one in large), assumed.load_s_per_byte),
+        )
+
+    def predict(self, file_bytes: int) -> Footprint:
+        """Return what a version with files of `file_bytes` will take."""
+        return Footprint(
+            FIXED_BYTES + int(self.resident * file_bytes),
+            FIXED_BYTES + int(self.peak * file_bytes),
+            self.load_s_fixed + self.load_s_per_byte * file_bytes,
+        )
+
+
+ASSUMED_RATIOS = Ratios()
+
+
+def _high(values: Iterable[float], assumed: float) -> float:
+    """Return the QUANTILE of the values and of ASSUMED further ones."""
+    known = sorted([max(0.0, value) for value in values] + [assumed] * ASSUMED)
+    return known[min(len(known) - 1, int(QUANTILE * len(known)))]
+
+
+def bounded(footprint: Footprint, file_bytes: int, room_bytes: int) -> Footprint:
+    """Return a prediction that is at most the memory that a worker has for models, if the files fit into it.
+
+    A prediction may be too high: whether a large version fits is shown by its load, with all memory there is.
+    """
+    if footprint.measured or footprint.load_bytes <= room_bytes or file_bytes > room_bytes:
+        return footprint
+    resident = min(footprint.resident_bytes, room_bytes)
+    return replace(footprint, resident_bytes=resident, peak_bytes=room_bytes - resident)
+
+
+def larger(footprint: Footprint, free_bytes: int) -> Footprint:
+    """Return the corrected prediction of a version whose load found no memory although `free_bytes` were free."""
+    load_bytes = max(int(CORRECTION * footprint.load_bytes), free_bytes + 1)
+    peak_bytes = max(footprint.peak_bytes, load_bytes - footprint.resident_bytes)
+    return replace(footprint, peak_bytes=peak_bytes, measured=False)

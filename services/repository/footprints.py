@@ -1,0 +1,225 @@
+"""Footprints: what instances of a version took in workers. Kept across restarts, beside the versions.
+
+<root>/footprints/<model>/<version>-<digest>.json   {kind: Measured}; no file: nothing was measured
+
+A kind is a backend on a kind of device, like "onnxruntime.cpu". A footprint is about content, as a verdict is. It
+changes no version: the repository's token and the stamps of models stay as they are, so that nobody reads models again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from pathlib import Path
+from shutil import rmtree
+from threading import Lock
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from millstream.services.model.manifest import Manifest
+from millstream.services.model.names import check_name, check_version
+from millstream.services.placement.prediction import MEASURED_MAX, Ratios
+from millstream.services.placement.views import Footprint
+from millstream.services.repository.disk import locked, replace_file, storage_errors
+from millstream.services.repository.verdicts import content_digest
+
+log = logging.getLogger("millstream.footprints")
+
+DOCUMENT_BYTES_MAX = 16 << 10  # a larger file counts as not known
+FILES_MAX = 64  # of one model; beyond, the oldest is deleted
+KINDS_MAX = 16  # of one version; beyond, the oldest is deleted
+VERSIONS_MAX = 65_536  # in the memory of one process; beyond, all are read again
+#: The clock of a file system ticks every few milliseconds: two changes within one tick have the same time.
+_SETTLED_NS = 50_000_000
+#: Further measurements after which the ratios for unknown versions are learnt again.
+LEARN_EVERY = 1.25
+
+
+class Measured(BaseModel):
+    """What one instance took. Bytes and seconds as in placement.views.Footprint.
+
+    Args:
+        measured: False: a load found no memory, and the next is to reserve these bytes at least.
+        disturbed: requests of other models ran while it was measured, so that the bytes may be too high.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    resident_bytes: int = Field(ge=0)
+    peak_bytes: int = Field(0, ge=0)
+    load_s: float = Field(0, ge=0, allow_inf_nan=False)
+    measured: bool = True
+    disturbed: bool = False
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(self.resident_bytes, self.peak_bytes, self.load_s, self.measured)
+
+
+_DOCUMENT = TypeAdapter(dict[str, Measured])
+
+
+def kind_of(backend: str, device: str) -> str:
+    """Return the kind of a worker's instances: its backend, and its device without a number."""
+    return f"{backend}.{device.partition(':')[0]}"
+
+
+def file_bytes(manifest: Manifest) -> int:
+    """Return the bytes of the files that a worker reads to load a version."""
+    return sum(file.size_bytes for file in manifest.files)
+
+
+class Footprints:
+    """The footprints of all versions of a folder repository. Safe for several threads and processes.
+
+    Args:
+        root: folder of the repository.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.absolute()
+        self._folder = self._root / "footprints"
+        self._lock = Lock()
+        self._known: dict[str, tuple[int, dict[str, Measured]]] = {}  # content id -> time of its folder, its document
+        self._samples: dict[str, dict[str, tuple[int, Footprint]]] = {}  # kind -> content id -> bytes of files, sample
+        self._ratios: dict[str, tuple[int, Ratios]] = {}  # kind -> samples it was learnt from
+
+    def of(self, manifest: Manifest, kind: str) -> Footprint:
+        """Return what an instance of the version takes: measured, else predicted. One stat call if nothing changed."""
+        known = self.measured(manifest, kind)
+        if known is not None and known.measured:
+            return known.footprint
+        predicted = self.ratios(kind).predict(file_bytes(manifest))
+        if known is not None and known.footprint.load_bytes > predicted.load_bytes:
+            return known.footprint
+        return predicted
+
+    def measured(self, manifest: Manifest, kind: str) -> Measured | None:
+        """Return what was written for the version; None: nothing."""
+        folder = self._folder / manifest.model
+        try:
+            changed = folder.stat().st_mtime_ns
+        except OSError:
+            changed = 0
+        content_id = manifest.content_id
+        with self._lock:
+            at, document = self._known.get(content_id, (-1, {}))
+            if at != changed:
+                document = _read(folder / _name(manifest)) if changed else {}
+                if len(self._known) >= VERSIONS_MAX:
+                    self._known.clear()
+                self._known[content_id] = (-1 if changed > time.time_ns() - _SETTLED_NS else changed, document)
+                for one, known in document.items():
+                    self._sample(manifest, one, known)
+            return document.get(kind)
+
+    def write(self, manifest: Manifest, kind: str, measured: Measured) -> Measured:
+        """Keep what an instance took, and return what is known then.
+
+        An undisturbed measurement replaces every other one; of disturbed ones the lowest bytes count, since requests
+        of other models only add to them. Raises Failure: STORAGE (the disk is full), INTERNAL.
+        """
+        folder = self._folder / check_name(manifest.model)
+        path = folder / _name(manifest)
+        with storage_errors(self._root):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with locked(self._folder / ".lock"):
+                document = _read(path)
+                kept = _merged(document.pop(kind, None), measured)
+                if not (self._root / "models" / manifest.model).is_dir():  # deleted in between
+                    rmtree(folder, ignore_errors=True)
+                    return kept
+                document[kind] = kept
+                for oldest in list(document)[:-KINDS_MAX]:
+                    del document[oldest]
+                _forget_oldest(folder, path)
+                replace_file(path, _DOCUMENT.dump_json(document))
+        with self._lock:
+            self._known.pop(manifest.content_id, None)
+            self._sample(manifest, kind, kept)
+        return kept
+
+    def forget(self, model: str, version: int) -> None:
+        """Remove what is known of a version that is deleted. Errors are ignored: it is only a prediction."""
+        for path in (self._folder / check_name(model)).glob(f"{check_version(version)}-*.json"):
+            _unlink(path)
+
+    def forget_model(self, model: str) -> None:
+        """Remove what is known of a deleted model."""
+        rmtree(self._folder / check_name(model), ignore_errors=True)
+
+    def ratios(self, kind: str) -> Ratios:
+        """Return what versions of a kind take for each byte of their files, as far as this process has read."""
+        with self._lock:
+            samples = self._samples.get(kind, {})
+            learnt_from, ratios = self._ratios.get(kind, (0, Ratios()))
+            if len(samples) > learnt_from * LEARN_EVERY:
+                ratios = Ratios.learn(list(samples.values()))
+                self._ratios[kind] = (len(samples), ratios)
+            return ratios
+
+    def _sample(self, manifest: Manifest, kind: str, known: Measured) -> None:
+        samples = self._samples.setdefault(kind, {})
+        if known.measured and (manifest.content_id in samples or len(samples) < MEASURED_MAX):
+            samples[manifest.content_id] = (file_bytes(manifest), known.footprint)
+
+
+def _merged(before: Measured | None, now: Measured) -> Measured:
+    if before is None or not before.measured or not now.disturbed:
+        return now
+    if not now.measured:
+        return now
+    if not before.disturbed:
+        return before.model_copy(update={"load_s": now.load_s})
+    return now.model_copy(
+        update={
+            "resident_bytes": min(before.resident_bytes, now.resident_bytes),
+            "peak_bytes": min(before.peak_bytes, now.peak_bytes),
+        }
+    )
+
+
+def _name(manifest: Manifest) -> str:
+    return f"{check_version(manifest.version)}-{content_digest(manifest)}.json"
+
+
+def _read(path: Path) -> dict[str, Measured]:
+    """Return a document; empty, with a log line, if it is damaged."""
+    try:
+        # Follow no link, and do not block on a FIFO without a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        log.warning("%s cannot be read and counts as not measured: %s", path, error.strerror)
+        return {}
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a regular file")
+        content = os.read(descriptor, DOCUMENT_BYTES_MAX + 1)
+        if len(content) > DOCUMENT_BYTES_MAX:
+            raise ValueError(f"it has more than {DOCUMENT_BYTES_MAX} bytes")
+        return _DOCUMENT.validate_json(content)
+    except (OSError, ValueError) as error:
+        why = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        log.warning("%s is damaged and counts as not measured: %s", path, why)
+        return {}
+    finally:
+        os.close(descriptor)
+
+
+def _forget_oldest(folder: Path, kept: Path) -> None:
+    others = [path for path in folder.glob("*.json") if path != kept]
+    while len(others) >= FILES_MAX:
+        oldest = min(others, key=lambda path: path.lstat().st_mtime)
+        others.remove(oldest)
+        _unlink(oldest)
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.debug("%s cannot be removed: %s", path, error)

@@ -1,0 +1,67 @@
+"""Measures what an instance takes while it is loaded, beside the traffic of other models.
+
+begin ─> load, warm up, largest measured batch ─> end ─> Measurement
+Freed memory is returned to the system before and after, so that neither hides the growth of the other. Runs of other
+models allocate and free: the least of several samples is closest to what stays. An upper bound stays an upper bound if
+other runs, loads or unloads took place meanwhile, and is marked as disturbed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from millstream.services.process.allocator import trim
+from millstream.services.process.memory_use import MemoryUse, mapped_bytes, memory_use, reset_peak
+
+SAMPLES = 5
+SAMPLE_S = 0.002  # between two samples
+
+
+class Measurement(NamedTuple):
+    """Bytes of an instance as in placement.views.Footprint, and whether runs of other models may have added to them."""
+
+    resident_bytes: int
+    peak_bytes: int
+    disturbed: bool
+
+
+class FootprintMeter:
+    """Measures one load.
+
+    Args:
+        runs: returns the number of runs of the main loop so far, probes included.
+        folder: the version's files; pages of these that are mapped belong to the instance.
+    """
+
+    def __init__(self, runs: Callable[[], int], folder: Path) -> None:
+        self._runs = runs
+        self._folder = folder
+        trim()
+        self._runs_before = runs()
+        self._before = _least()
+        self._peak_known = reset_peak()
+
+    def end(self) -> Measurement:
+        """Return what the process took since the meter was made."""
+        peak = memory_use().peak if self._peak_known else 0
+        trim()
+        after = _least()
+        resident = max(0, after.anonymous + after.swapped - self._before.anonymous - self._before.swapped)
+        resident += mapped_bytes(self._folder)
+        beyond = peak - _resident(self._before) - resident
+        return Measurement(resident, max(0, beyond), self._runs() != self._runs_before)
+
+
+def _least() -> MemoryUse:
+    samples = []
+    for _ in range(SAMPLES):
+        samples.append(memory_use())
+        time.sleep(SAMPLE_S)
+    return min(samples, key=lambda use: use.anonymous + use.swapped)
+
+
+def _resident(use: MemoryUse) -> int:
+    return use.anonymous + use.file + use.shared
