@@ -14,9 +14,8 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 
-from millstream.services.controller.fleet import Fleet, FootprintOf, Look, PoolsOf
+from millstream.services.controller.fleet import Fleet, FootprintOf, Look
 from millstream.services.controller.in_flight import Given, InFlight, Outcome, Settled
 from millstream.services.controller.leadership import Leadership
 from millstream.services.controller.metrics import ControllerMetrics
@@ -41,13 +40,6 @@ RETRY_S = 1.0  # before the events are read again after a lost connection
 ROUND_S_MAX = 60.0
 
 
-class Facts(NamedTuple):
-    """What a version needs, as other parts of the product know it."""
-
-    pools_of: PoolsOf
-    footprint_of: FootprintOf
-
-
 class Controller:
     """Gives orders while this process leads.
 
@@ -56,7 +48,7 @@ class Controller:
         lock: hands orders to workers.
         cluster_state: reads the records of workers, and events.
         repository: holds the models.
-        facts: pools and bytes of versions; told of each round's records first.
+        footprint_of: returns what a version takes in a pool.
     """
 
     def __init__(
@@ -66,14 +58,14 @@ class Controller:
         cluster_state: ClusterState,
         repository: Repository,
         metrics: ControllerMetrics,
-        facts: Facts,
+        footprint_of: FootprintOf,
     ) -> None:
         self._leadership = leadership
         self._lock = lock
         self._cluster_state = cluster_state
         self._repository = repository
         self._metrics = metrics
-        self._facts = facts
+        self._footprint_of = footprint_of
         self._stored = StoredModels(repository)
         self._repository_token = ""
         self._fleet = Fleet()
@@ -137,7 +129,7 @@ class Controller:
             return
         for settled in self._in_flight.settle(workers, now):
             self._settled(settled)
-        look = self._fleet.look(workers, self._stored.models, self._facts.pools_of, self._facts.footprint_of, now)
+        look = self._fleet.look(workers, self._stored.models, self._footprint_of, now)
         self._metrics.look(look)
         decided = plan(look.workers, look.versions, self._plan, now)
         given = [order for order in decided.orders if await self._give(order, look, token, now)]

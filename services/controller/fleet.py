@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from millstream.services.model.manifest import Endpoint, EndpointPlacement, Manifest
 from millstream.services.placement.planner import ServedVersion
+from millstream.services.placement.pools import PoolTraits, learn, pools_of
 from millstream.services.placement.usage import NO_USAGE, Usage
 from millstream.services.placement.views import Footprint, PlacedInstance, WorkerView
 from millstream.services.repository.stored_models import StoredModel
@@ -25,8 +26,6 @@ REMEMBERED_MAX = 20_000
 RATE_S = 60.0  # time constant of the mean of calls a second
 RATE_MIN = 1e-4  # less counts as none
 
-#: (manifest, its endpoint's settings) -> pools that may serve it, the preferred one first
-PoolsOf = Callable[[Manifest, EndpointPlacement], Sequence[str]]
 #: (manifest, pool) -> what an instance takes there, measured or predicted; None: not known
 FootprintOf = Callable[[Manifest, str], Footprint | None]
 
@@ -60,6 +59,7 @@ class Fleet:
     def __init__(self) -> None:
         self._habits: OrderedDict[str, Habits] = OrderedDict()
         self._rates = Rates()
+        self._pools: Mapping[str, PoolTraits] = {}
 
     def habits(self, content_id: str) -> Habits:
         """Return the usage of a version, loaded or not."""
@@ -69,11 +69,11 @@ class Fleet:
         self,
         workers: Sequence[WorkerRecord],
         models: Mapping[str, StoredModel],
-        pools_of: PoolsOf,
         footprint_of: FootprintOf,
         now: float,
     ) -> Look:
         """Return what the planner takes. `now`: on the Redis clock."""
+        self._pools = learn(self._pools, workers)
         self._remember(workers)
         self._rates.update(workers, now)
         pools = frozenset(worker.pool for worker in workers)
@@ -87,7 +87,7 @@ class Fleet:
                 settings = settings_of(model.endpoint, number)
                 footprints = {
                     pool: footprint
-                    for pool in pools_of(manifest, settings)
+                    for pool in pools_of(manifest, settings, self._pools)
                     if pool in pools and (footprint := footprint_of(manifest, pool)) is not None
                 }
                 versions.append(self._version(manifest.content_id, settings, footprints))

@@ -172,6 +172,13 @@ class ClusterState:
         except (RedisError, OSError) as error:
             raise _unreachable(error) from error
 
+    async def pools(self) -> set[str]:
+        """Return the pools that have workers, or had some a while ago."""
+        try:
+            return {_text(pool) for pool in await self._redis.smembers(self._keys.pools)}
+        except (RedisError, OSError) as error:
+            raise _unreachable(error) from error
+
     async def leader(self) -> Leader | None:
         """Return the controller that leads; None if none does."""
         try:
